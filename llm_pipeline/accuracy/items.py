@@ -1,0 +1,58 @@
+"""Scored items: what an evaluation leaves behind, one line an item, so that two of them can be paired."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llm_pipeline.errors import IntegrityError
+
+ITEMS_FILE = "items.jsonl"
+
+
+class ScoredItem(BaseModel):
+    """One evaluated item.
+
+    Attributes:
+        task: lm-eval task name.
+        item_id: The document's number in the task.
+        fingerprint: Hash over the document and the rendered prompt: equal only for the same question.
+        score: 1.0 right, 0.0 wrong (or a fraction for graded tasks); None when the harness gave none.
+        generative: The model produced text (rather than log-likelihoods).
+        prompt: The rendered prompt; empty for log-likelihood items.
+        completion: What the model produced; empty for log-likelihood items.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str
+    item_id: int
+    fingerprint: str
+    score: float | None
+    generative: bool
+    prompt: str = ""
+    completion: str = ""
+
+
+def write_items(directory: Path, items: Iterable[ScoredItem]) -> None:
+    """Write the items of one evaluation to `directory`."""
+    with (directory / ITEMS_FILE).open("w", encoding="utf-8") as stream:
+        stream.writelines(item.model_dump_json() + "\n" for item in items)
+
+
+def read_items(directory: Path) -> list[ScoredItem]:
+    """Read the items of one evaluation.
+
+    Raises:
+        IntegrityError: The file is missing or a line is not an item.
+    """
+    path = directory / ITEMS_FILE
+    try:
+        with path.open(encoding="utf-8") as stream:
+            return [ScoredItem.model_validate_json(line) for line in stream]
+    except FileNotFoundError as error:
+        raise IntegrityError("the evaluation has no items", where=str(path)) from error
+    except ValidationError as error:
+        raise IntegrityError(f"not a scored item: {error}", where=str(path)) from error

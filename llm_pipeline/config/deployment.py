@@ -1,0 +1,85 @@
+"""Deployments: where things run and where they are kept. A release config says what, this says where."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from llm_pipeline.config.model import ConfigModel, Name, Port
+from llm_pipeline.stages.contract import EnvironmentName
+
+
+class ServerPorts(ConfigModel):
+    """Loopback ports of one Triton server."""
+
+    http: Port
+    grpc: Port
+    metrics: Port
+
+
+class RouterPlace(ConfigModel):
+    """Loopback ports of the Envoy that faces the users of one target."""
+
+    port: Port
+    admin_port: Port
+
+
+class TargetPlace(ConfigModel):
+    """Where one target's servers live.
+
+    Attributes:
+        staging: The server that a candidate is judged on.
+        blue: One production slot.
+        green: The other production slot; the roles of the two flip at each promotion.
+        router: The router in front of both slots.
+    """
+
+    staging: ServerPorts
+    blue: ServerPorts
+    green: ServerPorts
+    router: RouterPlace
+
+    def ports(self) -> list[int]:
+        """Every port of this place."""
+        servers = (self.staging, self.blue, self.green)
+        return [p for s in servers for p in (s.http, s.grpc, s.metrics)] + [self.router.port, self.router.admin_port]
+
+
+class HubAccess(ConfigModel):
+    """The hub that models are read from.
+
+    Attributes:
+        endpoint: URL of the hub; None for the public one (or `HF_ENDPOINT`).
+        token_variable: Environment variable that holds the access token; the token itself is never configured.
+    """
+
+    endpoint: str | None = None
+    token_variable: str = "HF_TOKEN"
+
+
+class Deployment(ConfigModel):
+    """One place to run releases.
+
+    Attributes:
+        store: URI of the artifact store: `file:///absolute/path` once loaded.
+        work_root: Directory for stages' private work and job records.
+        state_root: Directory for running servers: their pids, logs and configuration.
+        environments: Interpreter by environment name.
+        triton_home: Directory that holds the unpacked nvidia-pytriton wheel (its tritonserver is used).
+        places: Servers by target name.
+    """
+
+    name: Name
+    store: str
+    work_root: str
+    state_root: str
+    hub: HubAccess = HubAccess()
+    environments: dict[EnvironmentName, str]
+    triton_home: str
+    places: dict[Name, TargetPlace] = Field(default={})
+
+    @model_validator(mode="after")
+    def _ports_are_distinct(self) -> Deployment:
+        ports = [port for place in self.places.values() for port in place.ports()]
+        if twice := sorted({port for port in ports if ports.count(port) > 1}):
+            raise ValueError(f"ports {twice} are used twice")
+        return self

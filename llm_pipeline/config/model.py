@@ -1,0 +1,28 @@
+"""The base of all configuration models, and the few constrained types they share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+
+class ConfigModel(BaseModel):
+    """Frozen; an unknown key is an error, never ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", allow_inf_nan=False)
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")]
+"""A name that is safe in a file name, a task id and a metric label."""
+
+HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")]
+"""`organisation/name` on the hub."""
+
+Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]{0,127}$")]
+"""A branch, tag or commit on the hub."""
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Percent = Annotated[float, Field(gt=0.0, le=100.0)]
+Port = Annotated[int, Field(ge=1024, le=65535)]
+PositiveSeconds = Annotated[float, Field(gt=0.0)]

@@ -1,0 +1,163 @@
+"""The release config: one model, how it is quantized, judged, built, served and promoted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from llm_pipeline.config.model import ConfigModel, HubId, Name, Revision
+from llm_pipeline.config.policy import Policy
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.target import Target
+
+
+class ModelSource(ConfigModel):
+    """Where the weights come from.
+
+    Attributes:
+        id: `organisation/name` on the hub.
+        revision: Branch, tag or commit; pinned to a commit by the first stage.
+    """
+
+    id: HubId
+    revision: Revision = "main"
+
+
+class Baseline(ConfigModel):
+    """The unquantized model that every candidate is compared with."""
+
+    dtype: Literal["float16", "bfloat16"] = "bfloat16"
+
+
+class Evaluation(ConfigModel):
+    """What the accuracy gates measure.
+
+    Attributes:
+        task_directory: Directory with lm-eval task files, relative to `configs/`; None for lm-eval's own.
+        tasks: lm-eval tasks scored on the checkpoint (log-likelihood and generative ones).
+        served_tasks: Generative tasks scored again through the serving endpoint.
+        limit: Items per task; None for all.
+        batch_size: Requests a forward pass.
+        maximum_length: Context length given to the model, in tokens.
+    """
+
+    task_directory: str | None = None
+    tasks: tuple[str, ...] = Field(min_length=1)
+    served_tasks: tuple[str, ...] = Field(min_length=1)
+    limit: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=64, ge=1)
+    maximum_length: int = Field(default=2048, ge=8)
+
+    @model_validator(mode="after")
+    def _served_are_scored(self) -> Evaluation:
+        if missing := sorted(set(self.served_tasks) - set(self.tasks)):
+            raise ValueError(f"served_tasks {missing} are not in tasks: the baseline would have no scores for them")
+        return self
+
+
+class Workload(ConfigModel):
+    """The load test's traffic.
+
+    Attributes:
+        prompts: A jsonl file, relative to `configs/`, with a `prompt` field in each line.
+        rate_per_second: Mean arrival rate of the Poisson schedule.
+        duration_seconds: Length of the measured window.
+        output_tokens: Smallest and largest `max_tokens` asked for, drawn uniformly.
+        warmup_requests: Requests sent and finished before the window.
+        seed: Seed of the schedule and of the draws.
+    """
+
+    prompts: str
+    rate_per_second: Annotated[float, Field(gt=0.0)]
+    duration_seconds: Annotated[float, Field(gt=0.0)]
+    output_tokens: tuple[int, int] = (4, 16)
+    warmup_requests: int = Field(default=10, ge=0)
+    seed: int = 0
+
+
+class Drill(ConfigModel):
+    """A fault put into the candidate's production slot on purpose, to prove that rollback works here.
+
+    Attributes:
+        delay_milliseconds: Added before the first token of every answer.
+        failure_fraction: Share of requests answered with an error.
+    """
+
+    delay_milliseconds: Annotated[float, Field(ge=0.0)] = 0.0
+    failure_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Drill:
+        if self.delay_milliseconds == 0.0 and self.failure_fraction == 0.0:
+            raise ValueError("a drill needs delay_milliseconds or failure_fraction")
+        return self
+
+
+class Approval(ConfigModel):
+    """The human decision before production.
+
+    Attributes:
+        required: False lets the release go on by itself.
+        timeout_hours: An unanswered request counts as a rejection after this time.
+    """
+
+    required: bool = True
+    timeout_hours: Annotated[float, Field(gt=0.0)] = 24.0
+
+
+class ReleaseConfig(ConfigModel):
+    """A release config as written: recipes, targets and policy by name.
+
+    Attributes:
+        name: The release's name; the DAG is `release__<name>`.
+        recipes: Recipes to try; the cheapest one that passes its accuracy gate is released.
+        deployment: The deployment file that binds the release to places.
+        schedule: Cron expression for scheduled rebuilds; None for triggered runs only.
+    """
+
+    name: Name
+    description: str = ""
+    model: ModelSource
+    baseline: Baseline = Baseline()
+    recipes: tuple[Name, ...] = Field(min_length=1)
+    targets: tuple[Name, ...] = Field(min_length=1)
+    policy: Name
+    deployment: Name
+    evaluation: Evaluation
+    workload: Workload
+    approval: Approval = Approval()
+    drill: Drill | None = None
+    schedule: str | None = None
+
+
+class ResolvedRelease(ConfigModel):
+    """A release config with every name replaced by what it names, and every path made absolute."""
+
+    name: Name
+    description: str
+    model: ModelSource
+    baseline: Baseline
+    recipes: tuple[QuantizationRecipe, ...]
+    targets: tuple[Target, ...]
+    policy: Policy
+    evaluation: Evaluation
+    workload: Workload
+    approval: Approval
+    drill: Drill | None
+
+    def recipe(self, name: str) -> QuantizationRecipe:
+        """The recipe of that name.
+
+        Raises:
+            KeyError: The release has no such recipe.
+        """
+        return {recipe.name: recipe for recipe in self.recipes}[name]
+
+    def target(self, name: str) -> Target:
+        """The target of that name.
+
+        Raises:
+            KeyError: The release has no such target.
+        """
+        return {target.name: target for target in self.targets}[name]

@@ -1,0 +1,67 @@
+"""Targets: the hardware and runtime an engine is built for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from llm_pipeline.config.model import ConfigModel, Name
+from llm_pipeline.stages.contract import EnvironmentName
+
+EngineBuilderName = Literal["openvino_cpu", "tensorrt_llm_llmapi", "tensorrt_llm_engine", "transformers_torch"]
+
+
+class Parallelism(ConfigModel):
+    """How one engine is spread over GPUs."""
+
+    tensor: int = Field(default=1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
+
+
+class EngineLimits(ConfigModel):
+    """What one engine instance must be able to hold at once.
+
+    Attributes:
+        maximum_sequences: Requests in the batcher at a time.
+        maximum_tokens_per_request: Prompt and output tokens of one request together.
+        maximum_batched_tokens: Tokens a scheduler step.
+        maximum_queued_requests: Requests beyond this are refused as unavailable.
+        kv_cache_blocks: Blocks of the paged KV cache; None lets the runtime choose.
+        threads: CPU threads of the engine.
+    """
+
+    maximum_sequences: int = Field(default=32, ge=1)
+    maximum_tokens_per_request: int = Field(default=2048, ge=2)
+    maximum_batched_tokens: int = Field(default=2048, ge=1)
+    maximum_queued_requests: int = Field(default=128, ge=1)
+    kv_cache_blocks: int | None = Field(default=None, ge=1)
+    threads: int = Field(default=1, ge=1)
+
+
+class Target(ConfigModel):
+    """One place a release is built for.
+
+    Attributes:
+        name: The target's name; the file's name without `.yaml`.
+        accelerator: `cpu`, or a GPU's name in the GPU catalog.
+        accelerator_count: GPUs of one engine instance; 0 on a CPU.
+        engine: The engine builder.
+        weight_format: `native` keeps the artifact's own quantized weights; the others let the engine
+            compiler quantize again, which only the served-accuracy gate can see.
+        runtime_version: Version of the runtime, for GPU targets.
+        container: Container image with its tag, for GPU targets.
+        environment: Interpreter of the build on this target.
+    """
+
+    name: Name
+    description: str = ""
+    accelerator: str
+    accelerator_count: int = Field(default=1, ge=0)
+    engine: EngineBuilderName
+    weight_format: Literal["native", "fp32", "int8", "int4"] = "native"
+    parallelism: Parallelism = Parallelism()
+    limits: EngineLimits = EngineLimits()
+    runtime_version: str | None = None
+    container: str | None = None
+    environment: EnvironmentName = "model"

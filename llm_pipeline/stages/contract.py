@@ -1,0 +1,179 @@
+"""The stage contract: what a stage is given, what it returns, and how it is declared.
+
+A stage is a process, `python -m llm_pipeline stage run <name> --request R --result F`. The request and the
+result are small JSON files; only references to artifacts cross them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+
+from llm_pipeline.errors import ErrorDocument
+from llm_pipeline.verdict import Judgement
+
+if TYPE_CHECKING:
+    from llm_pipeline.store.artifact_store import ArtifactStore
+
+Metric = float | int | str | None
+ConfigT = TypeVar("ConfigT", bound=BaseModel)
+EnvironmentName = Literal["control", "model"]
+
+
+class Frozen(BaseModel):
+    """Base of the immutable records that cross processes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ArtifactRef(Frozen):
+    """An artifact's name: its kind and the digest of its content."""
+
+    kind: str
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.digest[:12]}"
+
+
+class StageRequest(Frozen):
+    """What a stage's process is asked to do.
+
+    Attributes:
+        release_id: The release it works for; not part of the stage key.
+        stage: Name of the stage in the registry.
+        subject: What it works on: a recipe's or a target's name; empty for one-off stages.
+        config: The stage's own slice of the configuration, in the shape of its config model.
+        inputs: Input artifacts by the names that the stage declares.
+        store: URI of the artifact store.
+        work_root: Directory for private work; survives a crash, so that a stage can resume.
+    """
+
+    release_id: str
+    stage: str
+    subject: str = ""
+    config: dict[str, JsonValue]
+    inputs: dict[str, ArtifactRef] = {}
+    store: str
+    work_root: str
+
+
+class Timings(Frozen):
+    """When a stage ran and where the time went, in seconds."""
+
+    started_at: datetime
+    total_seconds: float
+    tool_seconds: float = 0.0
+
+
+class StageResult(Frozen):
+    """What a stage's process produced.
+
+    Attributes:
+        key: The stage key: same key, same result.
+        reused: The result was already in the store; nothing was computed.
+        artifacts: Output artifacts by name.
+        metrics: Small facts for the log, the UI and the report.
+        judgement: The verdict of a gate; None for a stage that is not one.
+        tools: Versions of the tools whose behaviour the result depends on.
+    """
+
+    outcome: Literal["result"] = "result"
+    release_id: str
+    stage: str
+    subject: str
+    key: str
+    reused: bool = False
+    artifacts: dict[str, ArtifactRef] = {}
+    metrics: dict[str, Metric] = {}
+    judgement: Judgement | None = None
+    tools: dict[str, str] = {}
+    timings: Timings
+
+
+class StageFailure(Frozen):
+    """The error that a stage's process ended with."""
+
+    outcome: Literal["failure"] = "failure"
+    release_id: str
+    stage: str
+    subject: str
+    error: ErrorDocument
+
+
+StageOutcome = Annotated[StageResult | StageFailure, Field(discriminator="outcome")]
+OUTCOME: TypeAdapter[StageResult | StageFailure] = TypeAdapter(StageOutcome)
+
+
+@dataclass(frozen=True)
+class StageContext(Generic[ConfigT]):
+    """What a stage's `run` is given.
+
+    Attributes:
+        request: The request as received.
+        config: The request's config, parsed into the stage's model.
+        inputs: Verified local directories of the input artifacts, read-only.
+        workdir: Private directory of this stage key; what an earlier, killed attempt left is still in it.
+        store: The artifact store, for stages that read or write documents in it.
+        key: The stage key.
+    """
+
+    request: StageRequest
+    config: ConfigT
+    inputs: Mapping[str, Path]
+    workdir: Path
+    store: ArtifactStore
+    key: str
+
+
+@dataclass(frozen=True)
+class Produced:
+    """A directory that becomes an artifact of `kind` when the stage ends well."""
+
+    kind: str
+    directory: Path
+
+
+@dataclass(frozen=True)
+class StageOutput:
+    """What a stage's `run` returns; publishing is done for it.
+
+    Attributes:
+        artifacts: Directories to publish, by output name.
+        metrics: Small facts for the log, the UI and the report.
+        judgement: The verdict, when the stage is a gate.
+        tool_seconds: Time spent inside the tool the stage exists for (the rest is our overhead).
+    """
+
+    artifacts: Mapping[str, Produced] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    judgement: Judgement | None = None
+    tool_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage(Generic[ConfigT]):
+    """A stage's declaration: its module holds one as `STAGE`.
+
+    Attributes:
+        name: Its name in requests, logs, task ids and the report.
+        version: Raised whenever the meaning of its output changes; part of the stage key.
+        config: Model of the configuration it reads; all of it is part of the stage key.
+        run: The work.
+        environment: Which interpreter runs it.
+        tools: Distributions whose versions are part of the stage key.
+        reusable: False for a stage that acts on the world (starts a server, shifts traffic).
+    """
+
+    name: str
+    version: int
+    config: type[ConfigT]
+    run: Callable[[StageContext[ConfigT]], StageOutput]
+    environment: EnvironmentName
+    tools: tuple[str, ...] = ()
+    reusable: bool = True
