@@ -42,7 +42,7 @@ class DetachedProcess(BaseModel):
     @property
     def alive(self) -> bool:
         """Whether this very process still runs (a zombie does not)."""
-        return _boot_id() == self.boot_id and _start_ticks(self.pid) == self.start_ticks
+        return _boot_id() == self.boot_id and process_start_ticks(self.pid) == self.start_ticks
 
     @property
     def group_alive(self) -> bool:
@@ -91,7 +91,7 @@ def start(
     process = DetachedProcess(
         name=name,
         pid=child.pid,
-        start_ticks=_start_ticks(child.pid) or 0,
+        start_ticks=process_start_ticks(child.pid) or 0,
         boot_id=_boot_id(),
         command=tuple(command),
         log=log,
@@ -151,7 +151,8 @@ def _stat_fields(pid: int) -> list[str] | None:
     return text[text.rindex(")") + 2 :].split()  # the name in parentheses may hold spaces
 
 
-def _start_ticks(pid: int) -> int | None:
+def process_start_ticks(pid: int) -> int | None:
+    """Start time of a running process in clock ticks since boot; None if there is none (or only a zombie)."""
     fields = _stat_fields(pid)
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 

@@ -148,12 +148,14 @@ class StageOutput:
         metrics: Small facts for the log, the UI and the report.
         judgement: The verdict, when the stage is a gate.
         tool_seconds: Time spent inside the tool the stage exists for (the rest is our overhead).
+        release_id: Set by the first stage only, which names the release.
     """
 
     artifacts: Mapping[str, Produced] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     judgement: Judgement | None = None
     tool_seconds: float = 0.0
+    release_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ class Stage(Generic[ConfigT]):
         run: The work.
         environment: Which interpreter runs it.
         tools: Distributions whose versions are part of the stage key.
+        places: Top-level config fields that say where, not what (addresses, ports): not part of the stage key.
         reusable: False for a stage that acts on the world (starts a server, shifts traffic).
     """
 
@@ -176,4 +179,5 @@ class Stage(Generic[ConfigT]):
     run: Callable[[StageContext[ConfigT]], StageOutput]
     environment: EnvironmentName
     tools: tuple[str, ...] = ()
+    places: frozenset[str] = frozenset()
     reusable: bool = True

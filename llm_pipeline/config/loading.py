@@ -1,0 +1,236 @@
+"""Loading YAML configuration: every mistake is reported with its file, line and key."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.policy import Policy
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
+from llm_pipeline.config.target import Target
+from llm_pipeline.errors import ConfigError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+Location = tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class LoadedRelease:
+    """A release config and everything it names.
+
+    Attributes:
+        path: The release config's file.
+        configs_root: The directory that holds `releases/`, `targets/` and the others.
+    """
+
+    path: Path
+    configs_root: Path
+    config: ReleaseConfig
+    release: ResolvedRelease
+    deployment: Deployment
+
+
+def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
+    """Read one YAML file into a model; `fixed` are keys that come from the file's name.
+
+    Raises:
+        ConfigError: The file is missing, is not YAML, or does not fit the model; one line a mistake.
+    """
+    text = _read(path)
+    node = _compose(path, text)
+    data = yaml.safe_load(text)
+    if not isinstance(data, dict):
+        raise ConfigError("expected keys and values", where=f"{path}:1")
+    for key, value in fixed.items():
+        if data.setdefault(key, value) != value:
+            raise ConfigError(
+                f"{key} is {data[key]!r} but the file is named {value!r}", where=f"{path}:{_line(node, (key,))}"
+            )
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        mistakes = [_mistake(path, node, model, details) for details in error.errors()]
+        raise ConfigError("\n".join(mistakes), hint=f"correct {path.name}; nothing was started") from error
+
+
+def load_release(path: Path) -> LoadedRelease:
+    """Read a release config and all that it names: recipes, targets, policy and deployment.
+
+    Raises:
+        ConfigError: Any of them is missing or wrong.
+    """
+    path = path.resolve()
+    root = path.parent.parent
+    config = load_yaml(path, ReleaseConfig, name=path.stem)
+    deployment = load_deployment(_named(root, "deployments", config.deployment, path, "deployment"))
+    release = ResolvedRelease(
+        name=config.name,
+        description=config.description,
+        model=config.model,
+        baseline=config.baseline,
+        recipes=tuple(
+            load_yaml(_named(root, "quantization", name, path, "recipes"), QuantizationRecipe, name=name)
+            for name in config.recipes
+        ),
+        targets=tuple(
+            load_yaml(_named(root, "targets", name, path, "targets"), Target, name=name) for name in config.targets
+        ),
+        policy=load_yaml(_named(root, "policies", config.policy, path, "policy"), Policy, name=config.policy),
+        evaluation=config.evaluation,
+        workload=config.workload,
+        approval=config.approval,
+        drill=config.drill,
+    )
+    _check_data_files(path, root, release)
+    _check_places(path, release, deployment)
+    return LoadedRelease(path=path, configs_root=root, config=config, release=release, deployment=deployment)
+
+
+def load_deployment(path: Path) -> Deployment:
+    """Read a deployment; its relative paths are relative to its own file.
+
+    Raises:
+        ConfigError: It is missing or wrong.
+    """
+    path = path.resolve()
+    deployment = load_yaml(path, Deployment, name=path.stem)
+
+    def absolute(value: str) -> str:
+        # abspath, not resolve: an interpreter of a virtual environment is a link that must stay one.
+        return os.path.abspath(path.parent / os.path.expandvars(value))  # noqa: PTH100, PTH111
+
+    store = deployment.store
+    return deployment.model_copy(
+        update={
+            "store": store if "://" in store else f"file://{absolute(store)}",
+            "work_root": absolute(deployment.work_root),
+            "state_root": absolute(deployment.state_root),
+            "triton_home": absolute(deployment.triton_home),
+            "environments": {name: absolute(python) for name, python in deployment.environments.items()},
+        }
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError("no such file", where=str(path), hint=_suggest_file(path)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+
+
+def _compose(path: Path, text: str) -> yaml.Node | None:
+    try:
+        return yaml.compose(text, Loader=_StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigError(f"not valid YAML: {error.problem}", where=where) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"not valid YAML: {error}", where=str(path)) from error
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice: plain YAML loaders keep the last one silently."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+def _mistake(path: Path, node: yaml.Node | None, model: type[BaseModel], details: ErrorDetails) -> str:
+    location = details["loc"]
+    place = f"{path}:{_line(node, location)}"
+    key = ".".join(str(part) for part in location) or "file"
+    if details["type"] == "extra_forbidden":
+        return f"{place}: unknown key {key}{_suggest_key(model, location)}"
+    if details["type"] == "missing":
+        return f"{place}: missing key {key}"
+    message = details["msg"].removeprefix("Value error, ")
+    return f"{place}: {key}: {message} (got {details['input']!r})"[:500]
+
+
+def _line(node: yaml.Node | None, location: Location) -> int:
+    """The line of the deepest part of a location that the file really has."""
+    line = node.start_mark.line if node else 0
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            found = [(key, value) for key, value in node.value if key.value == str(part)]
+            if not found:
+                break
+            line, node = found[0][0].start_mark.line, found[0][1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line
+    return line + 1
+
+
+def _suggest_key(model: type[BaseModel], location: Location) -> str:
+    known: Sequence[str] = ()
+    current: Any = model
+    for part in location[:-1]:
+        field = current.model_fields.get(str(part)) if hasattr(current, "model_fields") else None
+        current = field.annotation if field else None
+    if hasattr(current, "model_fields"):
+        known = list(current.model_fields)
+    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    if close:
+        return f": did you mean {close[0]}?"
+    return f": known keys are {', '.join(known)}" if known else ""
+
+
+def _suggest_file(path: Path) -> str:
+    there = sorted(found.stem for found in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+    return f"{path.parent.name}/ has: {', '.join(there)}" if there else "check the path"
+
+
+def _named(root: Path, folder: str, name: str, source: Path, key: str) -> Path:
+    path = root / folder / f"{name}.yaml"
+    if not path.is_file():
+        there = sorted(found.stem for found in (root / folder).glob("*.yaml"))
+        line = _line(_compose(source, _read(source)), (key,))
+        raise ConfigError(
+            f"{key}: there is no {folder}/{name}.yaml",
+            where=f"{source}:{line}",
+            hint=f"{folder}/ has: {', '.join(there) or 'nothing'}",
+        )
+    return path
+
+
+def _check_data_files(path: Path, root: Path, release: ResolvedRelease) -> None:
+    wanted = [("workload.prompts", release.workload.prompts)]
+    wanted += [("calibration.dataset", r.calibration.dataset) for r in release.recipes if r.calibration]
+    if release.evaluation.task_directory:
+        wanted.append(("evaluation.task_directory", release.evaluation.task_directory))
+    for key, name in wanted:
+        found = (root / name).resolve()
+        if not found.is_relative_to(root):
+            raise ConfigError(f"{key}: {name} lies outside {root}", where=str(path))
+        if not found.exists():
+            raise ConfigError(f"{key}: {name} does not exist below {root}", where=str(path))
+
+
+def _check_places(path: Path, release: ResolvedRelease, deployment: Deployment) -> None:
+    for target in release.targets:
+        if target.name not in deployment.places:
+            raise ConfigError(
+                f"targets: {target.name} has no place in deployment {deployment.name}",
+                where=str(path),
+                hint=f"add places.{target.name} to deployments/{deployment.name}.yaml",
+            )
