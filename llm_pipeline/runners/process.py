@@ -1,0 +1,157 @@
+"""The process runner: a stage as a detached process on this machine, found again after a crash of its starter."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.digest import sha256_bytes
+from llm_pipeline.errors import ConfigError, StageCrashed, from_document
+from llm_pipeline.runners import detached
+from llm_pipeline.stages.contract import OUTCOME, EnvironmentName, Frozen, StageRequest, StageResult
+
+_WITHHELD = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
+"""Airflow's own settings hold secrets that no stage needs."""
+
+_LAST_LINES = 8
+
+
+class Job(Frozen):
+    """One submitted stage.
+
+    Attributes:
+        directory: Holds `request.json`, `log.jsonl`, `process.json` and, at the end, `result.json`.
+        request_digest: Digest of the request, so that the same request is not started twice.
+    """
+
+    directory: Path
+    request_digest: str
+
+    @property
+    def log(self) -> Path:
+        """The stage's log, one JSON object a line."""
+        return self.directory / "log.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """The stage's outcome; missing until it ends by itself."""
+        return self.directory / "result.json"
+
+    @property
+    def record(self) -> Path:
+        """The record of the stage's process."""
+        return self.directory / "process.json"
+
+
+class ProcessRunner:
+    """Starts stages in the interpreters that the deployment names."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._jobs = Path(deployment.work_root) / "jobs"
+        self._interpreters = deployment.environments
+
+    def submit(self, request: StageRequest, environment: EnvironmentName) -> Job:
+        """Start a stage; the same request while its job still runs gives that job.
+
+        Raises:
+            ConfigError: The deployment has no interpreter for the environment, or it cannot be started.
+        """
+        python = self._interpreter(environment)
+        text = request.model_dump_json(indent=1)
+        base = self._jobs / request.release_id / (f"{request.stage}.{request.subject}".rstrip("."))
+        base.mkdir(parents=True, exist_ok=True)
+        with (base / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            number = _latest(base)
+            digest = sha256_bytes(text.encode())
+            if number and self.is_active(job := Job(directory=base / str(number), request_digest=digest)):
+                if job.directory.joinpath("request.json").read_text() == text:
+                    return job
+                detached.stop(self._process(job))  # an older configuration of the same stage: superseded
+            job = Job(directory=base / str(number + 1), request_digest=digest)
+            job.directory.mkdir()
+            (job.directory / "request.json").write_text(text)
+            self._start(job, request, python)
+            return job
+
+    def is_active(self, job: Job) -> bool:
+        """Whether the stage's process still runs."""
+        process = detached.load(job.record)
+        return process is not None and process.alive
+
+    def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
+        """Whole log lines from a byte offset on, and the offset to go on from."""
+        try:
+            with job.log.open("rb") as stream:
+                stream.seek(offset)
+                data = stream.read()
+        except FileNotFoundError:
+            return [], offset
+        whole = data[: data.rfind(b"\n") + 1]
+        return whole.decode(errors="replace").splitlines(), offset + len(whole)
+
+    def outcome(self, job: Job) -> StageResult:
+        """The result of a stage that has ended.
+
+        Raises:
+            StageCrashed: It ended without saying how.
+            PipelineError: The error it reported, in its own family.
+        """
+        try:
+            outcome = OUTCOME.validate_json(job.result.read_bytes())
+        except (FileNotFoundError, ValidationError) as error:
+            lines, _ = self.read_log(job, 0)
+            tail = "\n".join(line[:300] for line in lines[-_LAST_LINES:])
+            raise StageCrashed(
+                f"the stage's process ended without a result (killed, or out of memory); its last lines:\n{tail}",
+                where=str(job.directory),
+                hint="run it again: finished work is kept",
+            ) from error
+        if isinstance(outcome, StageResult):
+            return outcome
+        raise from_document(outcome.error)
+
+    def cancel(self, job: Job) -> None:
+        """Stop the stage and everything it started in its process group."""
+        if process := detached.load(job.record):
+            detached.stop(process, grace_seconds=20.0)
+
+    def _process(self, job: Job) -> detached.DetachedProcess:
+        process = detached.load(job.record)
+        if process is None:
+            raise StageCrashed("the job has no process record", where=str(job.directory))
+        return process
+
+    def _interpreter(self, environment: EnvironmentName) -> str:
+        python = self._interpreters.get(environment)
+        if python is None or not os.access(python, os.X_OK):
+            raise ConfigError(
+                f"environment {environment!r} has no interpreter at {python}",
+                hint="run `make environments`, or name it under environments: in the deployment file",
+            )
+        return python
+
+    def _start(self, job: Job, request: StageRequest, python: str) -> None:
+        command = [python, "-m", "llm_pipeline", "stage", "run", request.stage]
+        command += ["--request", str(job.directory / "request.json"), "--result", str(job.result)]
+        detached.start(
+            f"stage {request.stage} {request.subject}".strip(),
+            command,
+            job.record,
+            log=job.log,
+            environment=stage_environment(),
+        )
+
+
+def stage_environment() -> dict[str, str]:
+    """Our environment without Airflow's settings, for a stage's process."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD)}
+    return kept | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+
+def _latest(base: Path) -> int:
+    return max((int(entry.name) for entry in base.iterdir() if entry.name.isdigit()), default=0)
