@@ -1,0 +1,44 @@
+"""The accuracy comparison as text for a task's log."""
+
+from __future__ import annotations
+
+from llm_pipeline.accuracy.paired import Comparison, Interval, PairedAccuracy
+from llm_pipeline.config.policy import AccuracyPolicy
+
+_HEAD = ("task", "items", "baseline", "candidate", "loss, points", "bounds", "margin", "lost", "gained", "unpaired")
+
+
+def format_comparison(comparison: Comparison, policy: AccuracyPolicy) -> str:
+    """An aligned table, one line a task, the pooled line last; starts with a line break."""
+    rows = [_row(task, policy.task_margin) for task in comparison.tasks]
+    rows.append(_row(comparison.pooled, policy.margin))
+    widths = [max(len(row[column]) for row in [_HEAD, *rows]) for column in range(len(_HEAD))]
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    lines = [_line(_HEAD, widths), rule, *(_line(row, widths) for row in rows[:-1]), rule, _line(rows[-1], widths)]
+    return "\n" + "\n".join([*lines, f"One-sided bounds at {100 * comparison.confidence:g} % each."])
+
+
+def _row(part: PairedAccuracy, margin: float) -> tuple[str, ...]:
+    loss = part.loss
+    return (
+        part.name,
+        str(part.pairs),
+        _percent(part.baseline),
+        _percent(part.candidate),
+        f"{100 * loss.estimate:+.2f}" if loss else "-",
+        f"{100 * loss.lower:+.2f} to {100 * loss.upper:+.2f}" if loss else "-",
+        f"{100 * margin:.2f}",
+        str(part.lost),
+        str(part.gained),
+        str(part.unpaired),
+    )
+
+
+def _percent(interval: Interval | None) -> str:
+    return f"{100 * interval.estimate:.2f} %" if interval else "-"
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    first = cells[0].ljust(widths[0])
+    rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+    return "  ".join([first, *rest]).rstrip()
