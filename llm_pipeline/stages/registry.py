@@ -24,6 +24,7 @@ STAGE_NAMES = (
     "canary",
     "rollback",
     "settle",
+    "report",
 )
 
 

@@ -1,0 +1,369 @@
+"""The flow of a release: which stage comes after which, and what each is given.
+
+Both ways to run a release use it, the Airflow DAG and `llm-pipeline run`, so they cannot differ. It reads
+the release's record and the results of earlier stages from the store; nothing but names travels between tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.config.target import Target
+from llm_pipeline.errors import Terminal
+from llm_pipeline.release_record import (
+    PROMPTS_DATASET,
+    TASKS_DATASET,
+    ReleaseRecord,
+    calibration_dataset,
+    read_record,
+)
+from llm_pipeline.stages.contract import ArtifactRef, StageRequest, StageResult
+from llm_pipeline.stages.execute import results_name
+from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.verdict import Verdict
+
+_GOLDEN_MAXIMUM_TOKENS = 32
+
+Inputs = Mapping[str, ArtifactRef]
+
+
+class MissingResult(Terminal):
+    """A stage was asked for before one that it depends on."""
+
+
+def resolve_request(path: Path, revision: str | None = None) -> StageRequest:
+    """The request of a release's first stage.
+
+    Raises:
+        ConfigError: The release config, or anything it names, is wrong.
+    """
+    loaded = load_release(path)
+    return StageRequest(
+        release_id=loaded.config.name,
+        stage="resolve",
+        config={"config_path": str(loaded.path), "revision": revision},
+        store=loaded.deployment.store,
+        work_root=loaded.deployment.work_root,
+    )
+
+
+def canary_subject(target: str, percent: float) -> str:
+    """Subject of one canary step, e.g. `cpu:25`."""
+    return f"{target}:{percent:g}"
+
+
+class Flow:
+    """One release on its way."""
+
+    def __init__(self, store: ArtifactStore, record: ReleaseRecord) -> None:
+        self.store = store
+        self.record = record
+
+    @classmethod
+    def open(cls, deployment: Deployment, release_id: str) -> Flow:
+        """The flow of a release that was resolved before.
+
+        Raises:
+            ConfigError: There is no such release.
+        """
+        store = open_store(deployment.store)
+        return cls(store, read_record(store, release_id))
+
+    @property
+    def release(self) -> ResolvedRelease:
+        """The release config as resolved."""
+        return self.record.release
+
+    @property
+    def deployment(self) -> Deployment:
+        """Where the release runs."""
+        return self.record.deployment
+
+    @property
+    def recipes(self) -> tuple[str, ...]:
+        """Names of the recipes to try."""
+        return tuple(recipe.name for recipe in self.release.recipes)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the targets to build for."""
+        return tuple(target.name for target in self.release.targets)
+
+    def canary_steps(self, target: str) -> tuple[str, ...]:
+        """Subjects of the canary steps of a target, in order."""
+        return tuple(canary_subject(target, percent) for percent in self.release.policy.canary.steps_percent)
+
+    def results(self) -> dict[tuple[str, str], StageResult]:
+        """All results of the release so far, by stage and subject."""
+        names = self.store.list_documents(f"releases/{self.record.release_id}/results")
+        documents = [self.store.read_document(name) for name in names]
+        results = [StageResult.model_validate(document.value) for document in documents if document]
+        return {(result.stage, result.subject): result for result in results}
+
+    def find(self, stage: str, subject: str = "") -> StageResult | None:
+        """The result of one stage, or None."""
+        document = self.store.read_document(results_name(self.record.release_id, stage, subject))
+        return StageResult.model_validate(document.value) if document else None
+
+    def result(self, stage: str, subject: str = "") -> StageResult:
+        """The result of one stage.
+
+        Raises:
+            MissingResult: It has not run.
+        """
+        found = self.find(stage, subject)
+        if found is None:
+            raise MissingResult(
+                f"release {self.record.release_id} has no result of {stage} {subject}".rstrip(),
+                hint="run the stages before it first",
+            )
+        return found
+
+    def request(self, stage: str, subject: str = "") -> StageRequest:
+        """What a stage is given.
+
+        Raises:
+            MissingResult: A stage it depends on has not run.
+        """
+        config, inputs = _BUILDERS[stage](self, subject)
+        return StageRequest(
+            release_id=self.record.release_id,
+            stage=stage,
+            subject=subject,
+            config=config.model_dump(mode="json"),
+            inputs=dict(inputs),
+            store=self.deployment.store,
+            work_root=self.deployment.work_root,
+        )
+
+    @property
+    def chosen_recipe(self) -> str:
+        """The recipe that `choose` picked."""
+        return str(self.result("choose").metrics["recipe"])
+
+    def artifact(self, stage: str, subject: str, name: str) -> ArtifactRef:
+        """An artifact that a stage made."""
+        return self.result(stage, subject).artifacts[name]
+
+    def state_directory(self, target: str, server: str) -> str:
+        """Directory of a server's state: `staging`, `blue`, `green` or `router`."""
+        return str(Path(self.deployment.state_root) / target / server)
+
+
+def _download(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.download import DownloadConfig
+
+    model, hub = flow.record.model, flow.deployment.hub
+    config = DownloadConfig(
+        model_id=model.id,
+        commit=model.commit,
+        files=model.files,
+        endpoint=hub.endpoint,
+        token_variable=hub.token_variable,
+    )
+    return config, {}
+
+
+def _tasks(flow: Flow) -> dict[str, ArtifactRef]:
+    tasks = flow.record.datasets.get(TASKS_DATASET)
+    return {} if tasks is None else {"tasks": tasks}
+
+
+def _baseline(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.baseline import BaselineConfig
+
+    config = BaselineConfig(evaluation=flow.release.evaluation, dtype=flow.release.baseline.dtype)
+    return config, {"checkpoint": flow.artifact("download", "", "checkpoint"), **_tasks(flow)}
+
+
+def _quantize(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.quantize import QuantizeConfig
+
+    config = QuantizeConfig(recipe=flow.release.recipe(subject), dtype=flow.release.baseline.dtype)
+    inputs = {"checkpoint": flow.artifact("download", "", "checkpoint")}
+    if calibration := flow.record.datasets.get(calibration_dataset(subject)):
+        inputs["calibration"] = calibration
+    return config, inputs
+
+
+def _accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.accuracy import AccuracyConfig
+
+    config = AccuracyConfig(
+        evaluation=flow.release.evaluation,
+        policy=flow.release.policy.accuracy,
+        dtype=flow.release.baseline.dtype,
+    )
+    inputs = {
+        "checkpoint": flow.artifact("quantize", subject, "checkpoint"),
+        "baseline": flow.artifact("baseline", "", "evaluation"),
+        **_tasks(flow),
+    }
+    return config, inputs
+
+
+def _choose(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.accuracy.choice import RecipeAttempt
+    from llm_pipeline.stages.choose import ChooseConfig
+
+    attempts = []
+    for recipe in flow.recipes:
+        accuracy = flow.find("accuracy", recipe)
+        if accuracy is None or accuracy.judgement is None:
+            continue
+        attempts.append(
+            RecipeAttempt(
+                recipe=recipe,
+                verdict=accuracy.judgement.verdict,
+                bytes=int(flow.result("quantize", recipe).metrics["bytes"] or 0),
+                summary=accuracy.judgement.summary,
+            )
+        )
+    return ChooseConfig(attempts=tuple(attempts)), {}
+
+
+def _build(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.build import BuildConfig
+
+    config = BuildConfig(target=flow.release.target(subject), dtype=flow.release.baseline.dtype)
+    return config, {"checkpoint": flow.artifact("quantize", flow.chosen_recipe, "checkpoint")}
+
+
+def _package(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.package import PackageConfig
+
+    target: Target = flow.release.target(subject)
+    config = PackageConfig(limits=target.limits, maximum_tokens=_GOLDEN_MAXIMUM_TOKENS)
+    inputs = {
+        "engine": flow.artifact("build", subject, "engine"),
+        "evaluation": flow.artifact("accuracy", flow.chosen_recipe, "evaluation"),
+    }
+    return config, inputs
+
+
+def _staging(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.staging import StagingConfig
+
+    config = StagingConfig(
+        ports=flow.deployment.places[subject].staging,
+        policy=flow.release.policy.staging,
+        triton_home=flow.deployment.triton_home,
+        python=flow.deployment.environments["model"],
+        state=flow.state_directory(subject, "staging"),
+    )
+    return config, {"repository": flow.artifact("package", subject, "repository")}
+
+
+def _staging_down(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.staging_down import StagingDownConfig
+
+    return StagingDownConfig(state=flow.state_directory(subject, "staging")), {}
+
+
+def _endpoint(flow: Flow, target: str) -> str:
+    return f"http://127.0.0.1:{flow.deployment.places[target].staging.http}"
+
+
+def _served_accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.served_accuracy import ServedAccuracyConfig
+
+    config = ServedAccuracyConfig(
+        endpoint=_endpoint(flow, subject),
+        repository_digest=flow.artifact("package", subject, "repository").digest,
+        evaluation=flow.release.evaluation,
+        policy=flow.release.policy.served_accuracy,
+    )
+    return config, {"baseline": flow.artifact("baseline", "", "evaluation"), **_tasks(flow)}
+
+
+def _load_test(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.load_test import LoadTestConfig
+
+    repository = flow.artifact("package", subject, "repository")
+    config = LoadTestConfig(
+        endpoint=_endpoint(flow, subject),
+        repository_digest=repository.digest,
+        workload=flow.release.workload,
+        policy=flow.release.policy.load_test,
+    )
+    return config, {"prompts": flow.record.datasets[PROMPTS_DATASET], "repository": repository}
+
+
+def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.canary import CanaryConfig
+
+    target, _, percent = subject.partition(":")
+    config = CanaryConfig(
+        model_id=flow.record.model.id,
+        target=target,
+        step_percent=float(percent),
+        policy=flow.release.policy.canary,
+        place=flow.deployment.places[target],
+        triton_home=flow.deployment.triton_home,
+        python=flow.deployment.environments["model"],
+        state_root=flow.deployment.state_root,
+        drill=flow.release.drill,
+    )
+    return config, {"repository": flow.artifact("package", target, "repository")}
+
+
+def _rollback(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.rollback import RollbackConfig
+
+    config = RollbackConfig(
+        model_id=flow.record.model.id,
+        target=subject,
+        place=flow.deployment.places[subject],
+        state_root=flow.deployment.state_root,
+    )
+    return config, {}
+
+
+def _settle(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.settle import SettleConfig
+
+    config = SettleConfig(
+        model_id=flow.record.model.id,
+        target=subject,
+        recipe=flow.chosen_recipe,
+        place=flow.deployment.places[subject],
+        state_root=flow.deployment.state_root,
+    )
+    return config, {"repository": flow.artifact("package", subject, "repository")}
+
+
+def _report(_flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.report import ReportConfig
+
+    return ReportConfig(), {}
+
+
+_BUILDERS: Mapping[str, Callable[[Flow, str], tuple[Any, Inputs]]] = {
+    "download": _download,
+    "baseline": _baseline,
+    "quantize": _quantize,
+    "accuracy": _accuracy,
+    "choose": _choose,
+    "build": _build,
+    "package": _package,
+    "staging": _staging,
+    "staging_down": _staging_down,
+    "served_accuracy": _served_accuracy,
+    "load_test": _load_test,
+    "canary": _canary,
+    "rollback": _rollback,
+    "settle": _settle,
+    "report": _report,
+}
+
+
+def passed(result: StageResult) -> bool:
+    """Whether the release may go on after a stage: it is no gate, or its verdict is GO."""
+    return result.judgement is None or result.judgement.verdict is Verdict.GO
