@@ -1,0 +1,172 @@
+"""Running a release on this machine without Airflow: the same stages, the same order, one after the other."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import ExitCode, PipelineError, Transient
+from llm_pipeline.flow import Flow, passed, resolve_request
+from llm_pipeline.logging import relay
+from llm_pipeline.runners.process import Job, ProcessRunner
+from llm_pipeline.stages.contract import StageRequest, StageResult
+from llm_pipeline.stages.registry import load_stage
+from llm_pipeline.verdict import Judgement, Verdict
+
+_POLL_SECONDS = 0.1
+_ATTEMPTS = 3
+_BACK_OFF_SECONDS = 5.0
+
+Approve = Callable[[Flow], bool | None]
+"""Asks for the human decision: True, False, or None when nobody can be asked now."""
+
+log = logging.getLogger("llm_pipeline.run")
+
+
+class Stopped(PipelineError):
+    """A gate did not say GO; the release stops, and what was staged is taken down."""
+
+    def __init__(self, stage: str, subject: str, judgement: Judgement) -> None:
+        super().__init__(f"{stage} {subject}".strip() + f": {judgement.verdict}: {judgement.summary}")
+        self.judgement = judgement
+
+
+class LocalRun:
+    """One release from its config to its verdict.
+
+    Args:
+        path: The release config.
+        approve: How to ask for the human decision before production.
+        revision: Branch, tag or commit to use instead of the config's.
+        verbose: Relay every log line of every stage, not only warnings.
+    """
+
+    def __init__(self, path: Path, *, approve: Approve, revision: str | None = None, verbose: bool = False) -> None:
+        self._path = path
+        self._approve = approve
+        self._revision = revision
+        self._verbose = verbose
+        self._deployment: Deployment = load_release(path).deployment
+        self._runner = ProcessRunner(self._deployment)
+        self._job: Job | None = None
+        self._started = time.monotonic()
+
+    def run(self) -> ExitCode:
+        """Run every stage; the exit code says the verdict.
+
+        Raises:
+            PipelineError: A stage failed for a reason that is no verdict.
+        """
+        resolved = self._stage(resolve_request(self._path, self._revision))
+        flow = Flow.open(self._deployment, resolved.release_id)
+        staged: list[str] = []
+        promoting: list[str] = []
+        try:
+            self._judge_recipes(flow)
+            self._judge_targets(flow, staged)
+            verdict = self._promote(flow, promoting)
+        except Stopped as stopped:
+            log.info("%s", stopped.message)
+            verdict = stopped.judgement.verdict
+        finally:
+            self._clean_up(flow, staged, promoting)
+        return verdict.exit_code
+
+    def _judge_recipes(self, flow: Flow) -> None:
+        self._stage(flow.request("download"))
+        self._stage(flow.request("baseline"))
+        for recipe in flow.recipes:
+            self._stage(flow.request("quantize", recipe))
+            self._stage(flow.request("accuracy", recipe))
+        self._gate(flow.request("choose"))
+
+    def _judge_targets(self, flow: Flow, staged: list[str]) -> None:
+        for target in flow.targets:
+            self._stage(flow.request("build", target))
+            self._stage(flow.request("package", target))
+            staged.append(target)
+            for gate in ("staging", "served_accuracy", "load_test"):
+                self._gate(flow.request(gate, target))
+            self._stage(flow.request("staging_down", target))
+            staged.remove(target)
+
+    def _promote(self, flow: Flow, promoting: list[str]) -> Verdict:
+        approved = True if not flow.release.approval.required else self._approve(flow)
+        if approved is None:
+            log.info("every gate says GO; production waits for a human: run it again with --approve (or --reject)")
+            return Verdict.INCONCLUSIVE
+        if not approved:
+            log.info("rejected: production is as it was")
+            return Verdict.NO_GO
+        for target in flow.targets:
+            promoting.append(target)
+            for step in flow.canary_steps(target):
+                self._gate(flow.request("canary", step))
+            self._gate(flow.request("settle", target))
+        return Verdict.GO
+
+    def _clean_up(self, flow: Flow, staged: list[str], promoting: list[str]) -> None:
+        """Nothing staged outlives the run, no canary is left half-way, and there is always a report."""
+        if self._job is not None and self._runner.is_active(self._job):
+            self._runner.cancel(self._job)
+        for target in promoting:
+            self._stage(flow.request("rollback", target))
+        for target in staged:
+            self._stage(flow.request("staging_down", target))
+        self._stage(flow.request("report"))
+
+    def _gate(self, request: StageRequest) -> StageResult:
+        result = self._stage(request)
+        if not passed(result) and result.judgement is not None:
+            raise Stopped(request.stage, request.subject, result.judgement)
+        return result
+
+    def _stage(self, request: StageRequest) -> StageResult:
+        """Run one stage, again after a transient error; one line when it is done."""
+        stage = load_stage(request.stage)
+        for attempt in range(1, _ATTEMPTS + 1):
+            started = time.monotonic()
+            try:
+                self._job = self._runner.submit(request, stage.environment)
+                result = self._wait(self._job)
+            except Transient as error:
+                if attempt == _ATTEMPTS:
+                    raise
+                log.warning("%s; trying again in %g s", error, _BACK_OFF_SECONDS * attempt)
+                time.sleep(_BACK_OFF_SECONDS * attempt)
+                continue
+            log.info("%s", self._line(result, time.monotonic() - started))
+            return result
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _wait(self, job: Job) -> StageResult:
+        offset = 0
+        while True:
+            active = self._runner.is_active(job)
+            lines, offset = self._runner.read_log(job, offset)
+            for line in lines:
+                relay(line, logging.getLogger("llm_pipeline.stage"))
+            if not active:
+                return self._runner.outcome(job)
+            time.sleep(_POLL_SECONDS)
+
+    def _line(self, result: StageResult, seconds: float) -> str:
+        elapsed = time.monotonic() - self._started
+        name = f"{result.stage} {result.subject}".strip()
+        state = "reused" if result.reused else "done"
+        verdict = f"  {result.judgement.verdict}: {result.judgement.summary}" if result.judgement else ""
+        return f"{elapsed:7.1f} s  {name:<28} {state:<6} {seconds:6.1f} s{verdict}"
+
+
+def ask_on_terminal(flow: Flow) -> bool | None:
+    """Ask whoever sits at the terminal; None when nobody does."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    sys.stderr.write(f"Promote {flow.record.release_id} ({flow.chosen_recipe}) to production? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
