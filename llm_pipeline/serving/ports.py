@@ -1,0 +1,68 @@
+"""Loopback ports: whether they are free, and who holds them when they are not."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import dataclass
+
+import psutil
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class PortOwner:
+    """The process that listens on a port; pid None when it belongs to another user or container."""
+
+    port: int
+    pid: int | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} ({self.name})" if self.pid else "a process that is not visible from here"
+
+
+def require_free(ports: ServerPorts, *, what: str) -> None:
+    """Refuse to start a server whose ports are taken.
+
+    Raises:
+        ConfigError: A port is in use; the message names the process that listens on it.
+    """
+    for role, port in (("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)):
+        if not _is_free(port):
+            raise ConfigError(
+                f"{role} port {port} is in use by {port_owner(port)}",
+                where=what,
+                hint="stop that process or give this server other ports in the deployment file",
+            )
+
+
+def port_owner(port: int) -> PortOwner:
+    """Who listens on a TCP port of this host."""
+    for connection in psutil.net_connections(kind="tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            return PortOwner(port, connection.pid, _process_name(connection.pid))
+    return PortOwner(port)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+    return True
+
+
+def _process_name(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).name())
+    except psutil.Error:
+        return "unknown"

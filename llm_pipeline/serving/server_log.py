@@ -1,0 +1,51 @@
+"""Reading a Triton server's log for the lines that say why it did not start."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_NOISE = re.compile(
+    r"CudaDriverHelper|NVML|DCGM|pinned memory|Pinned memory|CUDA memory pool|cnmem|GPU metrics", re.IGNORECASE
+)
+_RECORD = re.compile(r"^(?P<level>[IWE])\d{4} |^\S+Z (?P<iso>[IWE]) ")
+_PYTHON_FAILURE = re.compile(r"[Ff]ailed to (initialize Python stub|load|create instance)")
+_TAIL_BYTES = 256 * 1024
+
+
+def failure_lines(log: Path, *, limit: int = 25) -> str:
+    """The lines that explain a failed start: errors with what belongs to them, else the end of the log.
+
+    Args:
+        log: The server's log.
+        limit: At most so many lines.
+    """
+    records = [record for record in _records(_read(log)) if not _NOISE.search(record)]
+    failures = [record for record in records if _is_failure(record)]
+    telling = next((record for record in failures if _PYTHON_FAILURE.search(record)), None)
+    chosen = [telling] if telling else failures or records[-5:]
+    lines = "\n".join(chosen).replace("\\n", "\n").splitlines()  # Triton escapes line ends inside its messages
+    return "\n".join(lines[:limit])
+
+
+def _read(log: Path) -> str:
+    with log.open("rb") as stream:
+        end = stream.seek(0, 2)
+        stream.seek(max(0, end - _TAIL_BYTES))
+        return stream.read().decode(errors="replace")
+
+
+def _records(text: str) -> list[str]:
+    """Log records with their continuation lines."""
+    records: list[str] = []
+    for line in text.splitlines():
+        if _RECORD.match(line) or not records:
+            records.append(line)
+        else:
+            records[-1] += "\n" + line
+    return records
+
+
+def _is_failure(record: str) -> bool:
+    match = _RECORD.match(record)
+    return match is None or "E" in match.groups() or bool(_PYTHON_FAILURE.search(record))

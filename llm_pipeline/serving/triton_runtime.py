@@ -1,0 +1,161 @@
+"""What a tritonserver needs around it: backends with the right python stub, libraries, and an interpreter that fits.
+
+The server is the one inside the nvidia-pytriton wheel (Triton 2.51). Its python backend runs `model.py` in a stub
+process that embeds the first `python3` on PATH and loads that interpreter's shared libpython.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_pipeline.errors import ConfigError, Unsupported
+
+STUB = "triton_python_backend_stub"
+_INTERPRETER_FACTS = """
+import importlib.metadata, json, sys, sysconfig
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+print(json.dumps({
+    "version": "%d.%d" % sys.version_info[:2],
+    "library_directory": sysconfig.get_config_var("LIBDIR") or "",
+    "library": (sysconfig.get_config_var("INSTSONAME") or "") if sysconfig.get_config_var("Py_ENABLE_SHARED") else "",
+    "numpy": version("numpy"),
+}))
+"""
+_INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")  # never a token, never PYTHONPATH
+_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+@dataclass(frozen=True)
+class StubInterpreter:
+    """The Python that runs `model.py`.
+
+    Attributes:
+        python: Its executable, inside its virtual environment.
+        version: `major.minor`; the stub is built per minor version.
+        library_directory: Where its shared libpython lies.
+    """
+
+    python: Path
+    version: str
+    library_directory: Path
+
+
+@dataclass(frozen=True)
+class TritonHome:
+    """An unpacked nvidia-pytriton wheel."""
+
+    root: Path
+
+    @property
+    def server(self) -> Path:
+        """The tree with the server's program, backends, caches and stubs."""
+        return self.root / "pytriton" / "tritonserver"
+
+    @property
+    def program(self) -> Path:
+        """The tritonserver executable."""
+        return self.server / "bin" / "tritonserver"
+
+    @property
+    def libraries(self) -> Path:
+        """The shared libraries that the wheel brings."""
+        return self.root / "nvidia_pytriton.libs"
+
+
+def open_home(root: Path) -> TritonHome:
+    """Check that a directory holds an unpacked nvidia-pytriton wheel.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    home = TritonHome(root.absolute())
+    if not os.access(home.program, os.X_OK) or not home.libraries.is_dir():
+        raise ConfigError(
+            "no tritonserver here",
+            where=str(home.program),
+            hint="unpack the wheel: pip install --no-deps --target <triton_home> nvidia-pytriton==0.7.0",
+        )
+    return home
+
+
+def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
+    """Check, before anything starts, that the stub can embed this interpreter.
+
+    Raises:
+        ConfigError: The interpreter is missing, does not run, or is not `python3` in its directory.
+        Unsupported: It has no shared libpython, no stub is built for its version, or its numpy is 2 or newer.
+    """
+    facts = _interpreter_facts(python)
+    where = str(python)
+    if not (python.parent / "python3").exists():
+        raise ConfigError("its directory has no python3, which the stub looks for", where=where)
+    library_directory = Path(facts["library_directory"] or "/nonexistent")
+    if not facts["library"] or not (library_directory / facts["library"]).exists():
+        raise Unsupported(
+            f"this interpreter has no shared libpython in {library_directory}",
+            where=where,
+            hint="use a Python built with --enable-shared (Debian's, conda's, or pyenv with "
+            "PYTHON_CONFIGURE_OPTS=--enable-shared)",
+        )
+    if not (home.server / "python_backend_stubs" / facts["version"] / STUB).exists():
+        raise Unsupported(f"this Triton has no python stub for {facts['version']}", where=where, hint="use 3.11")
+    if facts["numpy"] is None or int(facts["numpy"].split(".")[0]) >= 2:  # noqa: PLR2004 - numpy's major version
+        raise Unsupported(
+            f"numpy is {facts['numpy'] or 'missing'}: Triton 2.51's stub dies at the first string request on numpy 2",
+            where=where,
+            hint="install numpy==1.26.4 there (fixed upstream by python_backend pull request 384)",
+        )
+    return StubInterpreter(python.absolute(), facts["version"], library_directory)
+
+
+def prepare_runtime(directory: Path, home: TritonHome, interpreter: StubInterpreter) -> None:
+    """Lay out `backends/` with the stub of the interpreter's version, and `caches/`, afresh."""
+    shutil.rmtree(directory, ignore_errors=True)
+    for part in ("backends", "caches"):
+        shutil.copytree(home.server / part, directory / part)
+    python_backend = directory / "backends" / "python"
+    shutil.copy2(home.server / "python_backend_stubs" / interpreter.version / STUB, python_backend / STUB)
+    _forbid_bytecode(python_backend)
+
+
+def _forbid_bytecode(python_backend: Path) -> None:
+    """Keep the stub from writing `__pycache__` into the repository, which is an artifact.
+
+    The stub's interpreter ignores PYTHONDONTWRITEBYTECODE, but it imports this file of ours before `model.py`.
+    """
+    with (python_backend / "triton_python_backend_utils.py").open("a") as module:
+        module.write("\n\nimport sys\n\nsys.dont_write_bytecode = True\n")
+
+
+def server_environment(
+    home: TritonHome, interpreter: StubInterpreter, additions: Mapping[str, str] | None
+) -> dict[str, str]:
+    """The server's whole environment: nothing of ours leaks into it but the locale, the time zone and the home."""
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return {
+        **inherited,
+        "PATH": f"{interpreter.python.parent}:{_SYSTEM_PATH}",
+        "LD_LIBRARY_PATH": f"{interpreter.library_directory}:{home.libraries}",
+        **(additions or {}),
+    }
+
+
+def _interpreter_facts(python: Path) -> dict[str, str]:
+    try:
+        answer = subprocess.run(
+            [str(python), "-c", _INTERPRETER_FACTS], capture_output=True, text=True, timeout=60, check=True
+        )
+        facts: dict[str, str] = json.loads(answer.stdout)
+    except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:
+        raise ConfigError(f"the model interpreter does not run: {error}", where=str(python)) from error
+    return facts

@@ -1,0 +1,309 @@
+"""One Triton server per slot: started detached on loopback ports, found again by its state directory, stopped whole.
+
+    server = start_server(repository, ports, triton_home=home, python=python, state=state)
+    find_server(state)           # the same server, from any process, until it ends
+    stop_server(state, drain_seconds=30)
+
+The state directory holds the pid record, the log, what is being served, and the runtime files of the server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.digest import sha256_json
+from llm_pipeline.errors import ConfigError, Terminal, Transient
+from llm_pipeline.logging import get_logger
+from llm_pipeline.runners import detached
+from llm_pipeline.serving.ports import LOOPBACK, require_free
+from llm_pipeline.serving.server_log import failure_lines
+from llm_pipeline.serving.shared_memory import remove_segments, segment_prefix
+from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, prepare_runtime, server_environment
+
+MODEL = "llm"
+_EXIT_TIMEOUT_SECONDS = 5
+_GRACE_SECONDS = _EXIT_TIMEOUT_SECONDS + 7.0  # Triton itself needs about 3 s after the last request
+_ACTIVE_REQUESTS = "llm_active_requests"
+_log = get_logger(__name__)
+
+
+class ServerFailed(Terminal):
+    """The server ended while it started; the message holds its last telling log lines."""
+
+
+class SlotBusy(ConfigError):  # noqa: N818 - what it says is a state, not a fault
+    """The slot already serves another repository."""
+
+
+class RunningServer(BaseModel):
+    """A Triton server and what it serves.
+
+    Attributes:
+        repository: The model repository directory, read-only.
+        digest: Digest of the repository artifact; empty when the starter did not name it.
+        ports: Its loopback ports.
+        process: The server's process.
+        environment_digest: Digest of the environment variables that the starter added.
+        started_at: When it was started, UTC.
+        ready_seconds: Time from the start to a loaded model.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    repository: Path
+    digest: str = ""
+    ports: ServerPorts
+    process: detached.DetachedProcess
+    environment_digest: str
+    started_at: datetime
+    ready_seconds: float = 0.0
+
+    @property
+    def pid(self) -> int:
+        """The server's pid, which is also its process group."""
+        return self.process.pid
+
+    @property
+    def http_url(self) -> str:
+        """Base URL of its HTTP endpoint."""
+        return f"http://{LOOPBACK}:{self.ports.http}"
+
+    @property
+    def metrics_url(self) -> str:
+        """URL of its Prometheus metrics."""
+        return f"http://{LOOPBACK}:{self.ports.metrics}/metrics"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's process still runs; says nothing of the model."""
+        return self.process.alive
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server runs and says that its model is loaded."""
+        return self.alive and _get(self.ports.http, f"/v2/models/{MODEL}/ready")[0] == HTTPStatus.OK
+
+
+def start_server(
+    repository: Path,
+    ports: ServerPorts,
+    *,
+    triton_home: Path,
+    python: Path,
+    state: Path,
+    environment: Mapping[str, str] | None = None,
+    digest: str = "",
+    wait_seconds: float = 60,
+) -> RunningServer:
+    """Serve `repository` on `ports` and wait until its model is loaded; the running server if it already is.
+
+    Args:
+        repository: Model repository that holds the model `llm`.
+        ports: Loopback ports.
+        triton_home: Directory with the unpacked nvidia-pytriton wheel.
+        python: Interpreter of the model's code.
+        state: The slot's directory.
+        environment: Variables added to the server's environment; no secrets.
+        digest: Digest of the repository artifact; the endpoint then tells it as its server name.
+        wait_seconds: Longest wait for the loaded model.
+
+    Raises:
+        ConfigError: A port is taken, the slot serves something else (`SlotBusy`), or a path is wrong.
+        Unsupported: The interpreter cannot be embedded by the stub.
+        ServerFailed: The server ended at its start, for example on an exception in `model.py`.
+        Transient: The model was not loaded in time.
+    """
+    repository, state = repository.resolve(), state.absolute()
+    if not (repository / MODEL / "config.pbtxt").is_file():
+        raise ConfigError(f"no model {MODEL!r} in this repository", where=str(repository))
+    with _exclusive(state):
+        if running := find_server(state):
+            return _same_or_refuse(running, repository, ports, environment)
+        _sweep(state)
+        require_free(ports, what=f"triton server for {repository}")
+        home = open_home(triton_home)
+        interpreter = inspect_interpreter(python, home)
+        prepare_runtime(state / "runtime", home, interpreter)
+        _rotate_log(state)
+        process = detached.start(
+            f"tritonserver {state.name}",
+            _command(home.program, repository, ports, state, digest),
+            state / "process.json",
+            log=state / "server.log",
+            environment=server_environment(home, interpreter, environment),
+            directory=state,
+        )
+        server = RunningServer(
+            repository=repository,
+            digest=digest,
+            ports=ports,
+            process=process,
+            environment_digest=_environment_digest(environment),
+            started_at=datetime.now(UTC),
+        )
+        return _await_ready(server, state, wait_seconds)
+
+
+def find_server(state: Path) -> RunningServer | None:
+    """The server of a slot if its process still runs; None otherwise."""
+    try:
+        server = RunningServer.model_validate_json((state / "server.json").read_text())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise ConfigError(f"not a server record: {error}", where=str(state / "server.json")) from error
+    return server if server.alive else None
+
+
+def stop_server(state: Path, *, drain_seconds: float = 0) -> None:
+    """Stop a slot's server with everything it left: its group, orphaned stubs, shared memory. None there is fine.
+
+    Args:
+        state: The slot's directory.
+        drain_seconds: Longest wait for requests in flight before the server is told to end.
+    """
+    if not state.is_dir():
+        return
+    with _exclusive(state):
+        server = find_server(state)
+        if server and drain_seconds > 0:
+            _drain(server, drain_seconds)
+        started = time.monotonic()
+        _sweep(state)
+        if server:
+            _log.info("server stopped", slot=state.name, pid=server.pid, seconds=time.monotonic() - started)
+
+
+def served_name(digest: str) -> str:
+    """The server name by which an endpoint tells which repository it serves (`GET /v2`)."""
+    return f"llm_pipeline:{digest}"
+
+
+def _command(program: Path, repository: Path, ports: ServerPorts, state: Path, digest: str) -> list[str]:
+    runtime = state / "runtime"
+    return [
+        str(program),
+        f"--id={served_name(digest)}",
+        f"--model-repository={repository}",
+        f"--backend-directory={runtime / 'backends'}",
+        f"--cache-directory={runtime / 'caches'}",
+        f"--backend-config=python,shm-region-prefix-name={segment_prefix(state)}",
+        *(f"--{name}-address={LOOPBACK}" for name in ("http", "grpc", "metrics")),
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+        "--model-control-mode=explicit",
+        f"--load-model={MODEL}",
+        "--strict-readiness=false",  # a failed load of one model must not make the server unready for good
+        "--disable-auto-complete-config",
+        f"--exit-timeout-secs={_EXIT_TIMEOUT_SECONDS}",
+        "--log-format=ISO8601",
+    ]
+
+
+def _same_or_refuse(
+    running: RunningServer, repository: Path, ports: ServerPorts, environment: Mapping[str, str] | None
+) -> RunningServer:
+    same = (running.repository, running.ports, running.environment_digest)
+    if same == (repository, ports, _environment_digest(environment)) and running.ready:
+        return running
+    raise SlotBusy(
+        f"http port {running.ports.http} belongs to the running server pid {running.pid}, "
+        f"which serves {running.repository}",
+        where=str(running.process.log.parent),
+        hint="stop that server first",
+    )
+
+
+def _await_ready(server: RunningServer, state: Path, wait_seconds: float) -> RunningServer:
+    started = time.monotonic()
+    while not server.ready:
+        if not server.alive:
+            _sweep(state)
+            reason = failure_lines(server.process.log)
+            raise ServerFailed(
+                f"the server ended while it started:\n{reason}", where=str(server.repository), hint=_log_hint(server)
+            )
+        if time.monotonic() - started > wait_seconds:
+            _sweep(state)
+            raise Transient(
+                f"the model was not loaded within {wait_seconds:g} s:\n{failure_lines(server.process.log)}",
+                where=str(server.repository),
+                hint=_log_hint(server),
+            )
+        time.sleep(0.05)
+    ready = server.model_copy(update={"ready_seconds": round(time.monotonic() - started, 3)})
+    temporary = state / ".server.json"
+    temporary.write_text(ready.model_dump_json(indent=1))
+    temporary.replace(state / "server.json")
+    _log.info("server ready", slot=state.name, pid=ready.pid, url=ready.http_url, seconds=ready.ready_seconds)
+    return ready
+
+
+def _log_hint(server: RunningServer) -> str:
+    return f"the whole log is {server.process.log}"
+
+
+def _sweep(state: Path) -> None:
+    """End whatever still runs of the slot's last server and remove what it left."""
+    if process := detached.load(state / "process.json"):
+        detached.stop(process, grace_seconds=_GRACE_SECONDS)
+    for name in ("process.json", "server.json"):
+        (state / name).unlink(missing_ok=True)
+    remove_segments(segment_prefix(state))
+
+
+def _drain(server: RunningServer, drain_seconds: float) -> None:
+    deadline = time.monotonic() + drain_seconds
+    while time.monotonic() < deadline and server.alive and active_requests(server) != 0:
+        time.sleep(0.1)
+
+
+def active_requests(server: RunningServer) -> int | None:
+    """Requests in the model's batcher, from its own metric; None when it does not tell."""
+    status, body = _get(server.ports.metrics, "/metrics")
+    lines = body.splitlines() if status == HTTPStatus.OK else []
+    values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_ACTIVE_REQUESTS)]
+    return int(sum(values)) if values else None
+
+
+def _get(port: int, path: str) -> tuple[int, str]:
+    """Status and body of a loopback GET; status 0 when nobody answers."""
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=2)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return 0, ""
+    finally:
+        connection.close()
+
+
+def _environment_digest(environment: Mapping[str, str] | None) -> str:
+    return sha256_json(dict(environment or {}))
+
+
+def _rotate_log(state: Path) -> None:
+    log = state / "server.log"
+    if log.exists():
+        log.replace(state / "server.previous.log")
+
+
+@contextmanager
+def _exclusive(state: Path) -> Iterator[None]:
+    """One starter or stopper of a slot at a time, across processes."""
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
