@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_NOISE = re.compile(
-    r"CudaDriverHelper|NVML|DCGM|pinned memory|Pinned memory|CUDA memory pool|cnmem|GPU metrics", re.IGNORECASE
-)
+_NOISE = re.compile(r"CudaDriverHelper|NVML|DCGM|pinned memory|CUDA memory pool|cnmem|GPU metrics", re.IGNORECASE)
 _RECORD = re.compile(r"^(?P<level>[IWE])\d{4} |^\S+Z (?P<iso>[IWE]) ")
 _PYTHON_FAILURE = re.compile(r"[Ff]ailed to (initialize Python stub|load|create instance)")
 _TAIL_BYTES = 256 * 1024

@@ -125,16 +125,20 @@ def prepare_runtime(directory: Path, home: TritonHome, interpreter: StubInterpre
         shutil.copytree(home.server / part, directory / part)
     python_backend = directory / "backends" / "python"
     shutil.copy2(home.server / "python_backend_stubs" / interpreter.version / STUB, python_backend / STUB)
-    _forbid_bytecode(python_backend)
 
 
-def _forbid_bytecode(python_backend: Path) -> None:
-    """Keep the stub from writing `__pycache__` into the repository, which is an artifact.
+def link_repository(repository: Path, view: Path) -> None:
+    """Lay out `view` as a tree of directories whose files are links into `repository`.
 
-    The stub's interpreter ignores PYTHONDONTWRITEBYTECODE, but it imports this file of ours before `model.py`.
+    The python stub writes `__pycache__` beside `model.py`, whatever PYTHONDONTWRITEBYTECODE says; so it lands in
+    the view, and the artifact stays what its digest says.
     """
-    with (python_backend / "triton_python_backend_utils.py").open("a") as module:
-        module.write("\n\nimport sys\n\nsys.dont_write_bytecode = True\n")
+    shutil.rmtree(view, ignore_errors=True)
+    for directory, _, files in os.walk(repository):
+        place = view / Path(directory).relative_to(repository)
+        place.mkdir(parents=True)
+        for name in files:
+            (place / name).symlink_to(Path(directory) / name)
 
 
 def server_environment(

@@ -28,7 +28,13 @@ from llm_pipeline.runners import detached
 from llm_pipeline.serving.ports import LOOPBACK, require_free
 from llm_pipeline.serving.server_log import failure_lines
 from llm_pipeline.serving.shared_memory import remove_segments, segment_prefix
-from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, prepare_runtime, server_environment
+from llm_pipeline.serving.triton_runtime import (
+    inspect_interpreter,
+    link_repository,
+    open_home,
+    prepare_runtime,
+    server_environment,
+)
 
 MODEL = "llm"
 _EXIT_TIMEOUT_SECONDS = 5
@@ -134,10 +140,11 @@ def start_server(
         home = open_home(triton_home)
         interpreter = inspect_interpreter(python, home)
         prepare_runtime(state / "runtime", home, interpreter)
+        link_repository(repository, state / "repository")
         _rotate_log(state)
         process = detached.start(
             f"tritonserver {state.name}",
-            _command(home.program, repository, ports, state, digest),
+            _command(home.program, ports, state, digest),
             state / "process.json",
             log=state / "server.log",
             environment=server_environment(home, interpreter, environment),
@@ -189,12 +196,12 @@ def served_name(digest: str) -> str:
     return f"llm_pipeline:{digest}"
 
 
-def _command(program: Path, repository: Path, ports: ServerPorts, state: Path, digest: str) -> list[str]:
+def _command(program: Path, ports: ServerPorts, state: Path, digest: str) -> list[str]:
     runtime = state / "runtime"
     return [
         str(program),
         f"--id={served_name(digest)}",
-        f"--model-repository={repository}",
+        f"--model-repository={state / 'repository'}",
         f"--backend-directory={runtime / 'backends'}",
         f"--cache-directory={runtime / 'caches'}",
         f"--backend-config=python,shm-region-prefix-name={segment_prefix(state)}",
