@@ -33,12 +33,26 @@ def require_free(ports: ServerPorts, *, what: str) -> None:
         ConfigError: A port is in use; the message names the process that listens on it.
     """
     for role, port in (("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)):
-        if not _is_free(port):
-            raise ConfigError(
-                f"{role} port {port} is in use by {port_owner(port)}",
-                where=what,
-                hint="stop that process or give this server other ports in the deployment file",
-            )
+        require_free_port(port, role=role, what=what)
+
+
+def require_free_port(port: int, *, role: str, what: str) -> None:
+    """Refuse to start something whose port is taken.
+
+    Args:
+        port: The loopback port.
+        role: What the port is for, e.g. "http".
+        what: What is about to start.
+
+    Raises:
+        ConfigError: The port is in use; the message names the process that listens on it.
+    """
+    if not _is_free(port):
+        raise ConfigError(
+            f"{role} port {port} is in use by {port_owner(port)}",
+            where=what,
+            hint="stop that process or give this server other ports in the deployment file",
+        )
 
 
 def port_owner(port: int) -> PortOwner:

@@ -10,6 +10,7 @@ from pathlib import Path
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.model import ConfigModel, Revision
 from llm_pipeline.digest import sha256_json
+from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.resolve import PinnedModel, resolve_revision
 from llm_pipeline.logging import get_logger
 from llm_pipeline.release_record import (
@@ -47,9 +48,9 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     """
     loaded = load_release(Path(context.config.config_path))
     clock = time.monotonic()
-    model = resolve_revision(
-        loaded.release.model.id, context.config.revision or loaded.release.model.revision, loaded.deployment.hub
-    )
+    access = loaded.deployment.hub
+    hub = connect(access.endpoint, access.token_variable)
+    model = resolve_revision(hub, loaded.release.model.id, context.config.revision or loaded.release.model.revision)
     hub_seconds = time.monotonic() - clock
     datasets = _publish_datasets(context, loaded)
     release_id = name_release(loaded, model, datasets)

@@ -1,0 +1,56 @@
+"""What the demo says on the terminal: one line a fact, with the time since it started."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+
+from llm_pipeline.logging import ReadableFormatter
+
+
+class Console:
+    """Writes lines to stdout as they happen."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def title(self, text: str) -> None:
+        """A heading."""
+        self._write(f"\n{text}\n{'-' * len(text)}")
+
+    def step(self, text: str) -> None:
+        """One thing that happened, with the time."""
+        self._write(f"{time.monotonic() - self._started:7.1f} s  {text}")
+
+    def line(self, text: str = "") -> None:
+        """A plain line."""
+        self._write(text)
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Aligned columns."""
+        widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+        for row in (header, ["-" * width for width in widths], *rows):
+            self._write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+    def follow_logs(self) -> None:
+        """Show the package's own log records as steps."""
+        handler = _StepHandler(self)
+        handler.setFormatter(ReadableFormatter())
+        logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+        logging.getLogger("llm_pipeline").setLevel(logging.INFO)
+        logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+class _StepHandler(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.step(self.format(record))

@@ -1,0 +1,167 @@
+"""The demo's services: the model's training, the local hub, production and its background traffic."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.demo.airflow_services import stop_airflow
+from llm_pipeline.demo.hub_repository import publish_revision
+from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
+from llm_pipeline.errors import ConfigError, StageCrashed, Transient
+from llm_pipeline.logging import get_logger, relay
+from llm_pipeline.runners import detached
+from llm_pipeline.serving.ports import require_free_port
+
+log = get_logger(__name__)
+
+_TRAFFIC_PER_SECOND = 25
+_HUB_PORT = 18180
+
+
+def train_model(layout: DemoLayout, deployment: Deployment) -> bool:
+    """Train the demo model unless it is there; whether it was trained now.
+
+    Raises:
+        StageCrashed: Training failed; the message holds the end of its log.
+    """
+    if (layout.model / "training.json").is_file():
+        return False
+    command = [deployment.environments["model"], "-m", "llm_pipeline.demo.train", "--output", str(layout.model)]
+    command += ["--threads", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as training:
+        lines = list(_relayed(training))
+    if training.returncode != 0:
+        raise StageCrashed(f"training ended with code {training.returncode}:\n" + "".join(lines[-8:]))
+    return True
+
+
+def start_hub(layout: DemoLayout) -> str:
+    """Publish the trained model and serve it; returns the commit.
+
+    Raises:
+        ConfigError: The hub's port is taken.
+        Transient: The hub does not answer.
+    """
+    commit = publish_revision(layout.hub, MODEL_ID, layout.model, "Trained by make demo")
+    record = layout.services / "hub.json"
+    running = detached.load(record)
+    if running is None or not running.alive:
+        require_free_port(_HUB_PORT, role="hub", what="the demo's hub")
+        command = [sys.executable, "-m", "llm_pipeline.demo.hub_server"]
+        command += ["--root", str(layout.hub), "--port", str(_HUB_PORT)]
+        detached.start("demo hub", command, record, log=layout.services / "hub.log")
+    _await_answer(f"http://127.0.0.1:{_HUB_PORT}/api/models/{MODEL_ID}", layout.services / "hub.log")
+    return commit
+
+
+def start_traffic(layout: DemoLayout, deployment: Deployment) -> None:
+    """Send background requests to production until stopped."""
+    record = layout.services / "traffic-process.json"
+    running = detached.load(record)
+    if running is not None and running.alive:
+        return
+    port = deployment.places[TARGET].router.port
+    command = [sys.executable, "-m", "llm_pipeline.demo.traffic", "--url", f"http://127.0.0.1:{port}"]
+    command += ["--rate", str(_TRAFFIC_PER_SECOND), "--record", str(layout.traffic_record)]
+    command += ["--prompts", str(layout.configs / "workloads" / "demo.jsonl")]
+    detached.start("demo traffic", command, record, log=layout.services / "traffic.log")
+
+
+def stop_traffic(layout: DemoLayout) -> None:
+    """Stop the background traffic, letting requests in flight end."""
+    record = layout.services / "traffic-process.json"
+    if process := detached.load(record):
+        detached.stop(process)
+        record.unlink(missing_ok=True)
+
+
+def read_traffic(layout: DemoLayout) -> dict[str, object]:
+    """The background traffic's record so far."""
+    try:
+        found: dict[str, object] = json.loads(layout.traffic_record.read_text())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def generate(deployment: Deployment, prompt: str, maximum_tokens: int = 8) -> str:
+    """One answer from the production endpoint.
+
+    Raises:
+        Transient: Production does not answer.
+    """
+    port = deployment.places[TARGET].router.port
+    body = json.dumps({"text_input": prompt, "max_tokens": maximum_tokens}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v2/models/llm/generate", data=body, headers={"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310 - a loopback address of ours
+            return str(json.load(response)["text_output"]).strip()
+    except (urllib.error.URLError, KeyError, ValueError) as error:
+        raise Transient(f"production does not answer: {error}", where=request.full_url) from error
+
+
+def stop_everything(layout: DemoLayout) -> list[str]:
+    """Stop every process that the demo or any release below it started; returns what was running."""
+    from llm_pipeline.canary.envoy_process import stop_router
+    from llm_pipeline.serving.triton_server import stop_server
+
+    stopped = [process.name for process in _running_processes(layout)]
+    stop_traffic(layout)
+    stop_airflow(layout.airflow)
+    if layout.deployment.is_file():
+        deployment = load_deployment(layout.deployment)
+        for job in Path(deployment.work_root).glob("jobs/*/*/*/process.json"):
+            if process := detached.load(job):
+                detached.stop(process)
+        for place in deployment.places:
+            state = Path(deployment.state_root) / place
+            if (state / "router").is_dir():
+                stop_router(state / "router")
+            for server in ("staging", "blue", "green"):
+                stop_server(state / server)
+    if hub := detached.load(layout.services / "hub.json"):
+        detached.stop(hub)
+    return stopped
+
+
+def _running_processes(layout: DemoLayout) -> Iterator[detached.DetachedProcess]:
+    for record in sorted(layout.root.rglob("*.json")):
+        if record.stat().st_size > 65536:  # noqa: PLR2004 - a process record is far smaller
+            continue
+        try:
+            process = detached.load(record)
+        except ValueError:
+            continue  # another kind of file
+        if process is not None and process.group_alive:
+            yield process
+
+
+def _relayed(process: subprocess.Popen[str]) -> Iterator[str]:
+    import logging
+
+    for line in process.stdout or ():
+        relay(line, logging.getLogger("llm_pipeline.demo.train"))
+        yield line
+
+
+def _await_answer(url: str, log_file: Path, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - a loopback address of ours
+                return
+        except (urllib.error.URLError, ConnectionError) as error:
+            if time.monotonic() > deadline:
+                raise Transient(f"no answer: {error}", where=url, hint=f"see {log_file}") from error
+            time.sleep(0.1)

@@ -1,0 +1,167 @@
+"""Stage execution, on a stage made for the test: nothing below is specific to any real stage."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.errors import ConfigError, ExitCode, Transient
+from llm_pipeline.stages import execute as execution
+from llm_pipeline.stages.contract import (
+    Produced,
+    Stage,
+    StageContext,
+    StageFailure,
+    StageOutput,
+    StageRequest,
+    StageResult,
+)
+from llm_pipeline.store import open_store
+
+
+class CountConfig(ConfigModel):
+    text: str
+    address: str = ""
+    failure: str = ""
+
+
+class Counter:
+    """A stage that counts how often it really worked."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.slow = threading.Event()
+        self.slow.set()
+
+    def run(self, context: StageContext[CountConfig]) -> StageOutput:
+        self.runs += 1
+        self.slow.wait(20)
+        if context.config.failure == "transient":
+            raise Transient("the network went away")
+        if context.config.failure == "full":
+            raise OSError(28, "No space left on device")
+        if context.config.failure == "fault":
+            raise ZeroDivisionError("a fault")
+        output = context.workdir / "out"
+        output.mkdir(exist_ok=True)
+        (output / "text").write_text(context.config.text)
+        return StageOutput(artifacts={"text": Produced("text", output)}, metrics={"runs": self.runs})
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
+    counter = Counter()
+    stage = Stage(
+        name="count",
+        version=1,
+        config=CountConfig,
+        run=counter.run,
+        environment="control",
+        tools=("pydantic",),
+        places=frozenset({"address"}),
+    )
+    monkeypatch.setattr(execution, "load_stage", lambda _name: stage)
+    yield counter
+
+
+@pytest.fixture
+def request_for(tmp_path: Path):
+    def make(release: str = "r1", **config: str) -> StageRequest:
+        return StageRequest(
+            release_id=release,
+            stage="count",
+            config={"text": "hello", **config},
+            store=f"file://{tmp_path / 'store'}",
+            work_root=str(tmp_path / "work"),
+        )
+
+    return make
+
+
+def succeed(request: StageRequest) -> StageResult:
+    outcome = execution.execute(request)
+    assert isinstance(outcome, StageResult), outcome
+    return outcome
+
+
+def fail(request: StageRequest) -> StageFailure:
+    outcome = execution.execute(request)
+    assert isinstance(outcome, StageFailure), outcome
+    return outcome
+
+
+def test_the_same_request_is_computed_once(counter: Counter, request_for) -> None:
+    first, second = succeed(request_for()), succeed(request_for("r2"))
+    assert counter.runs == 1
+    assert (first.reused, second.reused) == (False, True)
+    assert second.artifacts == first.artifacts
+    assert second.release_id == "r2"
+
+
+def test_a_place_is_not_part_of_the_key_and_other_config_is(counter: Counter, request_for) -> None:
+    base = succeed(request_for())
+    assert succeed(request_for(address="elsewhere")).key == base.key
+    assert succeed(request_for(text="other")).key != base.key
+
+
+def test_a_damaged_artifact_is_computed_again(counter: Counter, request_for, tmp_path: Path) -> None:
+    ref = succeed(request_for()).artifacts["text"]
+    (tmp_path / "store" / "artifacts" / "text" / ref.digest / "text").write_text("hellO")
+    again = succeed(request_for())
+    assert not again.reused
+    assert open_store(request_for().store).verify(ref) == []
+
+
+def test_a_failed_stage_leaves_no_record_and_is_computed_next_time(counter: Counter, request_for) -> None:
+    failure = fail(request_for(failure="transient"))
+    assert failure.error.family == "transient"
+    assert not open_store(request_for().store).list_documents("stages")
+
+
+def test_a_full_disk_is_a_transient_error_that_says_what_to_do(counter: Counter, request_for) -> None:
+    error = fail(request_for(failure="full")).error
+    assert error.family == "transient"
+    assert "free disk space" in error.hint
+
+
+def test_a_fault_is_terminal_and_named(counter: Counter, request_for) -> None:
+    error = fail(request_for(failure="fault")).error
+    assert (error.family, error.exit_code) == ("terminal", ExitCode.INFRASTRUCTURE)
+    assert "ZeroDivisionError: a fault" in error.message
+
+
+def test_an_unknown_config_key_is_bad_input(counter: Counter, request_for) -> None:
+    assert fail(request_for(tetx="typo")).error.type == ConfigError.__name__
+    assert counter.runs == 0
+
+
+def test_two_at_once_share_one_computation(counter: Counter, request_for) -> None:
+    counter.slow.clear()
+    results: list[StageResult] = []
+    threads = [threading.Thread(target=lambda: results.append(succeed(request_for()))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    counter.slow.set()
+    for thread in threads:
+        thread.join(30)
+    assert counter.runs == 1
+    assert sorted(result.reused for result in results) == [False, True, True]
+
+
+def test_the_result_is_recorded_in_the_release(counter: Counter, request_for) -> None:
+    succeed(request_for())
+    document = open_store(request_for().store).read_document("releases/r1/results/count.json")
+    assert document is not None
+    assert document.value["metrics"] == {"runs": 1}
+
+
+def test_private_work_is_kept_after_a_failure_and_removed_after_success(
+    counter: Counter, request_for, tmp_path: Path
+) -> None:
+    fail(request_for(failure="transient"))
+    assert len(os.listdir(tmp_path / "work" / "count")) == 1
+    succeed(request_for())
+    assert len(os.listdir(tmp_path / "work" / "count")) == 1
