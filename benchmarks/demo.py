@@ -1,0 +1,148 @@
+"""Time the demo as a newcomer meets it: first run with nothing there, second run, and where the time goes.
+
+    make bench-demo              # in a fresh copy of this checkout, with a cold pip cache: about ten minutes
+    python benchmarks/demo.py --here   # this checkout as it is: only the warm run and the overheads
+
+One line a goal; exit code 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+OVERHEAD_SECONDS = 0.5
+OVERHEAD_SHARE = 0.10
+IMPORT_SECONDS = 0.3
+WARM_PARSE_SECONDS = 0.05
+
+_PARSE = """
+import sys, time
+import airflow.sdk, airflow.providers.standard.operators.empty, airflow.providers.standard.operators.hitl
+started = time.perf_counter()
+import runpy
+runpy.run_path(sys.argv[1])
+first = time.perf_counter()
+warm = []
+for _ in range(5):
+    begun = time.perf_counter()
+    runpy.run_path(sys.argv[1])
+    warm.append(time.perf_counter() - begun)
+print(first - started, sorted(warm)[2])
+"""
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """One stage's process: its wall time and the time inside the tool it exists for, in seconds."""
+
+    name: str
+    wall: float
+    tool: float
+    reused: bool
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that are ours: start of the interpreter, key, store, hashing, result."""
+        return max(0.0, self.wall - self.tool)
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--here", action="store_true", help="do not copy the checkout; use its environments")
+    here: bool = parser.parse_args().here
+    if here:
+        return _measure(REPOSITORY, first_seconds=None)
+    with tempfile.TemporaryDirectory(prefix="bench-demo-") as temporary:
+        copy = Path(temporary) / "checkout"
+        subprocess.run(["git", "clone", "-q", str(REPOSITORY), str(copy)], check=True)
+        print("first run: environments, training, everything; cold pip cache")
+        first = _make_demo(copy, {"PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1"})
+        try:
+            return _measure(copy, first_seconds=first)
+        finally:
+            subprocess.run(["make", "down"], cwd=copy, check=False)
+
+
+def _measure(checkout: Path, first_seconds: float | None) -> int:
+    first_stages = list(_stage_times(checkout))
+    if first_seconds is not None:
+        print(f"first make demo: {first_seconds:.1f} s")
+        _print_shares(first_stages)
+    second_seconds = _make_demo(checkout, {})
+    print(f"second make demo: {second_seconds:.1f} s")
+    computed = first_stages or list(_stage_times(checkout))
+    cold, warm = _parse_seconds(checkout)
+    worst = max(computed, key=lambda stage: stage.overhead)
+    share = sum(stage.overhead for stage in computed) / sum(stage.wall for stage in computed)
+    goals = [
+        _goal(f"stage_overhead_seconds (worst: {worst.name})", worst.overhead, OVERHEAD_SECONDS, "s"),
+        _goal("stage_overhead_share", share, OVERHEAD_SHARE, ""),
+        _goal("dag_import_beyond_airflow_sdk", cold, IMPORT_SECONDS, "s"),
+        _goal("dag_warm_parse", warm, WARM_PARSE_SECONDS, "s"),
+    ]
+    return 0 if all(goals) else 1
+
+
+def _goal(name: str, measured: float, target: float, unit: str) -> bool:
+    met = measured <= target
+    print(f"GOAL {name}: measured {measured:.3f} {unit}, target {target:g} {unit}: {'met' if met else 'missed'}")
+    return met
+
+
+def _make_demo(checkout: Path, extra: Mapping[str, str]) -> float:
+    started = time.monotonic()
+    subprocess.run(["make", "demo"], cwd=checkout, check=True, env=os.environ | dict(extra))
+    return time.monotonic() - started
+
+
+def _stage_times(checkout: Path) -> Iterator[StageTime]:
+    """Wall time of each stage's last process, from its record to its result."""
+    for result_file in sorted(checkout.glob(".pipeline/work/jobs/demo-*/*/*/result.json")):
+        outcome = json.loads(result_file.read_text())
+        if outcome["outcome"] != "result" or outcome["reused"]:
+            continue
+        wall = result_file.stat().st_mtime - result_file.with_name("process.json").stat().st_mtime
+        name = f"{outcome['stage']} {outcome['subject']}".strip()
+        yield StageTime(name, wall, outcome["timings"]["tool_seconds"], outcome["reused"])
+
+
+def _print_shares(stages: list[StageTime]) -> None:
+    total = sum(stage.wall for stage in stages)
+    print(f"{'stage':<28}{'wall s':>9}{'tool s':>9}{'ours s':>9}{'share':>8}")
+    for stage in sorted(stages, key=lambda stage: -stage.wall):
+        share = stage.wall / total
+        print(f"{stage.name:<28}{stage.wall:>9.2f}{stage.tool:>9.2f}{stage.overhead:>9.2f}{share:>8.1%}")
+
+
+def _parse_seconds(checkout: Path) -> tuple[float, float]:
+    python = checkout / ".envs" / "control" / "bin" / "python"
+    home = Path(tempfile.mkdtemp(prefix="bench-airflow-"))
+    environment = os.environ | {"AIRFLOW_HOME": str(home), "PYTHONPATH": str(checkout / "plugins")}
+    try:
+        output = subprocess.run(
+            [str(python), "-c", _PARSE, str(checkout / "dags" / "releases.py")],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=environment,
+        ).stdout
+    finally:
+        shutil.rmtree(home)
+    cold, warm = output.split()[-2:]
+    return float(cold), float(warm)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
