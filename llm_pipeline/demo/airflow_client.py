@@ -1,0 +1,197 @@
+"""A small client of Airflow's REST API: enough to trigger a release, follow it and answer its approval."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from llm_pipeline.errors import ConfigError, Transient
+
+_FINISHED = frozenset({"success", "failed"})
+
+
+@dataclass(frozen=True)
+class AirflowAccess:
+    """Where an Airflow answers, and who may ask.
+
+    Attributes:
+        url: Base URL of the UI and the API, without a trailing slash.
+        username: User of the simple auth manager.
+        password: Its password; never logged.
+    """
+
+    url: str
+    username: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"AirflowAccess(url={self.url!r}, username={self.username!r})"
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """One task instance as the API reports it.
+
+    Attributes:
+        map_index: -1 for a task that is not mapped.
+        label: The rendered map index; empty when there is none.
+        state: Airflow's state; None before it is scheduled.
+        tries: How often it was started.
+        seconds: How long its last try ran; None while it has not ended.
+    """
+
+    task_id: str
+    map_index: int
+    label: str
+    state: str | None
+    tries: int
+    seconds: float | None
+
+
+class AirflowClient:
+    """Talks to one Airflow; a context manager.
+
+    Raises:
+        ConfigError: The API refused a request (wrong password, no such DAG); the message holds its answer.
+        Transient: The API did not answer.
+    """
+
+    def __init__(self, access: AirflowAccess, *, timeout_seconds: float = 60.0) -> None:
+        self.access = access
+        self._http = httpx.Client(base_url=access.url, timeout=timeout_seconds)
+        self._log_in()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def unpause(self, dag_id: str) -> None:
+        """Let a DAG run."""
+        self._call("PATCH", f"/api/v2/dags/{_part(dag_id)}", json={"is_paused": False})
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, *, run_id: str | None = None) -> str:
+        """Start a run and return its id; `conf` fills the DAG's parameters."""
+        body: dict[str, Any] = {"logical_date": None, "conf": dict(conf or {})}
+        if run_id is not None:
+            body["dag_run_id"] = run_id
+        answer = self._call("POST", f"/api/v2/dags/{_part(dag_id)}/dagRuns", json=body)
+        return str(answer["dag_run_id"])
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        """Airflow's state of a run: queued, running, success or failed."""
+        return str(self._call("GET", _run_path(dag_id, run_id))["state"])
+
+    def wait_for_run(self, dag_id: str, run_id: str, *, timeout_seconds: float, look_seconds: float = 1.0) -> str:
+        """Wait until a run has finished and return its state.
+
+        Raises:
+            Transient: It is still running after the time.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while (state := self.run_state(dag_id, run_id)) not in _FINISHED:
+            if time.monotonic() > deadline:
+                raise Transient(f"run {run_id} is still {state} after {timeout_seconds:g} s", where=dag_id)
+            time.sleep(look_seconds)
+        return state
+
+    def task_states(self, dag_id: str, run_id: str) -> list[TaskState]:
+        """Every task instance of a run, in the order in which they started."""
+        path = f"{_run_path(dag_id, run_id)}/taskInstances"
+        found = self._call("GET", path, params={"limit": 1000})["task_instances"]
+        ordered = sorted(found, key=lambda one: (one["start_date"] or "~", one["task_id"], one["map_index"]))
+        return [_task_state(one) for one in ordered]
+
+    def pending_approvals(self, dag_id: str, run_id: str) -> list[tuple[str, int, dict[str, Any]]]:
+        """Unanswered requests to a human: task id, map index and the request itself."""
+        answer = self._call("GET", f"{_run_path(dag_id, run_id)}/hitlDetails", params={"response_received": False})
+        return [
+            (detail["task_instance"]["task_id"], detail["task_instance"]["map_index"], detail)
+            for detail in answer["hitl_details"]
+            if detail["task_instance"]["state"] == "awaiting_input"
+        ]
+
+    def answer_approval(
+        self, dag_id: str, run_id: str, choice: str, *, task_id: str = "approve", map_index: int = -1
+    ) -> None:
+        """Answer a request with one of its options, `Approve` or `Reject`."""
+        path = f"{_run_path(dag_id, run_id)}/taskInstances/{_part(task_id)}/{map_index}/hitlDetails"
+        self._call("PATCH", path, json={"chosen_options": [choice], "params_input": {}})
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, *, map_index: int = -1, key: str = "return_value") -> Any:
+        """One XCom value."""
+        path = f"{_run_path(dag_id, run_id)}/taskInstances/{_part(task_id)}/xcomEntries/{_part(key)}"
+        return self._call("GET", path, params={"map_index": map_index, "deserialize": True})["value"]
+
+    def task_log(self, dag_id: str, run_id: str, task_id: str, *, attempt: int = 1, map_index: int = -1) -> list[str]:
+        """The lines of one try's log, as `LEVEL event`."""
+        path = f"{_run_path(dag_id, run_id)}/taskInstances/{_part(task_id)}/logs/{attempt}"
+        answer = self._call("GET", path, params={"map_index": map_index, "full_content": True})
+        return [_log_line(entry) for entry in answer["content"]]
+
+    def import_errors(self) -> dict[str, str]:
+        """What could not be parsed: the stack trace by file name."""
+        found = self._call("GET", "/api/v2/importErrors")["import_errors"]
+        return {str(error["filename"]): str(error["stack_trace"]) for error in found}
+
+    def has_dag(self, dag_id: str) -> bool:
+        """Whether Airflow knows the DAG yet."""
+        return self._send("GET", f"/api/v2/dags/{_part(dag_id)}").status_code == httpx.codes.OK
+
+    def _log_in(self) -> None:
+        body = {"username": self.access.username, "password": self.access.password}
+        token = self._call("POST", "/auth/token", json=body)["access_token"]
+        self._http.headers["Authorization"] = f"Bearer {token}"
+
+    def _call(self, method: str, path: str, **options: Any) -> Any:
+        response = self._send(method, path, **options)
+        if response.is_error:
+            raise ConfigError(
+                f"Airflow answered {response.status_code} to {method} {path}: {response.text[:300]}",
+                where=self.access.url,
+            )
+        return response.json()
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **options)
+        except httpx.TransportError as error:
+            raise Transient(f"Airflow does not answer: {error!r}", where=self.access.url) from error
+
+
+def _part(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _run_path(dag_id: str, run_id: str) -> str:
+    return f"/api/v2/dags/{_part(dag_id)}/dagRuns/{_part(run_id)}"
+
+
+def _task_state(found: Mapping[str, Any]) -> TaskState:
+    return TaskState(
+        task_id=found["task_id"],
+        map_index=found["map_index"],
+        label=found["rendered_map_index"] or "",
+        state=found["state"],
+        tries=found["try_number"],
+        seconds=found["duration"],
+    )
+
+
+def _log_line(entry: Any) -> str:
+    if not isinstance(entry, Mapping):
+        return str(entry)
+    return f"{str(entry.get('level', '')).upper()} {entry.get('event', '')}".strip()

@@ -1,0 +1,251 @@
+"""Airflow on this machine: four detached processes on loopback, with everything they write in one directory.
+
+    access = start_airflow(Path(".pipeline/airflow"), port=8080)
+    with AirflowClient(access) as client: ...
+    stop_airflow(Path(".pipeline/airflow"))
+
+A started Airflow outlives the process that started it, and a second start finds it. SQLite keeps its state; the
+servers that would listen on all addresses (the log servers of scheduler and triggerer) are left off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+
+from llm_pipeline.demo.airflow_client import AirflowAccess
+from llm_pipeline.errors import ConfigError, StageCrashed, Transient
+from llm_pipeline.logging import get_logger
+from llm_pipeline.runners import detached
+
+log = get_logger(__name__)
+
+USERNAME = "admin"
+_COMPONENTS: Mapping[str, tuple[str, ...]] = {
+    "api-server": ("api-server",),
+    "scheduler": ("scheduler", "--skip-serve-logs"),
+    "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
+}
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def start_airflow(
+    home: Path,
+    port: int,
+    *,
+    repository: Path = _REPOSITORY,
+    releases: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+    timeout_seconds: float = 180.0,
+) -> AirflowAccess:
+    """Start Airflow, or find the one that runs, and wait until all of it is healthy.
+
+    Args:
+        home: Its directory: database, logs, keys and process records; made when missing.
+        port: Loopback port of the UI and the API.
+        repository: Where `dags/` and `plugins/` are.
+        releases: Directory of release configs; None for the repository's.
+        settings: More Airflow settings, as `AIRFLOW__SECTION__KEY` variables.
+        timeout_seconds: Longest wait for health.
+
+    Raises:
+        ConfigError: The port is taken by another process, or the database cannot be made.
+        StageCrashed: A component ended while it started; the message holds the end of its log.
+        Transient: It is not healthy after the time.
+    """
+    home = home.resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    environment = _environment(home, port, repository, releases) | dict(settings or {})
+    access = AirflowAccess(url=f"http://127.0.0.1:{port}", username=USERNAME, password=_password(home))
+    if not _running(home, "api-server"):
+        _require_free(port)
+    _migrate(home, environment)
+    for component, arguments in _COMPONENTS.items():
+        _start_component(home, component, arguments, environment)
+    _wait_until_healthy(home, access, timeout_seconds)
+    log.info("Airflow is up", url=access.url, user=access.username, password_file=str(_password_file(home)))
+    return access
+
+
+def read_access(home: Path, port: int) -> AirflowAccess:
+    """The address and password of an Airflow that was started in `home`.
+
+    Raises:
+        ConfigError: None was.
+    """
+    if not _password_file(home).exists():
+        raise ConfigError("no Airflow was started here", where=str(home))
+    return AirflowAccess(url=f"http://127.0.0.1:{port}", username=USERNAME, password=_password(home))
+
+
+def stop_airflow(home: Path) -> None:
+    """Stop every process of the Airflow in `home`; its database and logs stay. None running is fine."""
+    for component in reversed(_COMPONENTS):
+        record = _record(home, component)
+        if process := detached.load(record):
+            detached.stop(process, grace_seconds=15.0)
+            record.unlink(missing_ok=True)
+
+
+def _environment(home: Path, port: int, repository: Path, releases: Path | None) -> dict[str, str]:
+    keys = _keys(home)
+    binaries = str(Path(sys.executable).parent)
+    python_path = [str(repository), str(repository / "plugins"), os.environ.get("PYTHONPATH", "")]
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")},
+        "AIRFLOW_HOME": str(home),
+        "PATH": os.pathsep.join([binaries, os.environ.get("PATH", "")]),
+        "PYTHONPATH": os.pathsep.join(part for part in python_path if part),
+        "LLM_PIPELINE_RELEASES": str(releases or repository / "configs" / "releases"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(repository / "dags"),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "plugins"),  # ours is found by its entry point
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+        "AIRFLOW__CORE__PARALLELISM": "4",
+        "AIRFLOW__CORE__FERNET_KEY": keys["fernet"],
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USERNAME}:admin",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(_password_file(home)),
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
+        "AIRFLOW__API__WORKERS": "1",
+        "AIRFLOW__API__SECRET_KEY": keys["api"],
+        "AIRFLOW__API_AUTH__JWT_SECRET": keys["jwt"],
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+        "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+        "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
+        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+        "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+    }
+
+
+def _keys(home: Path) -> dict[str, str]:
+    """The secrets that the four processes share, made at the first start."""
+    path = home / "keys.json"
+    if not path.exists():
+        made = {
+            "fernet": urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+            "api": secrets.token_hex(32),
+            "jwt": secrets.token_hex(32),
+        }
+        _write_private(path, json.dumps(made))
+    keys: dict[str, str] = json.loads(path.read_text())
+    return keys
+
+
+def _password_file(home: Path) -> Path:
+    return home / "passwords.json"
+
+
+def _password(home: Path) -> str:
+    path = _password_file(home)
+    if not path.exists():
+        _write_private(path, json.dumps({USERNAME: secrets.token_urlsafe(16)}))
+    return str(json.loads(path.read_text())[USERNAME])
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
+
+
+def _record(home: Path, component: str) -> Path:
+    return home / "processes" / f"{component}.json"
+
+
+def _running(home: Path, component: str) -> bool:
+    process = detached.load(_record(home, component))
+    return process is not None and process.alive
+
+
+def _require_free(port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} is taken: {error}", where=f"127.0.0.1:{port}", hint="choose another port for Airflow"
+            ) from error
+
+
+def _migrate(home: Path, environment: Mapping[str, str]) -> None:
+    """Make the database once per Airflow version; a marker file saves the seconds that a check would take."""
+    from importlib.metadata import version
+
+    marker = home / "migrated"
+    wanted = version("apache-airflow")
+    if marker.exists() and marker.read_text() == wanted and (home / "airflow.db").exists():
+        return
+    log.info("making Airflow's database", directory=str(home))
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow", "db", "migrate"],
+        env=dict(environment),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ConfigError(f"airflow db migrate failed:\n{(done.stdout + done.stderr)[-2000:]}", where=str(home))
+    marker.write_text(wanted)
+
+
+def _start_component(home: Path, component: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    if _running(home, component):
+        return
+    detached.start(
+        f"airflow {component}",
+        [sys.executable, "-m", "airflow", *arguments],
+        _record(home, component),
+        log=home / "logs" / f"{component}.log",
+        environment=environment,
+        directory=home,
+    )
+
+
+def _wait_until_healthy(home: Path, access: AirflowAccess, timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    waiting = "api-server"
+    while time.monotonic() < deadline:
+        _require_alive(home)
+        waiting = _unhealthy(access)
+        if not waiting:
+            return
+        time.sleep(0.5)
+    raise Transient(f"Airflow is not healthy after {timeout_seconds:g} s: waiting for {waiting}", where=str(home))
+
+
+def _require_alive(home: Path) -> None:
+    for component in _COMPONENTS:
+        if not _running(home, component):
+            end = (home / "logs" / f"{component}.log").read_text(errors="replace")[-1500:]
+            raise StageCrashed(
+                f"airflow {component} ended while it started:\n{end}", where=str(home / "logs" / f"{component}.log")
+            )
+
+
+def _unhealthy(access: AirflowAccess) -> str:
+    """What is not healthy yet; empty when all is."""
+    try:
+        answer = httpx.get(f"{access.url}/api/v2/monitor/health", timeout=10.0)
+    except httpx.TransportError:
+        return "api-server"
+    if answer.is_error:
+        return "api-server"
+    states = {name: (part or {}).get("status") for name, part in answer.json().items()}
+    wanted = ("metadatabase", "scheduler", "dag_processor", "triggerer")
+    return ", ".join(name for name in wanted if states.get(name) != "healthy")

@@ -1,0 +1,182 @@
+"""One DAG for each release config.
+
+    resolve -> download -> baseline -> recipes[quantize -> accuracy] -> choose
+      -> targets[build -> package -> staging -> served_accuracy -> load_test -> staging_down]
+      -> approve -> promotion[canary_5 -> ... -> canary_100 -> settle, rollback] -> report
+
+Groups in brackets are mapped, over recipes or targets. A failed index stops only itself. The run fails when no
+recipe passed, or when any target was not promoted, because `settle` is its only leaf that counts: `staging_down`,
+`rollback` and `report` are teardowns, which always run and never hide a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, BaseOperator, Param, TaskGroup, TriggerRule, chain, task_group
+
+from llm_pipeline.config.loading import LoadedRelease, load_release
+from llm_pipeline.config.release import ModelSource
+from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ResolveOperator, StageOperator
+from llm_pipeline_airflow.promotion import CanaryStepOperator, ReleaseApprovalOperator, RollbackOperator
+from llm_pipeline_airflow.retries import FIRST_DELAY, LONGEST_DELAY, RETRIES, error_family_policy
+from llm_pipeline_airflow.runs import dag_id_of
+from llm_pipeline_airflow.task_docs import TASK_DOCS, dag_doc
+
+_LAST_GATE = "targets.load_test"
+
+
+def release_dag(config_path: Path) -> DAG:
+    """The DAG of a release config.
+
+    Raises:
+        ConfigError: The config, or anything that it names, is wrong.
+    """
+    loaded = load_release(config_path)
+    dag = DAG(
+        dag_id=dag_id_of(config_path),
+        dag_display_name=f"Release {loaded.config.name}",
+        description=loaded.config.description or f"Release {loaded.config.model.id}",
+        doc_md=dag_doc(loaded),
+        schedule=loaded.config.schedule,
+        catchup=False,
+        max_active_runs=1,
+        tags=["llm-release", *loaded.config.targets],
+        params={"revision": _revision_parameter(loaded)},
+        default_args={
+            "owner": "llm-pipeline",
+            "retries": RETRIES,
+            "retry_delay": FIRST_DELAY,
+            "retry_exponential_backoff": True,
+            "max_retry_delay": LONGEST_DELAY,
+            "retry_policy": error_family_policy(),
+        },
+    )
+    with dag:
+        _add_tasks(_Tasks(str(loaded.path)), loaded)
+    return dag
+
+
+class _Tasks:
+    """Makes tasks with what all of them share."""
+
+    def __init__(self, config_path: str) -> None:
+        self.config_path = config_path
+
+    def stage(self, name: str, subject: str = "", **options: Any) -> StageOperator:
+        """The task of a stage, named after it."""
+        return StageOperator(stage=name, subject=subject, **self.shared(name), **options)
+
+    def shared(self, name: str) -> dict[str, Any]:
+        """Arguments of every task of a stage."""
+        display_name, documentation = TASK_DOCS[name]
+        return {
+            "task_id": name,
+            "task_display_name": display_name,
+            "doc_md": documentation,
+            "config_path": self.config_path,
+            "map_index_template": LABEL_TEMPLATE,
+        }
+
+
+def _add_tasks(tasks: _Tasks, loaded: LoadedRelease) -> None:
+    resolve = ResolveOperator(**tasks.shared("resolve"))
+    download = tasks.stage("download")
+    baseline = tasks.stage("baseline")
+    choose = tasks.stage("choose", trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
+    approve = _approval(tasks, loaded)
+    report = tasks.stage("report").as_teardown(on_failure_fail_dagrun=False)
+    chain(resolve, download, baseline)
+    _add_recipes(tasks, loaded, after=(download, baseline), before=choose)
+    _add_targets(tasks, loaded, after=choose, before=(approve, report))
+    _add_promotion(tasks, loaded, after=approve, before=report)
+
+
+def _add_recipes(
+    tasks: _Tasks, loaded: LoadedRelease, *, after: tuple[BaseOperator, BaseOperator], before: BaseOperator
+) -> TaskGroup:
+    download, baseline = after
+
+    @task_group(group_id="recipes", group_display_name="Recipes", tooltip="Quantize and judge, recipe by recipe")
+    def recipes(recipe: str) -> None:
+        quantize = tasks.stage("quantize", recipe)
+        accuracy = tasks.stage("accuracy", recipe)
+        # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
+        download >> quantize >> accuracy >> before
+        baseline >> accuracy
+
+    return recipes.expand(recipe=list(loaded.config.recipes))  # type: ignore[return-value]
+
+
+def _add_targets(
+    tasks: _Tasks, loaded: LoadedRelease, *, after: BaseOperator, before: Sequence[BaseOperator]
+) -> TaskGroup:
+    approve, report = before
+
+    @task_group(group_id="targets", group_display_name="Targets", tooltip="Build, serve and judge, target by target")
+    def targets(target: str) -> None:
+        build = tasks.stage("build", target)
+        package = tasks.stage("package", target)
+        staging = tasks.stage("staging", target)
+        served_accuracy = tasks.stage("served_accuracy", target)
+        load_test = tasks.stage("load_test", target)
+        staging_down = tasks.stage("staging_down", target)
+        chain(after, build, package, staging, served_accuracy, load_test, staging_down, report)
+        load_test >> approve
+        # Two setups: a teardown runs when one of its setups did, so a server whose own gate failed is stopped too.
+        staging_down.as_teardown(setups=[package, staging], on_failure_fail_dagrun=False)
+
+    return targets.expand(target=list(loaded.config.targets))  # type: ignore[return-value]
+
+
+def _add_promotion(
+    tasks: _Tasks, loaded: LoadedRelease, *, after: BaseOperator, before: BaseOperator
+) -> TaskGroup:
+    percents = [f"{percent:g}" for percent in loaded.release.policy.canary.steps_percent]
+
+    @task_group(group_id="promotion", group_display_name="Promotion", tooltip="Canary and production, target by target")
+    def promotion(target: str) -> None:
+        steps = [_canary_step(tasks, target, percent) for percent in percents]
+        settle = tasks.stage("settle", target)
+        rollback = RollbackOperator(
+            subject=target, canary_steps=tuple(step.task_id for step in steps), **tasks.shared("rollback")
+        ).as_teardown(on_failure_fail_dagrun=False)
+        chain(after, *steps, settle, rollback, before)
+        settle >> before
+
+    return promotion.expand(target=list(loaded.config.targets))  # type: ignore[return-value]
+
+
+def _canary_step(tasks: _Tasks, target: str, percent: str) -> CanaryStepOperator:
+    shared = tasks.shared("canary") | {
+        "task_id": f"canary_{percent.replace('.', '_')}",
+        "task_display_name": f"Canary {percent} %",
+    }
+    return CanaryStepOperator(subject=target, step=percent, last_gate=_LAST_GATE, **shared)
+
+
+def _approval(tasks: _Tasks, loaded: LoadedRelease) -> BaseOperator:
+    shared = tasks.shared("approve")
+    rule = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS  # one target that passed is enough to ask
+    if loaded.config.approval.required:
+        hours = loaded.config.approval.timeout_hours
+        return ReleaseApprovalOperator(last_gate=_LAST_GATE, timeout_hours=hours, trigger_rule=rule, **shared)
+    automatic = {name: value for name, value in shared.items() if name not in ("config_path", "map_index_template")}
+    return EmptyOperator(trigger_rule=rule, **automatic)
+
+
+def _revision_parameter(loaded: LoadedRelease) -> Param:
+    schema = ModelSource.model_json_schema()["properties"]["revision"]
+    return Param(
+        None,
+        type=["null", "string"],
+        pattern=schema["pattern"],
+        title="Revision",
+        description=(
+            f"Branch, tag or commit of {loaded.config.model.id}; "
+            f"empty releases the config's own, {loaded.config.model.revision}."
+        ),
+    )

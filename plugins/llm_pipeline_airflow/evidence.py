@@ -1,0 +1,50 @@
+"""A gate's evidence as text: a table for the task log, and Markdown for the approval form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from llm_pipeline.stages.contract import StageResult
+from llm_pipeline.verdict import Evidence, Judgement
+
+_HEADINGS = ("fact", "verdict", "measured", "bounds", "limit", "n")
+
+
+def log_table(judgement: Judgement) -> str:
+    """The verdict, its summary and its evidence, as one log record: aligned columns below a first empty line."""
+    rows = [_HEADINGS, *(_row(fact) for fact in judgement.evidence)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(["", f"{judgement.verdict.value}: {judgement.summary}", *lines])
+
+
+def markdown_table(results: Iterable[StageResult]) -> str:
+    """One line a gate, for the human who decides about production."""
+    lines = ["| gate | subject | verdict | summary |", "|---|---|---|---|"]
+    for result in results:
+        if result.judgement is not None:
+            again = " (reused)" if result.reused else ""
+            cells = (result.stage.replace("_", " ") + again, result.subject, f"**{result.judgement.verdict.value}**")
+            lines.append(f"| {' | '.join(_cell(text) for text in (*cells, result.judgement.summary))} |")
+    return "\n".join(lines)
+
+
+def _row(fact: Evidence) -> tuple[str, ...]:
+    bounds = "" if fact.lower is None and fact.upper is None else f"[{_number(fact.lower)}, {_number(fact.upper)}]"
+    limit = f"{_number(fact.limit)} {fact.unit}".strip() if fact.limit is not None else ""
+    measured = f"{_number(fact.measured)} {fact.unit}".strip() if fact.measured is not None else "no data"
+    return (fact.name, fact.verdict.value, measured, bounds, limit, str(fact.samples))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def metric_lines(metrics: Sequence[tuple[str, object]]) -> str:
+    """Metrics as `name=value`, shortened for a log line."""
+    return " ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in metrics)

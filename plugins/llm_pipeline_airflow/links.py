@@ -1,0 +1,27 @@
+"""Buttons below a task's details."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from airflow.sdk import BaseOperatorLink
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.types import TaskInstanceKey
+
+REPORT_ROUTE = "release-report"
+
+
+class ReleaseReportLink(BaseOperatorLink):
+    """Leads from a task to the report of its release."""
+
+    @property
+    def name(self) -> str:
+        """The button's label."""
+        return "Release report"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
+        """The report's tab on the run's page."""
+        return f"/dags/{quote(ti_key.dag_id, safe='')}/runs/{quote(ti_key.run_id, safe='')}/plugin/{REPORT_ROUTE}"

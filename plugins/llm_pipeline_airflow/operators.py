@@ -1,0 +1,215 @@
+"""Operators that run a stage of a release as a process of its own, survive their worker, and obey the gates."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator, ResumableJobMixin
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import Terminal, Transient
+from llm_pipeline.flow import Flow, passed, resolve_request
+from llm_pipeline.logging import relay
+from llm_pipeline.runners.process import Job, ProcessRunner
+from llm_pipeline.stages.contract import StageRequest, StageResult
+from llm_pipeline.stages.registry import load_stage
+from llm_pipeline.store import open_store
+from llm_pipeline_airflow.evidence import log_table, metric_lines
+from llm_pipeline_airflow.links import ReleaseReportLink
+from llm_pipeline_airflow.runs import remember_run
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from pydantic import JsonValue
+
+log = logging.getLogger(__name__)
+
+RELEASE_ID_TEMPLATE = "{{ (ti.xcom_pull(task_ids='resolve') or {}).get('release_id', '') }}"
+LABEL_TEMPLATE = "{{ task.label }}"
+
+_SHORTEST_POLL_SECONDS = 0.05
+_LONGEST_POLL_SECONDS = 1.0
+
+_RUNNING, _ENDED, _LOST = "running", "ended", "lost"
+
+
+class StageOperator(ResumableJobMixin, BaseOperator):
+    """Runs one stage of a release.
+
+    The stage is a detached process. When the worker dies, the next try finds the process by the job in the task
+    state store and goes on reading its log; nothing is started twice. A verdict other than GO fails the task
+    without a retry, and so does every terminal error; transient ones are tried again.
+
+    Args:
+        config_path: The release config; it says where the release's store and interpreters are.
+        stage: Name of the stage.
+        subject: What the stage works on: a recipe, a target or nothing.
+        step: Appended to the subject as `:<step>`: a canary step's percentage.
+        release_id: The release; by default what the task `resolve` returned.
+    """
+
+    template_fields = ("subject", "release_id")
+    external_id_key = "stage_job"
+    operator_extra_links = (ReleaseReportLink(),)
+    ui_color: ClassVar[str] = "#d9e8fb"
+
+    def __init__(
+        self,
+        *,
+        config_path: str,
+        stage: str,
+        subject: str = "",
+        step: str = "",
+        release_id: str = RELEASE_ID_TEMPLATE,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.config_path = config_path
+        self.stage = stage
+        self.subject = subject
+        self.step = step
+        self.release_id = release_id
+        self._ending = ""
+        self._runner: ProcessRunner | None = None
+        self._job: Job | None = None
+
+    @property
+    def label(self) -> str:
+        """What the UI shows for this task instance: the subject, and how it ended."""
+        return " · ".join(part for part in (self.subject or self.stage, self._ending) if part)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run the stage and return its verdict, key, metrics and whether its result was reused."""
+        try:
+            returned: dict[str, Any] = self.execute_resumable(context)
+        except Terminal as error:
+            self._ending = type(error).__name__
+            raise AirflowFailException(str(error)) from error
+        return returned
+
+    def on_kill(self) -> None:
+        """Stop the stage's whole process group."""
+        if self._runner is not None and self._job is not None:
+            log.warning("stopping the stage's processes: the task was killed")
+            self._runner.cancel(self._job)
+
+    def request(self, context: Context) -> StageRequest:  # noqa: ARG002 - the first stage reads the run's parameters
+        """What the stage is asked to do."""
+        if not self.release_id:
+            raise AirflowSkipException("there is no release: its first stage did not end well")
+        subject = f"{self.subject}:{self.step}" if self.step else self.subject
+        deployment = load_release(Path(self.config_path)).deployment
+        return Flow.open(deployment, self.release_id).request(self.stage, subject)
+
+    def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
+        """Turn a stage's result into the task's: what is returned crosses XCom."""
+        _log_result(result)
+        verdict = result.judgement.verdict.value if result.judgement else None
+        self._ending = " · ".join(part for part in (verdict, "reused" if result.reused else None) if part)
+        if not passed(result) and result.judgement is not None:
+            raise AirflowFailException(
+                f"{result.stage} {result.subject}".strip() + f": {verdict}: {result.judgement.summary}"
+            )
+        return {
+            "release_id": result.release_id,
+            "subject": result.subject,
+            "verdict": verdict,
+            "key": result.key,
+            "reused": result.reused,
+            "metrics": dict(result.metrics),
+        }
+
+    def submit_job(self, context: Context) -> JsonValue:
+        """Start the stage's process; see `ResumableJobMixin`."""
+        request = self.request(context)
+        job = self._runner_here().submit(request, load_stage(self.stage).environment)
+        log.info("the stage's log: %s", job.log)
+        return job.model_dump(mode="json")
+
+    def get_job_status(self, external_id: JsonValue, context: Context) -> str:  # noqa: ARG002
+        """Running, ended (with a result or a terminal error) or lost; see `ResumableJobMixin`."""
+        job = Job.model_validate(external_id)
+        if self._runner_here().is_active(job):
+            log.info("the stage of an earlier try still runs; following it")
+            return _RUNNING
+        try:
+            self._runner_here().outcome(job)
+        except Transient:
+            return _LOST
+        except Terminal:
+            return _ENDED
+        return _ENDED
+
+    def is_job_active(self, status: str) -> bool:
+        """See `ResumableJobMixin`."""
+        return status == _RUNNING
+
+    def is_job_succeeded(self, status: str) -> bool:
+        """See `ResumableJobMixin`: a terminal error counts too, for it is final."""
+        return status == _ENDED
+
+    def poll_until_complete(self, external_id: JsonValue, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Relay the stage's log until it ends, and return its result: a reconnected try returns this value."""
+        self._job, runner, offset = Job.model_validate(external_id), self._runner_here(), 0
+        wait = _SHORTEST_POLL_SECONDS
+        active = True
+        while active:
+            active = runner.is_active(self._job)  # before reading: nothing written before the end is missed
+            lines, offset = runner.read_log(self._job, offset)
+            for line in lines:
+                relay(line, log)
+            if active:
+                time.sleep(wait)
+                wait = min(wait * 1.5, _LONGEST_POLL_SECONDS) if not lines else _SHORTEST_POLL_SECONDS
+        return self.get_job_result(external_id, context)
+
+    def get_job_result(self, external_id: JsonValue, context: Context) -> dict[str, Any]:
+        """The task's result, or the stage's error; see `ResumableJobMixin`."""
+        job = Job.model_validate(external_id)
+        concluded = context.get("task_state_store")
+        if concluded is not None:
+            concluded.delete(self.external_id_key)  # a cleared task runs its stage again
+        return self.conclude(context, self._runner_here().outcome(job))
+
+    def _runner_here(self) -> ProcessRunner:
+        if self._runner is None:
+            self._runner = ProcessRunner(load_release(Path(self.config_path)).deployment)
+        return self._runner
+
+
+class ResolveOperator(StageOperator):
+    """Pins the model's revision and names the release; the parameter `revision` overrides the config's."""
+
+    template_fields = ()
+
+    def __init__(self, *, config_path: str, **kwargs: Any) -> None:
+        kwargs.setdefault("stage", "resolve")
+        super().__init__(config_path=config_path, **kwargs)
+
+    def request(self, context: Context) -> StageRequest:
+        """What the stage is asked to do."""
+        return resolve_request(Path(self.config_path), context["params"].get("revision"))
+
+    def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:
+        """Remember which release this run works on, for the report's tab."""
+        store = open_store(load_release(Path(self.config_path)).deployment.store)
+        remember_run(store, context["dag_run"].dag_id, context["run_id"], result.release_id)
+        returned = super().conclude(context, result)
+        self._ending = result.release_id
+        return returned
+
+
+def _log_result(result: StageResult) -> None:
+    if result.reused:
+        log.info("reused: nothing was computed; an earlier release made this result (key %s)", result.key[:12])
+    for name, ref in result.artifacts.items():
+        log.info("artifact %s: %s", name, ref)
+    if result.metrics:
+        log.info("metrics: %s", metric_lines(tuple(result.metrics.items())))
+    if result.judgement is not None:
+        level = logging.INFO if passed(result) else logging.ERROR
+        log.log(level, "%s", log_table(result.judgement))

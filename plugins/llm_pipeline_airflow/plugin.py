@@ -1,0 +1,52 @@
+"""The plugin: a release's report beside its run, and a page of all releases.
+
+Every Airflow process loads plugins, workers at each task. So this module imports next to nothing: the web
+application is imported by the API server, with its first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, ClassVar
+
+from airflow.plugins_manager import AirflowPlugin
+
+from llm_pipeline_airflow.links import REPORT_ROUTE, ReleaseReportLink
+
+URL_PREFIX = "/llm-pipeline"
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+async def web_application(scope: Scope, receive: Receive, send: Send) -> None:
+    """The pages, as an ASGI application."""
+    from llm_pipeline_airflow.web import app
+
+    await app(scope, receive, send)
+
+
+class LlmPipelinePlugin(AirflowPlugin):
+    """What Airflow registers; read once by each of its processes."""
+
+    name = "llm_pipeline"
+    fastapi_apps: ClassVar[list[dict[str, Any]]] = [
+        {"app": web_application, "url_prefix": URL_PREFIX, "name": "LLM releases"}
+    ]
+    external_views: ClassVar[list[dict[str, Any]]] = [
+        {
+            "name": "Release report",
+            "href": f"{URL_PREFIX}/dags/{{DAG_ID}}/runs/{{RUN_ID}}/report",
+            "destination": "dag_run",
+            "url_route": REPORT_ROUTE,
+        },
+        {
+            "name": "Releases",
+            "href": f"{URL_PREFIX}/releases",
+            "destination": "nav",
+            "category": "browse",
+            "url_route": "llm-releases",
+        },
+    ]
+    operator_extra_links: ClassVar[list[Any]] = [ReleaseReportLink()]

@@ -1,0 +1,68 @@
+"""Which release a DAG run works on: a small document in the store, so that the report outlives Airflow's database."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.store import ArtifactStore, open_store
+
+DAG_PREFIX = "release__"
+RELEASES_VARIABLE = "LLM_PIPELINE_RELEASES"
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.:+-]")
+
+
+def releases_directory() -> Path:
+    """Where the release configs are: `LLM_PIPELINE_RELEASES`, or the repository's `configs/releases`."""
+    named = os.environ.get(RELEASES_VARIABLE)
+    return Path(named) if named else Path(__file__).resolve().parents[2] / "configs" / "releases"
+
+
+def dag_id_of(config_path: Path) -> str:
+    """The DAG of a release config."""
+    return f"{DAG_PREFIX}{config_path.stem}"
+
+
+def config_path_of(dag_id: str) -> Path:
+    """The release config of a DAG.
+
+    Raises:
+        ConfigError: It is not a release's DAG, or its config is gone.
+    """
+    names = {dag_id_of(path): path for path in releases_directory().glob("*.yaml")}
+    if dag_id not in names:
+        raise ConfigError(f"{dag_id!r} is not the DAG of a release config", where=str(releases_directory()))
+    return names[dag_id]
+
+
+def store_of(config_path: Path) -> ArtifactStore:
+    """The store that a release config's deployment names."""
+    return open_store(load_release(config_path).deployment.store)
+
+
+def remember_run(store: ArtifactStore, dag_id: str, run_id: str, release_id: str) -> None:
+    """Write down which release a run works on."""
+    name = _document_name(dag_id, run_id)
+    known = store.read_document(name)
+    value = {"dag_id": dag_id, "run_id": run_id, "release_id": release_id}
+    if known is None or known.value != value:
+        store.write_document(name, value, known.revision if known else None)
+
+
+def release_of_run(store: ArtifactStore, dag_id: str, run_id: str) -> str | None:
+    """The release of a run; None before its first stage has named it."""
+    document = store.read_document(_document_name(dag_id, run_id))
+    return str(document.value["release_id"]) if document else None
+
+
+def _document_name(dag_id: str, run_id: str) -> str:
+    return f"runs/{_safe(dag_id)}/{_safe(run_id)}.json"
+
+
+def _safe(name: str) -> str:
+    """The name with every character that is not plain in a file's name written as `@<hex>@`."""
+    return "at_" + "".join(c if _PLAIN.fullmatch(c) else f"@{ord(c):x}@" for c in name)

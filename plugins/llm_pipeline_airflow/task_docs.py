@@ -1,0 +1,67 @@
+"""What the UI says about a DAG and its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llm_pipeline.config.loading import LoadedRelease
+
+TASK_DOCS: Mapping[str, tuple[str, str]] = {
+    "resolve": (
+        "Resolve",
+        "Pins the revision to a commit, records the release and stores the data sets that its gates read.",
+    ),
+    "download": ("Download", "Fetches the weights of that commit; every byte is checked against the hub's hashes."),
+    "baseline": ("Baseline", "Scores the unquantized model: every candidate is compared with it, item by item."),
+    "quantize": ("Quantize", "Quantizes with one recipe and exports a checkpoint."),
+    "accuracy": (
+        "Accuracy gate",
+        "Compares the quantized model with the baseline, paired by item. Another verdict than GO stops this recipe "
+        "only; the table in the log says why.",
+    ),
+    "choose": ("Choose", "Picks the smallest recipe that passed. Fails when none did."),
+    "build": ("Build", "Builds the engine for one target."),
+    "package": ("Package", "Makes the model repository that the server loads, with golden answers beside it."),
+    "staging": ("Staging", "Starts a server with the candidate and asks it the golden prompts."),
+    "served_accuracy": ("Served accuracy gate", "Scores the served model: the engine may differ from the checkpoint."),
+    "load_test": ("Load test gate", "Sends the workload at its scheduled times and judges the service level."),
+    "staging_down": ("Stop staging", "Stops the staging server. Always runs."),
+    "approve": ("Approve", "The decision before production. No answer in time is a rejection."),
+    "canary": (
+        "Canary",
+        "Moves this share of the traffic to the candidate and compares it with the stable version. "
+        "A verdict other than GO ends the promotion; the rollback follows.",
+    ),
+    "settle": ("Settle", "Makes the candidate the production version and keeps the previous one ready."),
+    "rollback": (
+        "Rollback",
+        "Gives all traffic back to the stable version unless the release was promoted. Always runs once traffic moved.",
+    ),
+    "report": ("Report", "Writes the release's report: the tab beside this graph. Always runs."),
+}
+"""Display name and documentation by stage."""
+
+
+def dag_doc(loaded: LoadedRelease) -> str:
+    """The documentation of a release's DAG, in Markdown."""
+    config = loaded.config
+    recipes = "\n".join(f"| `{recipe.name}` | {recipe.weights} | {recipe.description} |" for recipe in loaded.release.recipes)
+    targets = "\n".join(f"| `{target.name}` | {target.accelerator} | {target.engine} |" for target in loaded.release.targets)
+    steps = ", ".join(f"{percent:g} %" for percent in loaded.release.policy.canary.steps_percent)
+    return f"""### Release {config.name}
+
+{config.description}
+
+Model **{config.model.id}** at `{config.model.revision}`, policy `{config.policy}`, deployment `{config.deployment}`.
+
+| recipe | weights | |
+|---|---|---|
+{recipes}
+
+| target | accelerator | engine |
+|---|---|---|
+{targets}
+
+Canary steps: {steps}. Every gate ends GO, NO_GO, INCONCLUSIVE or ANOMALOUS; only GO goes on.
+Finished work is kept: run the DAG again and stages whose inputs did not change say `reused`.
+"""

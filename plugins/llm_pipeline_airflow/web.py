@@ -1,0 +1,107 @@
+"""Pages for people inside Airflow's UI: a run's release report and the list of releases.
+
+Plugin routes have no authentication of their own in Airflow 3.3, so every route here asks for it. Reports are
+served as they were stored, under a policy that lets them run no script and load nothing from anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import GetUserDep, get_auth_manager, requires_access_dag
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import HTMLResponse
+
+from llm_pipeline.errors import PipelineError
+from llm_pipeline.stages.report import report_name
+from llm_pipeline_airflow.releases import ReleaseSummary, releases_of
+from llm_pipeline_airflow.runs import config_path_of, dag_id_of, release_of_run, releases_directory, store_of
+
+app = FastAPI(title="LLM releases", docs_url=None, redoc_url=None, openapi_url=None)
+
+_SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; "
+        "base-uri 'none'; form-action 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "private, no-store",
+}
+_STYLE = (
+    "body{font:14px/1.5 system-ui,sans-serif;margin:2rem;color:#1b2430;background:#fff}"
+    "table{border-collapse:collapse}th,td{padding:.4rem .9rem;border-bottom:1px solid #d8dee6;text-align:left}"
+    ".GO{color:#12753b}.NO_GO{color:#b3261e}.INCONCLUSIVE,.ANOMALOUS{color:#8a5a00}code{font-size:13px}"
+)
+
+
+@app.get(
+    "/dags/{dag_id}/runs/{run_id}/report",
+    dependencies=[Depends(requires_access_dag("GET", DagAccessEntity.RUN))],
+)
+def run_report(dag_id: str, run_id: str) -> HTMLResponse:
+    """The report of the release that a run works on."""
+    try:
+        store = store_of(config_path_of(dag_id))
+        release_id = release_of_run(store, dag_id, run_id)
+    except PipelineError as error:
+        return _message(404, "No report", str(error))
+    if release_id is None:
+        return _message(404, "No report yet", "The run's first stage has not named its release yet.")
+    try:
+        report = store.read_file(report_name(release_id))
+    except FileNotFoundError:
+        return _message(404, "No report yet", f"Release {release_id} is under way; its report is written at the end.")
+    return HTMLResponse(report.decode(errors="replace"), headers=_SECURITY_HEADERS)
+
+
+@app.get("/releases")
+def releases(request: Request, user: GetUserDep) -> HTMLResponse:
+    """All releases of the DAGs that the user may read."""
+    del request
+    manager = get_auth_manager()
+    summaries: list[ReleaseSummary] = []
+    seen: set[str] = set()
+    for path in sorted(releases_directory().glob("*.yaml")):
+        details = DagDetails(id=dag_id_of(path))
+        if not manager.is_authorized_dag(method="GET", access_entity=DagAccessEntity.RUN, details=details, user=user):
+            continue
+        summaries += [one for one in _readable(path) if one.release_id not in seen]
+        seen.update(one.release_id for one in summaries)
+    summaries.sort(key=lambda one: one.created_at, reverse=True)
+    return _page(200, "Releases", _releases_table(summaries))
+
+
+def _readable(path: Any) -> list[ReleaseSummary]:
+    try:
+        return releases_of(store_of(path), path.stem)
+    except PipelineError:
+        return []  # a broken config shows as an import error
+
+
+def _releases_table(summaries: Iterable[ReleaseSummary]) -> str:
+    rows = "".join(
+        f"<tr><td><code>{escape(one.release_id)}</code></td><td>{escape(one.model)}</td>"
+        f"<td><code>{escape(one.commit[:12])}</code></td><td>{escape(one.created_at)}</td>"
+        f'<td class="{escape(one.verdict)}">{escape(one.verdict)}</td><td>{escape(one.reached)}</td></tr>'
+        for one in summaries
+    )
+    if not rows:
+        return "<p>No release yet: trigger a DAG whose name begins with <code>release__</code>.</p>"
+    heads = "".join(f"<th>{head}</th>" for head in ("release", "model", "commit", "created", "verdict", "last stage"))
+    return f"<table><tr>{heads}</tr>{rows}</table>"
+
+
+def _message(status: int, title: str, text: str) -> HTMLResponse:
+    return _page(status, title, f"<p>{escape(text)}</p>")
+
+
+def _page(status: int, title: str, body: str) -> HTMLResponse:
+    document = (
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{escape(title)}</title>"
+        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>{body}</body></html>"
+    )
+    return HTMLResponse(document, status_code=status, headers=_SECURITY_HEADERS)
