@@ -1,0 +1,134 @@
+"""Matplotlib figures as inline SVG: text stays text, and colours are CSS variables that follow light and dark."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+_COLOURS = {
+    "ink": "#010203",
+    "muted": "#010204",
+    "grid": "#010205",
+    "surface": "#010206",
+    "baseline": "#010207",
+    "candidate": "#010208",
+    "good": "#010209",
+    "bad": "#01020a",
+    "unsure": "#01020b",
+    "band": "#01020c",
+}
+"""Plot roles and the placeholder colour that stands for each until the SVG is written."""
+
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "llm-pipeline",
+    "font.family": "sans-serif",
+    "font.size": 10.5,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "hatch.linewidth": 1.2,
+}
+
+
+def colour(role: str) -> str:
+    """The placeholder of a role, for matplotlib.
+
+    Raises:
+        KeyError: There is no such role.
+    """
+    return _COLOURS[role]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A finished plot.
+
+    Attributes:
+        name: Prefix of the ids within it; unique in a report.
+        title: Read by screen readers first, and shown as the caption.
+        description: What the plot shows, in words and figures.
+        svg: Inline SVG for a wide column.
+        narrow_svg: The same for a narrow screen; empty when one serves both.
+    """
+
+    name: str
+    title: str
+    description: str
+    svg: str
+    narrow_svg: str = ""
+
+
+def draw_plot(
+    name: str,
+    title: str,
+    description: str,
+    draw: Callable[[Any], None],
+    *,
+    size: tuple[float, float],
+    narrow_size: tuple[float, float] | None = None,
+) -> Plot:
+    """Draw a figure of `size` inches, and once more in `narrow_size` when one is given.
+
+    `draw` is given the empty figure. Nothing global is changed and no window system is needed.
+    """
+    narrow = _svg(f"{name}-narrow", title, description, draw, narrow_size) if narrow_size else ""
+    return Plot(name, title, description, _svg(name, title, description, draw, size), narrow)
+
+
+def _svg(name: str, title: str, description: str, draw: Callable[[Any], None], size: tuple[float, float]) -> str:
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({**_STYLE, **_coloured_style()}):
+        figure = Figure(figsize=size, layout="constrained")
+        figure.patch.set_alpha(0.0)
+        draw(figure)
+        stream = io.StringIO()
+        FigureCanvasSVG(figure).print_svg(stream, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return _inline(stream.getvalue(), name, title, description)
+
+
+def _coloured_style() -> dict[str, str]:
+    ink, muted = colour("ink"), colour("muted")
+    return {
+        "text.color": ink,
+        "axes.titlecolor": ink,
+        "axes.labelcolor": muted,
+        "axes.edgecolor": muted,
+        "xtick.color": muted,
+        "ytick.color": muted,
+        "grid.color": colour("grid"),
+        "axes.facecolor": "none",
+        "legend.labelcolor": ink,
+    }
+
+
+def _inline(svg: str, name: str, title: str, description: str) -> str:
+    """Turn a stand-alone SVG file into an inline, accessible, themed one without any outside reference."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", body)
+    body = body.replace("xlink:href", "href")
+    body = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', body)
+    body = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", body)
+    body = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', body)
+    body = re.sub(r"\s*font-family: [^;\"]*;?", "", body)
+    body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
+    for role, placeholder in _COLOURS.items():
+        body = body.replace(placeholder, f"var(--plot-{role})")
+    opening = re.compile(r"<svg [^>]*?viewBox=\"([^\"]+)\"[^>]*>", re.DOTALL)
+    label = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+    head = rf'<svg viewBox="\1" role="img" aria-labelledby="{name}-title {name}-desc">'
+    return opening.sub(lambda match: match.expand(head) + label, body, count=1)

@@ -1,0 +1,80 @@
+"""The release report as one HTML file: no script, no outside reference, light and dark, fit to print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import resources
+
+from llm_pipeline.reporting.figure import Plot
+from llm_pipeline.reporting.model import ReportData
+from llm_pipeline.reporting.plots import plot_accuracy, plot_timeline, plot_variants
+from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
+from llm_pipeline.reporting.traffic_plots import plot_canary, plot_latency, plot_rate
+from llm_pipeline.verdict import Evidence, Verdict
+
+_TEMPLATE = "template.html.jinja"
+
+_SYMBOL = {Verdict.GO: "✓", Verdict.NO_GO: "✕", Verdict.INCONCLUSIVE: "?", Verdict.ANOMALOUS: "!"}
+
+
+def render_report(data: ReportData) -> str:
+    """The report as HTML; every value from outside is escaped."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        duration=duration,
+        megabytes=megabytes,
+        points=points,
+        limit=_limit,
+        measured=_measured,
+        bounds=_bounds,
+        slug=_slug,
+    )
+    source = resources.files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    plots = {plot.name: plot for plot in draw_plots(data)}
+    return environment.from_string(source).render(
+        data=data,
+        plots=plots,
+        symbol=_SYMBOL,
+        drawn=Markup,  # noqa: S704 - our own SVG, its texts escaped by matplotlib
+    )
+
+
+def draw_plots(data: ReportData) -> Iterator[Plot]:
+    """Every plot for which there is data."""
+    if any(study.comparison.pooled.loss for study in data.accuracy):
+        yield plot_accuracy(data.accuracy)
+    if data.variants:
+        yield plot_variants(data.variants)
+    for load in data.loads:
+        if load.requests:
+            yield plot_latency(load)
+            yield plot_rate(load)
+    for study in data.canaries:
+        if study.samples:
+            yield plot_canary(study)
+    if data.stages:
+        yield plot_timeline(data.stages)
+
+
+def _measured(fact: Evidence) -> str:
+    return measure(fact.measured, fact.unit)
+
+
+def _bounds(fact: Evidence) -> str:
+    if fact.lower is None and fact.upper is None:
+        return ""
+    return f"{measure(fact.lower, fact.unit)} to {measure(fact.upper, fact.unit)}"
+
+
+def _limit(fact: Evidence) -> str:
+    return measure(fact.limit, fact.unit)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -1,0 +1,54 @@
+"""The short summary of a release, in Markdown: for the approval page, a chat message or a pull request."""
+
+from __future__ import annotations
+
+import re
+
+from llm_pipeline.reporting.model import Gate, ReportData
+from llm_pipeline.reporting.quantities import duration, measure, megabytes
+from llm_pipeline.verdict import Evidence
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&])")
+
+
+def render_markdown(data: ReportData) -> str:
+    """A heading, one sentence, what is released, and the gates as a table; text from outside is escaped."""
+    verdict = data.headline.verdict.value if data.headline.verdict else "no verdict yet"
+    lines = [f"## {_text(data.title)}: {data.headline.state} ({_text(verdict)})", "", _text(data.headline.sentence), ""]
+    lines += [
+        f"- **{_text(fact.label)}**: {_code(fact.value) if fact.code else _text(fact.value)}" for fact in data.facts
+    ]
+    if data.gates:
+        lines += ["", "| Gate | Verdict | First evidence | Limit | Samples |", "|---|---|---|---|---|"]
+        lines += [_row(gate) for gate in data.gates]
+    if data.variants:
+        sizes = ", ".join(f"{v.name} {megabytes(v.bytes)}{' (chosen)' if v.chosen else ''}" for v in data.variants)
+        lines += ["", f"Sizes: {_text(sizes)}."]
+    if data.stages:
+        busy = sum(run.total_seconds for run in data.stages)
+        reused = sum(run.reused for run in data.stages)
+        lines += ["", f"{len(data.stages)} stages, {reused} reused, {_text(duration(busy))} of work."]
+    return "\n".join(lines) + "\n"
+
+
+def _row(gate: Gate) -> str:
+    name = _text(gate.name) + ("" if gate.decides else " (not released)")
+    facts = gate.judgement.evidence
+    if not facts:
+        return f"| {name} | {_text(gate.judgement.verdict.value)} | {_text(gate.judgement.summary)} | | |"
+    first = facts[0]
+    limit = _text(measure(first.limit, first.unit))
+    return f"| {name} | {_text(gate.judgement.verdict.value)} | {_fact(first)} | {limit} | {first.samples} |"
+
+
+def _fact(fact: Evidence) -> str:
+    bound = f", upper bound {measure(fact.upper, fact.unit)}" if fact.upper is not None else ""
+    return _text(f"{fact.name}: {measure(fact.measured, fact.unit)}{bound}")
+
+
+def _text(value: str) -> str:
+    return _SPECIAL.sub(r"\\\1", " ".join(value.split()))
+
+
+def _code(value: str) -> str:
+    return "`" + " ".join(value.replace("`", "'").split()).replace("|", "\\|") + "`"

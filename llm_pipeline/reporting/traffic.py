@@ -1,0 +1,98 @@
+"""Reading what the load test and the canary measured into the shapes that the plots draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
+from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy, LoadStudy, RequestPoint
+
+REQUESTS_FILE = "requests.jsonl"
+TIMELINE_FILE = "timeline.jsonl"
+
+
+class _RequestLine(BaseModel):
+    """The part of a load test's request record that the report reads."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    scheduled_seconds: float
+    first_token_milliseconds: float | None = None
+    end_to_end_milliseconds: float | None = None
+    error: str | None = None
+
+
+def read_load(directory: Path, target: str, release: ResolvedRelease) -> LoadStudy:
+    """The load test of one target.
+
+    Raises:
+        OSError: The measurements are missing.
+        ValueError: A line is not a request.
+    """
+    policy = release.policy.load_test
+    lines = (directory / REQUESTS_FILE).read_text(encoding="utf-8").splitlines()
+    return LoadStudy(
+        target=target,
+        rate_per_second=release.workload.rate_per_second,
+        first_token_limit=policy.service_level.first_token_milliseconds,
+        end_to_end_limit=policy.service_level.end_to_end_milliseconds,
+        attainment=policy.attainment,
+        requests=tuple(_request(_RequestLine.model_validate_json(line)) for line in lines),
+    )
+
+
+def _request(line: _RequestLine) -> RequestPoint:
+    return RequestPoint(
+        scheduled_seconds=line.scheduled_seconds,
+        first_token_milliseconds=line.first_token_milliseconds,
+        end_to_end_milliseconds=line.end_to_end_milliseconds,
+        failed=line.error is not None,
+    )
+
+
+def read_canary(directories: Sequence[Path], target: str) -> CanaryStudy:
+    """The canary of one target, from the artifacts of its steps in order.
+
+    Raises:
+        OSError: A timeline is missing.
+        ValueError: A line is not an interval of a timeline.
+    """
+    points: dict[float, TimelinePoint] = {}
+    for directory in directories:
+        lines = (directory / TIMELINE_FILE).read_text(encoding="utf-8").splitlines()
+        points.update((point.at_seconds, point) for point in map(TimelinePoint.model_validate_json, lines))
+    ordered = [points[second] for second in sorted(points)]
+    return CanaryStudy(target=target, samples=tuple(map(_sample, ordered)), marks=tuple(_marks(ordered)))
+
+
+def _sample(point: TimelinePoint) -> CanarySample:
+    return CanarySample(
+        seconds=point.at_seconds,
+        percent=100 * point.intended_share,
+        stable=_arm(point.stable),
+        canary=_arm(point.candidate),
+    )
+
+
+def _arm(point: ArmPoint) -> ArmSample:
+    return ArmSample(
+        requests=point.requests,
+        errors=point.errors,
+        first_token_p50=point.first_token_p50,
+        first_token_p95=point.first_token_p95,
+    )
+
+
+def _marks(points: Iterable[TimelinePoint]) -> Iterable[CanaryMark]:
+    """A mark wherever the intended share changes; a fall means that the candidate was taken back."""
+    share = 0.0
+    for point in points:
+        if point.intended_share != share:
+            falls = point.intended_share < share
+            share = point.intended_share
+            label = "rolled back" if falls else f"{100 * share:g} %"
+            yield CanaryMark(seconds=point.at_seconds, label=label)

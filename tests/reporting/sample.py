@@ -1,0 +1,276 @@
+"""A release written to a real local store: the shapes that the stages leave behind, without running them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
+from llm_pipeline.accuracy.gate import judge_accuracy
+from llm_pipeline.accuracy.items import ScoredItem, write_items
+from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.release import (
+    Approval,
+    Baseline,
+    Evaluation,
+    ModelSource,
+    ResolvedRelease,
+    Workload,
+)
+from llm_pipeline.config.target import Target
+from llm_pipeline.hub.resolve import PinnedModel
+from llm_pipeline.release_record import ReleaseRecord, record_name
+from llm_pipeline.stages.contract import ArtifactRef, Metric, StageResult, Timings
+from llm_pipeline.stages.execute import results_name
+from llm_pipeline.store.local import LocalStore
+from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
+
+RELEASE = "demo-tiny-0a1b2c3d-9f8e7d6c"
+START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)
+TASKS = {"arithmetic": 900, "reading": 700, "recall": 500}
+RECIPES = {
+    "fp8": (0.004, 21e4),
+    "int8_smoothquant": (0.012, 21.4e4),
+    "int4_awq": (0.035, 12.5e4),
+    "int4_naive": (0.6, 12e4),
+}
+
+
+class SampleRelease:
+    """Writes one release stage by stage; stop after any of them."""
+
+    def __init__(self, root: Path, *, description: str = "Nightly rebuild of the demo model", seed: int = 7) -> None:
+        self.store = LocalStore(f"file://{root / 'store'}")
+        self._scratch = root / "scratch"
+        self._random = random.Random(seed)  # noqa: S311
+        self._clock = START
+        self._baseline: list[ScoredItem] = []
+        self.write_record(description)
+
+    def write_record(self, description: str) -> None:
+        release = ResolvedRelease(
+            name="demo-tiny",
+            description=description,
+            model=ModelSource(id="example/tiny-llama"),
+            baseline=Baseline(dtype="bfloat16"),
+            recipes=tuple(QuantizationRecipe(name=name, weights="int8_weight_only") for name in RECIPES),
+            targets=(Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
+            policy=Policy(
+                name="strict",
+                load_test=LoadTestPolicy(
+                    service_level=ServiceLevel(first_token_milliseconds=150.0, end_to_end_milliseconds=600.0)
+                ),
+            ),
+            evaluation=Evaluation(tasks=tuple(TASKS), served_tasks=("arithmetic",)),
+            workload=Workload(prompts="prompts.jsonl", rate_per_second=20.0, duration_seconds=60.0),
+            approval=Approval(),
+            drill=None,
+        )
+        record = ReleaseRecord(
+            release_id=RELEASE,
+            release=release,
+            deployment=Deployment(
+                name="laptop", store=self.store.uri, work_root="/w", state_root="/s", environments={}, triton_home="/t"
+            ),
+            model=PinnedModel(id="example/tiny-llama", commit="0a1b2c3d" * 5, files=(), license="apache-2.0"),
+            datasets={"tasks": ArtifactRef(kind="dataset", digest="ab" * 32)},
+            created_at=START,
+        )
+        self.store.write_document(record_name(RELEASE), record.model_dump(mode="json"), None)
+
+    def add(
+        self,
+        stage: str,
+        subject: str = "",
+        seconds: float = 5.0,
+        *,
+        artifacts: dict[str, ArtifactRef] | None = None,
+        metrics: dict[str, Metric] | None = None,
+        judgement: Judgement | None = None,
+        reused: bool = False,
+        wait: float = 1.0,
+    ) -> StageResult:
+        self._clock += timedelta(seconds=wait)
+        result = StageResult(
+            release_id=RELEASE,
+            stage=stage,
+            subject=subject,
+            key=f"{abs(hash((stage, subject))):064x}"[-64:],
+            reused=reused,
+            artifacts=artifacts or {},
+            metrics=metrics or {},
+            judgement=judgement,
+            tools={"nvidia-modelopt": "0.47.0"} if stage == "quantize" else {},
+            timings=Timings(started_at=self._clock, total_seconds=seconds, tool_seconds=0.8 * seconds),
+        )
+        self.store.write_document(results_name(RELEASE, stage, subject), result.model_dump(mode="json"), None)
+        self._clock += timedelta(seconds=seconds)
+        return result
+
+    def publish(self, kind: str, files: dict[str, bytes]) -> ArtifactRef:
+        directory = self._scratch / f"{kind}-{self._random.random()}"
+        directory.mkdir(parents=True)
+        for name, data in files.items():
+            (directory / name).write_bytes(data)
+        return self.store.publish(kind, directory, {})
+
+    def publish_items(self, items: Sequence[ScoredItem]) -> ArtifactRef:
+        directory = self._scratch / f"items-{self._random.random()}"
+        directory.mkdir(parents=True)
+        write_items(directory, items)
+        return self.store.publish("evaluation", directory, {})
+
+    def scored(self, loss: float, tasks: Sequence[str] = tuple(TASKS)) -> list[ScoredItem]:
+        """The baseline's items with a share of the right ones lost, and a third as many gained."""
+        items = []
+        for item in (item for item in self._baseline if item.task in tasks):
+            change = self._random.random() < (1.4 * loss if item.score else 1.2 * loss)
+            items.append(item.model_copy(update={"score": 1.0 - (item.score or 0.0) if change else item.score}))
+        return items
+
+    def measure_baseline(self) -> None:
+        self.add("resolve", seconds=1.2)
+        checkpoint = self.publish("checkpoint", {"model.safetensors": b"0" * 400_000})
+        self.add("download", seconds=6.0, artifacts={"checkpoint": checkpoint})
+        self._baseline = [
+            ScoredItem(
+                task=task,
+                item_id=number,
+                fingerprint=f"{task}{number}",
+                score=float(self._random.random() < 0.82),
+                generative=task == "arithmetic",
+            )
+            for task, count in TASKS.items()
+            for number in range(count)
+        ]
+        self.add("baseline", seconds=31.0, artifacts={"evaluation": self.publish_items(self._baseline)}, reused=True)
+
+    def try_recipes(self, recipes: Sequence[str] = tuple(RECIPES)) -> None:
+        policy = Policy(
+            name="x",
+            load_test=LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=1, end_to_end_milliseconds=1)),
+        ).accuracy
+        attempts = []
+        for recipe in recipes:
+            loss, size = RECIPES[recipe]
+            weights = {"model.safetensors": bytes([len(recipe)]) * int(size)}
+            self.add("quantize", recipe, 14.0, artifacts={"checkpoint": self.publish("checkpoint", weights)})
+            items = self.scored(loss if recipe != "fp8" else 0.0008)
+            judgement = judge_accuracy(self._baseline, items, policy)
+            self.add("accuracy", recipe, 28.0, artifacts={"evaluation": self.publish_items(items)}, judgement=judgement)
+            attempts.append(
+                RecipeAttempt(recipe=recipe, verdict=judgement.verdict, bytes=int(size), summary=judgement.summary)
+            )
+        choice = choose_recipe(attempts)
+        self.add("choose", seconds=0.2, metrics={"recipe": choice.recipe}, judgement=choice.judgement)
+
+    def build(self) -> None:
+        self.add("build", "cpu", 24.0, artifacts={"engine": self.publish("engine", {"model.bin": b"e" * 90_000})})
+        repository = self.publish("model_repository", {"config.pbtxt": b"name: 'llm'"})
+        self.add("package", "cpu", 2.0, artifacts={"repository": repository})
+        self.add("staging", "cpu", 9.0, judgement=_one("golden prompts matched", 0.99, 0.95, "fraction", 100))
+        policy = Policy(
+            name="x",
+            load_test=LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=1, end_to_end_milliseconds=1)),
+        ).served_accuracy
+        served = self.scored(0.0005, ("arithmetic",))
+        judgement = judge_accuracy(self._baseline, served, policy, tasks=("arithmetic",))
+        self.add(
+            "served_accuracy", "cpu", 17.0, artifacts={"evaluation": self.publish_items(served)}, judgement=judgement
+        )
+
+    def load_test(self) -> None:
+        lines, second = [], 0.0
+        while second < 60.0:
+            second += self._random.expovariate(20.0)
+            first = self._random.lognormvariate(4.0, 0.35)
+            total = first + self._random.uniform(4, 16) * self._random.lognormvariate(2.7, 0.2)
+            lines.append(
+                {
+                    "scheduled_seconds": second,
+                    "first_token_milliseconds": first,
+                    "end_to_end_milliseconds": total,
+                    "error": None,
+                }
+            )
+        data = "\n".join(json.dumps(line) for line in lines).encode()
+        self.add(
+            "load_test",
+            "cpu",
+            64.0,
+            artifacts={"measurements": self.publish("load_test", {"requests.jsonl": data})},
+            metrics={"output_tokens_per_second": 412.6},
+            judgement=_one("requests within the service level", 0.985, 0.95, "fraction", len(lines)),
+        )
+
+    def canary(self, *, good: bool = True) -> None:
+        points, percents = [], (5, 25, 50, 100)
+        for step, percent in enumerate(percents):
+            bad = not good and percent == 25  # noqa: PLR2004
+            points += [self._point(20 * step + second, percent / 100, slow=bad) for second in range(20)]
+            points += [self._point(20 * step + 20 + second, 0.0, slow=False) for second in range(10)] if bad else []
+            data = "\n".join(point.model_dump_json() for point in points).encode()
+            verdict = Verdict.NO_GO if bad else Verdict.GO
+            self.add(
+                "canary",
+                f"cpu:{percent}",
+                20.0,
+                wait=7200.0 if not step else 1.0,
+                artifacts={"canary": self.publish("canary", {"timeline.jsonl": data})},
+                judgement=_one("slow first tokens, ratio to stable", 9.1 if bad else 1.1, 2.0, "", 400, verdict),
+            )
+            if bad:
+                self.add("rollback", "cpu", 1.1)
+                return
+
+    def _point(self, second: float, share: float, *, slow: bool) -> TimelinePoint:
+        def arm(share: float, factor: float, errors: int) -> ArmPoint:
+            middle = factor * self._random.uniform(45, 60) if share else None
+            return ArmPoint(
+                requests=round(40 * share),
+                errors=errors,
+                lost=0,
+                first_token_p50=middle,
+                first_token_p95=middle and middle * self._random.uniform(1.5, 2.1),
+                end_to_end_p50=middle,
+                end_to_end_p95=middle,
+            )
+
+        candidate = arm(share, 4.0 if slow else 0.8, self._random.randrange(3) if slow else 0)
+        return TimelinePoint(
+            at_seconds=second, intended_share=share, candidate=candidate, stable=arm(1 - share, 1.0, 0)
+        )
+
+    def settle(self) -> None:
+        self.add("settle", "cpu", 0.5)
+        ref = ArtifactRef(kind="model_repository", digest="cd" * 32)
+        pointer = Pointer(release_id=RELEASE, repository=ref, slot="green", recipe="fp8", promoted_at=self._clock)
+        write_pointers(self.store, "example/tiny-llama", "cpu", Pointers(production=pointer), None)
+
+
+def _one(name: str, measured: float, limit: float, unit: str, samples: int, verdict: Verdict = Verdict.GO) -> Judgement:
+    fact = Evidence(name=name, verdict=verdict, measured=measured, limit=limit, unit=unit, samples=samples)
+    words = "is within" if verdict is Verdict.GO else "is beyond"
+    return judge(f"{name.capitalize()} {words} the limit.", [fact])
+
+
+def whole_release(
+    root: Path, *, good: bool = True, description: str = "Nightly rebuild of the demo model"
+) -> SampleRelease:
+    """A release that reached production, or that its canary took back."""
+    sample = SampleRelease(root, description=description)
+    sample.measure_baseline()
+    sample.try_recipes()
+    sample.build()
+    sample.load_test()
+    sample.canary(good=good)
+    if good:
+        sample.settle()
+    return sample
