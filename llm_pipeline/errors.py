@@ -48,7 +48,7 @@ class PipelineError(Exception):
     """
 
     family: ClassVar[Literal["terminal", "transient"]] = "terminal"
-    exit_code: ClassVar[ExitCode] = ExitCode.INFRASTRUCTURE
+    exit_code: ExitCode = ExitCode.INFRASTRUCTURE
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -113,7 +113,7 @@ class RemoteStageError(Terminal):
     def __init__(self, document: ErrorDocument) -> None:
         super().__init__(f"{document.type}: {document.message}", where=document.where, hint=document.hint)
         self.document = document
-        self.exit_code = document.exit_code  # type: ignore[misc] - one instance's, from the other process
+        self.exit_code = document.exit_code
 
 
 class RemoteStageTransient(Transient):

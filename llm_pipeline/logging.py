@@ -21,6 +21,7 @@ class FieldLogger(logging.LoggerAdapter[logging.Logger]):
     """A standard logger whose calls take fields: `log.info("published", digest=..., bytes=...)`."""
 
     def process(self, msg: str, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+        """Move the fields of a call to where the formatters look for them."""
         fields = {key: kwargs.pop(key) for key in list(kwargs) if key not in ("exc_info", "stack_info", "stacklevel")}
         return msg, {**kwargs, "extra": {_FIELDS: fields}}
 
@@ -34,6 +35,7 @@ class JsonLineFormatter(logging.Formatter):
     """Formats a record as one JSON object: time, level, logger, event, fields."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """One JSON object, without a line break."""
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname,
@@ -51,6 +53,7 @@ class ReadableFormatter(logging.Formatter):
     """Formats a record for people: the event, then `key=value` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """One line, and a traceback below it if there is one."""
         text = record.getMessage() + readable_fields(getattr(record, _FIELDS, None))
         return text if not record.exc_info else f"{text}\n{self.formatException(record.exc_info)}"
 

@@ -1,0 +1,1 @@
+"""Accuracy: evaluations with lm-eval, and the paired statistics that judge them."""

@@ -53,7 +53,7 @@ class HubAccess(ConfigModel):
     """
 
     endpoint: str | None = None
-    token_variable: str = "HF_TOKEN"
+    token_variable: str = "HF_TOKEN"  # noqa: S105 - the name of a variable, not a token
 
 
 class Deployment(ConfigModel):

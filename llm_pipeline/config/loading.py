@@ -107,7 +107,7 @@ def load_deployment(path: Path) -> Deployment:
 
     def absolute(value: str) -> str:
         # abspath, not resolve: an interpreter of a virtual environment is a link that must stay one.
-        return os.path.abspath(path.parent / os.path.expandvars(value))  # noqa: PTH100, PTH111
+        return os.path.abspath(path.parent / os.path.expandvars(value))  # noqa: PTH100
 
     store = deployment.store
     return deployment.model_copy(

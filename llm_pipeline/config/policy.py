@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from llm_pipeline.config.model import ConfigModel, Fraction, Name, Percent, PositiveSeconds
+
+_ALL_TRAFFIC = 100.0
 
 
 class AccuracyPolicy(ConfigModel):
@@ -98,7 +101,7 @@ class CanaryPolicy(ConfigModel):
     @model_validator(mode="after")
     def _steps_rise_to_all(self) -> CanaryPolicy:
         steps = self.steps_percent
-        if not steps or steps[-1] != 100.0 or any(a >= b for a, b in zip(steps, steps[1:], strict=False)):
+        if not steps or steps[-1] != _ALL_TRAFFIC or any(low >= high for low, high in pairwise(steps)):
             raise ValueError("steps_percent must rise and end at 100")
         if self.maximum_bake_seconds < self.minimum_bake_seconds:
             raise ValueError("maximum_bake_seconds is shorter than minimum_bake_seconds")

@@ -1,0 +1,1 @@
+"""The load test: open-loop traffic, measured from the schedule, judged with confidence."""

@@ -1,0 +1,1 @@
+"""Planning: what a release needs and whether it can work, before anything is spent."""

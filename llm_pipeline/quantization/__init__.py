@@ -1,0 +1,1 @@
+"""Quantization with modelopt, and reading its checkpoints back without it."""

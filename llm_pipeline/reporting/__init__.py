@@ -1,0 +1,1 @@
+"""The report of a release: one self-contained page."""

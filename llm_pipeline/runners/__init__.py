@@ -1,0 +1,1 @@
+"""Runners: where the process of a stage runs."""

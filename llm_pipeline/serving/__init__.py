@@ -1,0 +1,1 @@
+"""Serving: Triton model repositories, server control, clients and probes."""

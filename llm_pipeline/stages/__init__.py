@@ -1,0 +1,1 @@
+"""The stages of a release: one module each, request in, result out."""

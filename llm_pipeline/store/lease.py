@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from types import TracebackType
+from typing import Self
 
 from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
@@ -61,7 +62,7 @@ class Lease:
         self._renewer = threading.Thread(target=self._renew, name=f"lease {name}", daemon=True)
         self.epoch = 0
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         """Take the lease.
 
         Raises:
@@ -81,7 +82,9 @@ class Lease:
         self._renewer.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Give the lease back, unless it was lost."""
         self._stop.set()
         self._renewer.join()

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from llm_pipeline.digest import sha256_file, sha256_json
 from llm_pipeline.errors import IntegrityError
@@ -31,7 +31,7 @@ class Manifest(Frozen):
 
     kind: str
     files: tuple[ManifestFile, ...]
-    provenance: dict[str, JsonValue] = {}
+    provenance: dict[str, JsonValue] = Field(default={})
 
     @property
     def digest(self) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,7 +51,7 @@ class Counter:
 
 
 @pytest.fixture
-def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
+def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     counter = Counter()
     stage = Stage(
         name="count",
@@ -64,7 +63,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter]:
         places=frozenset({"address"}),
     )
     monkeypatch.setattr(execution, "load_stage", lambda _name: stage)
-    yield counter
+    return counter
 
 
 @pytest.fixture
