@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.errors import ConfigError, IntegrityError
-from llm_pipeline.hub.resolve import PinnedModel
+from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.store import ArtifactStore
 

@@ -134,9 +134,7 @@ def _execute(request: StageRequest) -> StageResult:
     return result
 
 
-def _compute_once(
-    stage: Stage[Any], config: Any, request: StageRequest, store: ArtifactStore, key: str
-) -> StageResult:
+def _compute_once(stage: Stage[Any], config: Any, request: StageRequest, store: ArtifactStore, key: str) -> StageResult:
     """Compute under the lease of the key; whoever waits for the lease reuses what its holder made."""
     waited = False
     while True:
@@ -161,9 +159,7 @@ def _compute(stage: Stage[Any], config: Any, request: StageRequest, store: Artif
     workdir.mkdir(parents=True, exist_ok=True)
     log.info(f"{stage.name} starts", subject=request.subject or "-", release=request.release_id, key=key[:12])
     inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
-    context = StageContext(
-        request=request, config=config, inputs=inputs, workdir=workdir, store=store, key=key
-    )
+    context = StageContext(request=request, config=config, inputs=inputs, workdir=workdir, store=store, key=key)
     output: StageOutput = stage.run(context)
     artifacts = _publish(stage, request, store, key, output)
     shutil.rmtree(workdir, ignore_errors=True)
@@ -176,9 +172,7 @@ def _compute(stage: Stage[Any], config: Any, request: StageRequest, store: Artif
         metrics=dict(output.metrics),
         judgement=output.judgement,
         tools=tool_versions(stage),
-        timings=Timings(
-            started_at=started, total_seconds=time.monotonic() - clock, tool_seconds=output.tool_seconds
-        ),
+        timings=Timings(started_at=started, total_seconds=time.monotonic() - clock, tool_seconds=output.tool_seconds),
     )
 
 
@@ -211,7 +205,10 @@ def _reuse(store: ArtifactStore, key: str) -> StageResult | None:
         if damage := store.verify(ref):
             first = damage[0]
             log.warning(
-                f"a stored {name} is damaged and is made again", artifact=str(ref), file=first.path, problem=first.problem
+                f"a stored {name} is damaged and is made again",
+                artifact=str(ref),
+                file=first.path,
+                problem=first.problem,
             )
             return None
     when = result.timings.started_at.strftime("%Y-%m-%d %H:%M:%S UTC")

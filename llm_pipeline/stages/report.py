@@ -35,9 +35,7 @@ def run(context: StageContext[ReportConfig]) -> StageOutput:
     context.store.write_file(report_name(release_id, "json"), data.model_dump_json(indent=1).encode())
     where = f"{context.store.uri}/{report_name(release_id)}"
     log.info("report written", file=where, kilobytes=len(html) / 1e3)
-    return StageOutput(
-        metrics={"report": where, "bytes": len(html)}, tool_seconds=time.monotonic() - clock
-    )
+    return StageOutput(metrics={"report": where, "bytes": len(html)}, tool_seconds=time.monotonic() - clock)
 
 
 STAGE = Stage(name="report", version=1, config=ReportConfig, run=run, environment="control", reusable=False)

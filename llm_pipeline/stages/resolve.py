@@ -11,7 +11,8 @@ from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.model import ConfigModel, Revision
 from llm_pipeline.digest import sha256_json
 from llm_pipeline.hub.access import connect
-from llm_pipeline.hub.resolve import PinnedModel, resolve_revision
+from llm_pipeline.hub.pinned import PinnedModel
+from llm_pipeline.hub.resolve import resolve_revision
 from llm_pipeline.logging import get_logger
 from llm_pipeline.release_record import (
     PROMPTS_DATASET,
@@ -65,9 +66,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
     total_bytes = sum(file.size for file in model.files)
     log.info("release named", release=release_id, model=model.id, commit=model.commit)
-    log.info(
-        "to download", files=len(model.files), megabytes=total_bytes / 1e6, license=model.license or "not stated"
-    )
+    log.info("to download", files=len(model.files), megabytes=total_bytes / 1e6, license=model.license or "not stated")
     return StageOutput(
         release_id=release_id,
         metrics={
