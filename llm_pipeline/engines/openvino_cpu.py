@@ -1,0 +1,245 @@
+"""Builds OpenVINO engines for CPUs: trace the model once, then store its weights in the target's format.
+
+Heavy: import it through `engine_builder` only. Everything runs in this one process; a checkpoint is traced through
+Optimum, its tokenizer is converted with it, and a short real generation measures the result.
+
+`weight_format: native` keeps the numbers that the accuracy gate judged (see `openvino_graph`). The other formats
+compress the traced weights again; only the served-accuracy gate can see what that costs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import nncf
+import openvino as ov
+import torch
+from optimum.exporters.openvino import main_export
+from transformers.utils import logging as transformers_logging
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import BaselinePrecision, EngineDescription, EngineFacts
+from llm_pipeline.engines.openvino_graph import NativeWeights, count_quantized_weights
+from llm_pipeline.engines.openvino_throughput import measure_throughput
+from llm_pipeline.errors import Unsupported
+from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.checkpoint import (
+    QuantizationMetadata,
+    load_tensors,
+    read_json,
+    read_quantization,
+    write_dequantized,
+)
+
+log = get_logger(__name__)
+
+PARITY_PROPERTIES = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+}
+"""Without all three, the CPU plugin computes in bf16, compresses the KV cache and quantizes activations by itself."""
+
+MODEL_FILE = "openvino_model.xml"
+SERVING_FILES = (
+    MODEL_FILE,
+    "openvino_model.bin",
+    "openvino_tokenizer.xml",
+    "openvino_tokenizer.bin",
+    "openvino_detokenizer.xml",
+    "openvino_detokenizer.bin",
+    "config.json",
+    "generation_config.json",
+)
+_VERSIONED = ("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers")
+_INT4_GROUP_SIZE = 128
+
+
+@dataclass
+class PhaseClock:
+    """Seconds by phase, in the order in which they ran."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time one phase."""
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 3)
+
+
+class OpenVinoCpuBuilder:
+    """The `openvino_cpu` engine builder."""
+
+    def build(
+        self, checkpoint: Path, target: Target, destination: Path, *, dtype: BaselinePrecision = "bfloat16"
+    ) -> EngineFacts:
+        """See `EngineBuilder.build`."""
+        quantization = read_quantization(checkpoint)
+        _require_cpu(target, quantization)
+        clock = PhaseClock()
+        with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:
+            precision = _trace_precision(quantization, target, dtype)
+            with clock.phase("dequantize"):
+                source = _plain_checkpoint(checkpoint, quantization, Path(scratch))
+            with clock.phase("trace"):
+                template = _trace(source, Path(scratch), precision)
+            with clock.phase("weights"):
+                activation_quantizers = _store_weights(checkpoint, quantization, target, template)
+            destination.mkdir()
+            for name in SERVING_FILES:
+                shutil.move(template / name, destination / name)
+        description = _describe(destination, target, quantization, activation_quantizers, clock)
+        description.write(destination)
+        return description.facts
+
+
+def _require_cpu(target: Target, quantization: QuantizationMetadata) -> None:
+    if target.accelerator != "cpu":
+        raise Unsupported(
+            f"openvino_cpu cannot build for accelerator {target.accelerator}", where=f"targets/{target.name}.yaml"
+        )
+    if quantization.kv_cache:
+        log.warning(
+            "the CPU engine keeps its KV cache in f32: the artifact's KV cache format is not used",
+            artifact_kv_cache=quantization.kv_cache,
+        )
+
+
+def _trace_precision(quantization: QuantizationMetadata, target: Target, dtype: BaselinePrecision) -> torch.dtype:
+    """Plain checkpoints keep the baseline's precision under `native`; everything else starts from fp32."""
+    plain = quantization.algorithm is None and target.weight_format == "native"
+    precision: torch.dtype = getattr(torch, dtype) if plain else torch.float32
+    return precision
+
+
+def _plain_checkpoint(checkpoint: Path, quantization: QuantizationMetadata, scratch: Path) -> Path:
+    """The checkpoint itself if it is plain, else a dequantized copy in `scratch`."""
+    if quantization.algorithm is None:
+        return checkpoint
+    plain = scratch / "dequantized"
+    facts = write_dequantized(checkpoint, plain)
+    log.info("dequantized the artifact as the trace's template", algorithm=quantization.algorithm,
+             linears=len(facts.layers), megabytes=_size(plain) / 1e6)  # fmt: skip
+    return plain
+
+
+def _trace(source: Path, scratch: Path, precision: torch.dtype) -> Path:
+    """The traced model and its converted tokenizer, in a directory of `scratch`."""
+    traced = scratch / "traced"
+    _export(source, traced, precision)
+    log.info("traced the model and converted its tokenizer", precision=str(precision).removeprefix("torch."),
+             megabytes=_size(traced) / 1e6)  # fmt: skip
+    return traced
+
+
+def _export(source: Path, destination: Path, precision: torch.dtype) -> None:
+    transformers_logging.disable_progress_bar()
+    try:
+        main_export(
+            model_name_or_path=str(source),
+            output=destination,
+            task="text-generation-with-past",
+            library_name="transformers",
+            convert_tokenizer=True,
+            stateful=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            model_loading_kwargs={"torch_dtype": precision},
+        )
+    except ValueError as error:
+        raise Unsupported(f"the model cannot be traced for OpenVINO: {error}", where=str(source)) from error
+    if missing := [name for name in SERVING_FILES if not (destination / name).is_file()]:
+        raise Unsupported(
+            f"the exporter made no {', '.join(missing)}",
+            where=str(source),
+            hint="the tokenizer must be a fast one that openvino_tokenizers can convert",
+        )
+
+
+def _store_weights(checkpoint: Path, quantization: QuantizationMetadata, target: Target, template: Path) -> int:
+    """Rewrite the traced model's weights in the target's format; returns the number of activation quantizers."""
+    if target.weight_format == "native" and quantization.algorithm:
+        native = NativeWeights(_read(template), load_tensors(checkpoint))
+        native.install()
+        _replace_model(native.model, template)
+        log.info("put the artifact's packed weights into the graph", linears=len(native.layers),
+                 activation_quantizers=len(native.activation_quantizers))  # fmt: skip
+        return len(native.activation_quantizers)
+    if target.weight_format in ("int8", "int4"):
+        log.warning("the engine compiler quantizes the weights again", weight_format=target.weight_format)
+        _replace_model(_compressed(_read(template), target.weight_format), template)
+    return 0
+
+
+def _read(directory: Path) -> ov.Model:
+    """The model with its weights in memory, so that its files can be replaced."""
+    core = ov.Core()
+    core.set_property({"ENABLE_MMAP": False})
+    return core.read_model(directory / MODEL_FILE)
+
+
+def _replace_model(model: ov.Model, directory: Path) -> None:
+    ov.save_model(model, directory / MODEL_FILE, compress_to_fp16=False)
+
+
+def _compressed(model: ov.Model, weight_format: str) -> ov.Model:
+    if weight_format == "int8":
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+    return nncf.compress_weights(
+        model, mode=nncf.CompressWeightsMode.INT4_SYM, group_size=_INT4_GROUP_SIZE, ratio=1.0, all_layers=False
+    )
+
+
+def _describe(
+    engine: Path,
+    target: Target,
+    quantization: QuantizationMetadata,
+    activation_quantizers: int,
+    clock: PhaseClock,
+) -> EngineDescription:
+    """Measure the finished engine and gather its facts."""
+    context_length = int(read_json(engine / "config.json").get("max_position_embeddings", 0))
+    context_length = context_length or target.limits.maximum_tokens_per_request
+    properties = {**PARITY_PROPERTIES, "INFERENCE_NUM_THREADS": str(target.limits.threads)}
+    with clock.phase("measure"):
+        throughput = measure_throughput(engine, target.limits, properties, context_length)
+    device = _device_properties()
+    facts = EngineFacts(
+        builder="openvino_cpu",
+        bytes=_size(engine),
+        weight_format=target.weight_format,
+        quantization=quantization.algorithm,
+        linears_quantized=count_quantized_weights(_read(engine)),
+        activation_quantizers=activation_quantizers,
+        kv_cache=PARITY_PROPERTIES["KV_CACHE_PRECISION"],
+        context_length=context_length,
+        device=device["FULL_DEVICE_NAME"],
+        versions={name: metadata.version(name) for name in _VERSIONED},
+        seconds=clock.seconds,
+        single_stream_tokens_per_second=throughput.single_stream_tokens_per_second,
+        batched_tokens_per_second=throughput.batched_tokens_per_second,
+        batched_sequences=throughput.batched_sequences,
+    )
+    return EngineDescription(facts=facts, target=target, device_properties=device, runtime_properties=properties)
+
+
+def _device_properties() -> dict[str, str]:
+    core = ov.Core()
+    capabilities = sorted(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+    return {
+        "FULL_DEVICE_NAME": str(core.get_property("CPU", "FULL_DEVICE_NAME")).strip(),
+        "OPTIMIZATION_CAPABILITIES": " ".join(capabilities),
+    }
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

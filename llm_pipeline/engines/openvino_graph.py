@@ -1,0 +1,176 @@
+"""Puts a quantized checkpoint's own numbers into a traced OpenVINO model, so that nothing is quantized twice.
+
+The trace of the dequantized checkpoint is the template: norms, attention and residuals are right in it, and each
+linear layer is a fp32 constant that feeds a MatMul. For every quantized layer, the constant becomes the packed
+weight (i4, i8 or f8e4m3) with its scale, `pre_quant_scale` becomes a multiplication of the MatMul's input, and
+the static activation quantizer becomes nodes behind it: the graph computes what the checkpoint says.
+
+An OpenVINO constant made from a tensor shares its memory by default without keeping it alive; a freed array then
+means garbage weights and no error. Constants here therefore always copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+import torch
+from openvino import opset15 as op
+
+from llm_pipeline.errors import Unsupported
+from llm_pipeline.quantization.checkpoint import (
+    FP8_MAXIMUM,
+    DequantizedLayer,
+    dequantize_layer,
+    plain_tensors,
+    quantized_layers,
+    unpack_int4,
+)
+
+_TRACE_PREFIX = "self."
+_INT8_LEVELS = 256
+_HALF_TYPES = {torch.float16: ov.Type.f16, torch.bfloat16: ov.Type.bf16}
+_QUANTIZED_TYPES = frozenset({"i4", "u4", "i8", "u8", "f8e4m3", "f8e5m2"})
+_MATRIX_RANK = 2
+
+
+def count_quantized_weights(model: ov.Model) -> int:
+    """How many weight matrices of the model are stored in 8 bits or fewer."""
+    return sum(
+        node.get_type_name() == "Constant"
+        and node.get_element_type().get_type_name() in _QUANTIZED_TYPES
+        and len(node.get_output_shape(0)) >= _MATRIX_RANK
+        and node.get_output_shape(0)[-1] > 1  # a column is a zero point
+        and _is_weight(node)
+        for node in model.get_ordered_ops()
+    )
+
+
+def _is_weight(node: ov.Node) -> bool:
+    """Whether a constant reaches a MatMul or an embedding's Gather through nothing but its own decompression."""
+    passing = {"Convert", "Multiply", "Subtract", "Reshape", "Divide", "Clamp"}
+    for consumer in (target.get_node() for target in node.output(0).get_target_inputs()):
+        kind = consumer.get_type_name()
+        if kind in {"MatMul", "Gather"} or (kind in passing and _is_weight(consumer)):
+            return True
+    return False
+
+
+class NativeWeights:
+    """A traced model whose linear layers are replaced by a checkpoint's packed ones.
+
+    Attributes:
+        model: The traced model, changed in place.
+        layers: Layers replaced so far.
+        activation_quantizers: Layers among them whose input is quantized.
+    """
+
+    def __init__(self, model: ov.Model, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.model = model
+        self.layers: list[str] = []
+        self.activation_quantizers: list[str] = []
+        self._tensors = tensors
+
+    def install(self) -> None:
+        """Replace every quantized layer, and put the other weights back into their stored precision.
+
+        Raises:
+            Unsupported: A quantized layer is not a plain MatMul in the traced graph, or its storage is unknown.
+        """
+        constants = self._named_constants()
+        for name in quantized_layers(self._tensors):
+            constant = constants.get(f"{name}.weight")
+            if constant is None:
+                raise Unsupported(
+                    "the traced graph has no weight of this name, so the native weights cannot be put in",
+                    where=name,
+                    hint="use weight_format: fp32 for this architecture",
+                )
+            self._replace_layer(name, constant)
+        for name, tensor in plain_tensors(self._tensors).items():
+            if name in constants and tensor.dtype in _HALF_TYPES:
+                self._replace_plain(constants[name], tensor)
+        self.model.validate_nodes_and_infer_types()
+
+    def save(self, path: Path) -> None:
+        """Write the model's `.xml` and `.bin`, constants as they are."""
+        ov.save_model(self.model, path, compress_to_fp16=False)
+
+    def _named_constants(self) -> dict[str, ov.Node]:
+        nodes = (node for node in self.model.get_ordered_ops() if node.get_type_name() == "Constant")
+        return {node.get_friendly_name().removeprefix(_TRACE_PREFIX): node for node in nodes}
+
+    def _replace_layer(self, name: str, constant: ov.Node) -> None:
+        layer = dequantize_layer(self._tensors, name)
+        for target in list(constant.output(0).get_target_inputs()):
+            matmul = target.get_node()
+            if matmul.get_type_name() != "MatMul":
+                raise Unsupported(f"its weight feeds a {matmul.get_type_name()}, not a MatMul", where=name)
+            matmul.input(0).replace_source_output(self._layer_input(layer, matmul.input_value(0)))
+        constant.output(0).replace(self._weight(name).output(0))
+        self.layers.append(name)
+        if layer.activation is not None:
+            self.activation_quantizers.append(name)
+
+    def _replace_plain(self, constant: ov.Node, tensor: torch.Tensor) -> None:
+        half = _packed_constant(_bytes_as(tensor, torch.int16), tensor.shape, _HALF_TYPES[tensor.dtype])
+        constant.output(0).replace(op.convert(half, "f32").output(0))
+
+    def _layer_input(self, layer: DequantizedLayer, source: ov.Output) -> ov.Output:
+        if layer.pre_quant_scale is not None:
+            source = op.multiply(source, _float32(layer.pre_quant_scale.reshape(1, 1, -1).numpy())).output(0)
+        if layer.input_scale is None:
+            return source
+        if layer.activation == "int8":
+            low, high = _float32(-128 * layer.input_scale), _float32(127 * layer.input_scale)
+            return op.fake_quantize(source, low, high, low, high, _INT8_LEVELS).output(0)
+        return _round_to_fp8(source, layer.input_scale).output(0)
+
+    def _weight(self, name: str) -> ov.Node:
+        """The fp32 weight as an expression over the packed constant and its scales."""
+        packed, scale = self._tensors[f"{name}.weight"], self._tensors[f"{name}.weight_scale"].float().numpy()
+        if packed.dtype is torch.uint8:
+            return self._int4_weight(packed, scale, self._tensors.get(f"{name}.weight_scale_2"))
+        kind = ov.Type.i8 if packed.dtype is torch.int8 else ov.Type.f8e4m3
+        constant = _packed_constant(_bytes_as(packed, torch.uint8), packed.shape, kind)
+        return op.multiply(op.convert(constant, "f32"), _float32(scale.reshape(-1, 1)))
+
+    @staticmethod
+    def _int4_weight(packed: torch.Tensor, scale: npt.NDArray[np.float32], second: torch.Tensor | None) -> ov.Node:
+        numbers = unpack_int4(packed).numpy()
+        rows, columns = numbers.shape
+        groups = scale.size // rows
+        shape = (rows, groups, columns // groups) if groups > 1 else (rows, columns)
+        constant = _packed_constant(_pack_pairs(numbers), shape, ov.Type.i4)
+        weight = op.multiply(op.convert(constant, "f32"), _float32(scale.reshape((*shape[:-1], 1))))
+        if groups > 1:
+            weight = op.reshape(weight, op.constant(np.array([rows, columns], np.int64)), special_zero=False)
+        return weight if second is None else _round_to_fp8(weight.output(0), float(second))
+
+
+def _packed_constant(array: npt.NDArray[np.generic], shape: Sequence[int], kind: ov.Type) -> ov.Node:
+    return op.constant(ov.Tensor(array, list(shape), kind), shared_memory=False)
+
+
+def _pack_pairs(numbers: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
+    """Signed 4-bit numbers to OpenVINO's i4 layout: row-major, the earlier number in the low nibble."""
+    nibbles = (numbers.reshape(-1) & 0xF).astype(np.uint8)
+    return np.bitwise_or(nibbles[0::2], np.left_shift(nibbles[1::2], 4), dtype=np.uint8)
+
+
+def _bytes_as(tensor: torch.Tensor, kind: torch.dtype) -> npt.NDArray[np.generic]:
+    array: npt.NDArray[np.generic] = tensor.contiguous().view(kind).numpy()
+    return array
+
+
+def _float32(value: float | npt.NDArray[np.float32]) -> ov.Node:
+    return op.constant(np.asarray(value, np.float32))
+
+
+def _round_to_fp8(source: ov.Output, scale: float) -> ov.Node:
+    """The saturating e4m3 quantizer at a static scale, as `quantization.checkpoint.quantize_fp8` defines it."""
+    scaled = op.clamp(op.divide(source, _float32(scale)), -FP8_MAXIMUM, FP8_MAXIMUM)
+    return op.multiply(op.convert(op.convert(scaled, "f8e4m3"), "f32"), _float32(scale))

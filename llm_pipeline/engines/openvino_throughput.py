@@ -1,0 +1,84 @@
+"""A short real generation on a finished engine: does it load and produce tokens, and how fast. Heavy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import openvino_genai as genai
+
+from llm_pipeline.config.target import EngineLimits
+from llm_pipeline.errors import Unsupported
+
+_OUTPUT_TOKENS = 32
+_PROMPT_TOKENS = 16
+_MAXIMUM_BATCH = 16
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Output rates of an engine, tokens a second, prompt processing included."""
+
+    single_stream_tokens_per_second: float
+    batched_tokens_per_second: float
+    batched_sequences: int
+
+
+def measure_throughput(
+    engine: Path, limits: EngineLimits, properties: Mapping[str, str], context_length: int
+) -> Throughput:
+    """Generate with one request, then with a batch; the best of a few repeats each, after a warm-up.
+
+    Raises:
+        Unsupported: The engine does not load here, or does not generate what was asked.
+    """
+    try:
+        pipeline = genai.ContinuousBatchingPipeline(engine, scheduler(limits), "CPU", dict(properties))
+    except RuntimeError as error:
+        raise Unsupported(f"the engine does not load: {error}", where=str(engine)) from error
+    vocabulary = len(pipeline.get_tokenizer().get_vocab())
+    output_tokens = min(_OUTPUT_TOKENS, context_length - _PROMPT_TOKENS)
+    sequences = min(limits.maximum_sequences, _MAXIMUM_BATCH)
+    _rate(pipeline, 1, output_tokens, vocabulary)
+    return Throughput(
+        single_stream_tokens_per_second=max(_rate(pipeline, 1, output_tokens, vocabulary) for _ in range(_REPEATS)),
+        batched_tokens_per_second=max(_rate(pipeline, sequences, output_tokens, vocabulary) for _ in range(_REPEATS)),
+        batched_sequences=sequences,
+    )
+
+
+def scheduler(limits: EngineLimits) -> genai.SchedulerConfig:
+    """The in-flight batcher's configuration, as the serving model sets it."""
+    config = genai.SchedulerConfig()
+    config.max_num_seqs = limits.maximum_sequences
+    config.max_num_batched_tokens = limits.maximum_batched_tokens
+    if limits.kv_cache_blocks is not None:
+        config.num_kv_blocks = limits.kv_cache_blocks
+    config.dynamic_split_fuse = True
+    config.enable_prefix_caching = False
+    return config
+
+
+def _rate(pipeline: genai.ContinuousBatchingPipeline, sequences: int, output_tokens: int, vocabulary: int) -> float:
+    """Output tokens a second of `sequences` requests that start together, each with its own prompt."""
+    generation = genai.GenerationConfig()
+    generation.max_new_tokens, generation.ignore_eos, generation.apply_chat_template = output_tokens, True, False
+    draws = np.random.default_rng(0).integers(0, vocabulary, (sequences, 1, _PROMPT_TOKENS), dtype=np.int64)
+    handles = [pipeline.add_request(number, ov.Tensor(ids), generation) for number, ids in enumerate(draws)]
+    started = time.monotonic()
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+    seconds = time.monotonic() - started
+    produced = sum(len(output.generated_ids) for handle in handles for output in handle.read_all())
+    if produced != sequences * output_tokens:
+        raise Unsupported(
+            f"the engine generated {produced} tokens where {sequences * output_tokens} were asked for",
+            where="measurement after the build",
+            hint="raise limits.kv_cache_blocks if it is set",
+        )
+    return round(produced / seconds, 1)

@@ -1,0 +1,61 @@
+"""Names and tensors of the model repositories that this package writes, lints and calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MODEL_NAME = "llm"
+MODEL_VERSION = 1
+CONFIG_FILE = "config.pbtxt"
+MODEL_FILE = "model.py"
+ENGINE_DIRECTORY = "engine"
+FACTS_FILE = "release.json"
+FACT_PREFIX = "fact_"
+"""Parameters of this name only inform; the served model does not read them."""
+
+ENGINE_FILES = (
+    "config.json",
+    "engine.json",
+    "openvino_detokenizer.bin",
+    "openvino_detokenizer.xml",
+    "openvino_model.bin",
+    "openvino_model.xml",
+    "openvino_tokenizer.bin",
+    "openvino_tokenizer.xml",
+)
+"""What the runtime needs in the engine directory."""
+
+LIMIT_PARAMETERS = (
+    "kv_cache_blocks",
+    "maximum_batched_tokens",
+    "maximum_queued_requests",
+    "maximum_sequences",
+    "maximum_tokens_per_request",
+)
+"""Parameters that `model.py` reads."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input or output of the served model; `data_type` in Triton's words."""
+
+    name: str
+    data_type: str
+    dimensions: tuple[int, ...] = (1,)
+    optional: bool = False
+
+
+INPUTS = (
+    Tensor("text_input", "TYPE_STRING"),
+    Tensor("max_tokens", "TYPE_INT32", optional=True),
+    Tensor("stream", "TYPE_BOOL", optional=True),
+    Tensor("temperature", "TYPE_FP32", optional=True),
+    Tensor("ignore_eos", "TYPE_BOOL", optional=True),
+    Tensor("stop", "TYPE_STRING", dimensions=(-1,), optional=True),
+)
+OUTPUTS = (
+    Tensor("text_output", "TYPE_STRING"),
+    Tensor("output_tokens", "TYPE_INT32"),
+    Tensor("finish_reason", "TYPE_STRING"),
+    Tensor("served_version", "TYPE_INT32"),
+)

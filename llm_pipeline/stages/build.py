@@ -1,0 +1,69 @@
+"""Build: from the chosen checkpoint to the engine of one target."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import BaselinePrecision, EngineFacts, engine_builder
+from llm_pipeline.logging import get_logger
+from llm_pipeline.stages.contract import Metric, Produced, Stage, StageContext, StageOutput
+
+log = get_logger(__name__)
+
+
+class BuildConfig(ConfigModel):
+    """What the build reads.
+
+    Attributes:
+        target: What to build for.
+        dtype: Precision of the baseline, which a plain checkpoint keeps under `weight_format: native`.
+    """
+
+    target: Target
+    dtype: BaselinePrecision = "bfloat16"
+
+
+def run(context: StageContext[BuildConfig]) -> StageOutput:
+    """Build the engine in the work directory; a half-made one of an earlier attempt is thrown away."""
+    target, destination = context.config.target, context.workdir / "engine"
+    for leftover in context.workdir.iterdir():
+        shutil.rmtree(leftover)
+    log.info("building", builder=target.engine, gpu_target=target.name, weight_format=target.weight_format)
+    started = time.monotonic()
+    builder = engine_builder(target.engine)
+    import_seconds = time.monotonic() - started
+    facts = builder.build(context.inputs["checkpoint"], target, destination, dtype=context.config.dtype)
+    _report(facts)
+    return StageOutput(
+        artifacts={"engine": Produced("engine", destination)},
+        metrics=_metrics(facts, import_seconds),
+        tool_seconds=import_seconds + sum(facts.seconds.values()),
+    )
+
+
+def _report(facts: EngineFacts) -> None:
+    log.info("built the engine", megabytes=facts.bytes / 1e6, weight_format=facts.weight_format,
+             artifact_quantization=facts.quantization or "none", linears_quantized=facts.linears_quantized,
+             activation_quantizers=facts.activation_quantizers)  # fmt: skip
+    log.info("measured a short generation", single_stream_tokens_per_second=facts.single_stream_tokens_per_second,
+             batched_tokens_per_second=facts.batched_tokens_per_second, sequences=facts.batched_sequences,
+             device=facts.device)  # fmt: skip
+
+
+def _metrics(facts: EngineFacts, import_seconds: float) -> dict[str, Metric]:
+    document = facts.model_dump(exclude={"versions", "seconds", "bytes"})
+    phases = {f"seconds_{phase}": seconds for phase, seconds in facts.seconds.items()}
+    return {"engine_bytes": facts.bytes, **document, "seconds_import": round(import_seconds, 3), **phases}
+
+
+STAGE = Stage(
+    name="build",
+    version=1,
+    config=BuildConfig,
+    run=run,
+    environment="model",
+    tools=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers"),
+)

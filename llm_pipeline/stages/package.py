@@ -1,0 +1,84 @@
+"""Package: from an engine and the evaluation of what is in it to a model repository that Triton serves."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+
+from pydantic import Field
+
+from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.target import EngineLimits
+from llm_pipeline.engines.builder import EngineDescription
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.golden import golden_from_items
+from llm_pipeline.serving.model_repository import Fact, write_repository
+from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
+
+log = get_logger(__name__)
+
+
+class PackageConfig(ConfigModel):
+    """What packaging reads.
+
+    Attributes:
+        limits: What the server accepts at once.
+        golden_prompts: How many generative items of the evaluation become golden prompts.
+        maximum_tokens: Output limit of the evaluation's generations, asked for again with the golden prompts.
+    """
+
+    limits: EngineLimits
+    golden_prompts: int = Field(default=50, ge=1)
+    maximum_tokens: int = Field(ge=1)
+
+
+def run(context: StageContext[PackageConfig]) -> StageOutput:
+    """Write and lint the model repository.
+
+    Raises:
+        IntegrityError: The evaluation has no generative item, or the repository breaks a rule of the server.
+    """
+    config, engine = context.config, context.inputs["engine"]
+    golden = golden_from_items(
+        read_items(context.inputs["evaluation"]), config.golden_prompts, maximum_tokens=config.maximum_tokens
+    )
+    if not golden:
+        raise IntegrityError("the evaluation has no generative item to make golden prompts of", where="evaluation")
+    destination = context.workdir / "repository"
+    shutil.rmtree(destination, ignore_errors=True)
+    written = write_repository(engine, golden, _facts(context), config.limits, destination)
+    log.info("wrote the model repository", megabytes=written.bytes / 1e6, files=written.files,
+             golden_prompts=written.golden_prompts, rules_broken=0,
+             maximum_tokens_per_request=written.maximum_tokens_per_request)  # fmt: skip
+    return StageOutput(
+        artifacts={"repository": Produced("model_repository", destination)},
+        metrics={("repository_bytes" if name == "bytes" else name): value for name, value in asdict(written).items()},
+    )
+
+
+def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
+    """What release.json says; nothing of the release itself, so that equal inputs give an equal repository."""
+    description = EngineDescription.read(context.inputs["engine"])
+    facts = description.facts
+    return {
+        "builder": facts.builder,
+        "weight_format": facts.weight_format,
+        "quantization": facts.quantization,
+        "built_for": description.target.name,
+        "built_on": facts.device,
+        "runtime_version": facts.versions.get("openvino-genai"),
+        "engine_digest": context.request.inputs["engine"].digest,
+        "evaluation_digest": context.request.inputs["evaluation"].digest,
+    }
+
+
+STAGE = Stage(
+    name="package",
+    version=1,
+    config=PackageConfig,
+    run=run,
+    environment="control",
+    tools=("tritonclient",),
+)
