@@ -1,0 +1,245 @@
+"""An asyncio client of the model `llm`: generations with their content checked and their tokens timed.
+
+    async with GenerationClient("http://127.0.0.1:8000") as client:
+        answer = await client.stream("2+2=", maximum_tokens=4)
+        answer.ok, answer.text, answer.first_token_seconds
+
+A failed request is data, not an exception: Triton answers HTTP 200 with an `error` key for some failures, ends a
+broken stream without a word, and puts no end marker on a whole one, so every answer is checked here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+MODEL_PATH = "/v2/models/llm"
+_SHOWN_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """What is asked of the model.
+
+    Attributes:
+        prompt: Sent as text; the model tokenizes it.
+        maximum_tokens: `max_tokens`.
+        temperature: 0 is greedy.
+        ignore_eos: Generate exactly `maximum_tokens`.
+        stop: Words that end the answer before them.
+        allow_empty: An answer of no text is fine (an evaluation scores it as wrong, it is no fault).
+    """
+
+    prompt: str
+    maximum_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    allow_empty: bool = False
+
+    def body(self, *, stream: bool) -> dict[str, Any]:
+        """The JSON body of `generate` and `generate_stream`."""
+        body: dict[str, Any] = {
+            "text_input": self.prompt,
+            "max_tokens": self.maximum_tokens,
+            "temperature": self.temperature,
+            "ignore_eos": self.ignore_eos,
+            "stream": stream,
+        }
+        return {**body, "stop": list(self.stop)} if self.stop else body
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One answer; times are seconds since the request was sent.
+
+    Attributes:
+        text: The whole text.
+        output_tokens: As counted by the server.
+        finish_reason: `length`, `stop` or `cancelled`; empty when the final chunk is missing.
+        status: HTTP status; 0 when there was no answer.
+        error: Why the answer cannot be used; empty when it can.
+        sent_at: `time.perf_counter()` at the send.
+        first_token_seconds: First chunk with text in it; None without one.
+        total_seconds: Until the last byte.
+        chunk_seconds: Arrival of every chunk.
+        served_version: Model version that answered, 0 when it did not say.
+    """
+
+    text: str = ""
+    output_tokens: int = 0
+    finish_reason: str = ""
+    status: int = 0
+    error: str = ""
+    sent_at: float = 0.0
+    first_token_seconds: float | None = None
+    total_seconds: float = 0.0
+    chunk_seconds: tuple[float, ...] = ()
+    served_version: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the answer is complete and plausible."""
+        return not self.error
+
+
+@dataclass
+class _Reading:
+    """An answer while it arrives."""
+
+    sent_at: float = field(default_factory=time.perf_counter)
+    texts: list[str] = field(default_factory=list)
+    chunk_seconds: list[float] = field(default_factory=list)
+    output_tokens: int = 0
+    finish_reason: str = ""
+    status: int = 0
+    error: str = ""
+    first_token_seconds: float | None = None
+    served_version: int = 0
+
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.sent_at
+
+    def add(self, raw: bytes) -> None:
+        """Take one JSON chunk."""
+        now = self.elapsed()
+        try:
+            chunk = json.loads(raw)
+            if "error" in chunk:
+                self.error = self.error or str(chunk["error"])
+                return
+            text = str(chunk["text_output"])
+            self.output_tokens += int(chunk["output_tokens"])
+        except (ValueError, KeyError, TypeError):
+            self.error = self.error or f"not an answer of the model: {raw[:_SHOWN_CHARACTERS]!r}"
+            return
+        self.chunk_seconds.append(now)
+        self.texts.append(text)
+        self.finish_reason = str(chunk.get("finish_reason", ""))
+        self.served_version = int(chunk.get("served_version", 0))
+        if text and self.first_token_seconds is None:
+            self.first_token_seconds = now
+
+    def finish(self, request: GenerationRequest) -> Generation:
+        """The answer, checked."""
+        text = "".join(self.texts)
+        return Generation(
+            text=text,
+            output_tokens=self.output_tokens,
+            finish_reason=self.finish_reason,
+            status=self.status,
+            error=self.error or _fault(request, text, self.output_tokens, self.finish_reason),
+            sent_at=self.sent_at,
+            first_token_seconds=self.first_token_seconds,
+            total_seconds=self.elapsed(),
+            chunk_seconds=tuple(self.chunk_seconds),
+            served_version=self.served_version,
+        )
+
+
+class GenerationClient:
+    """Connections to one endpoint: a Triton server, or a router in front of several.
+
+    Args:
+        base_url: For example `http://127.0.0.1:8000`.
+        model_path: Path of the model; add `/versions/1` to pin one.
+        timeout_seconds: Longest time for one whole answer.
+        headers: Sent with every request.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model_path: str = MODEL_PATH,
+        timeout_seconds: float = 60.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._url = base_url.rstrip("/") + model_path
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._headers = dict(headers or {})
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=self._timeout, headers=self._headers
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.session.close()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The open session; the client is an async context manager."""
+        if self._session is None:
+            raise RuntimeError("use `async with GenerationClient(...)`")
+        return self._session
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """One answer in one piece."""
+        return await self._ask("generate", request, stream=False)
+
+    async def stream(self, request: GenerationRequest) -> Generation:
+        """One answer read token by token as it is made."""
+        return await self._ask("generate_stream", request, stream=True)
+
+    async def open_stream(self, request: GenerationRequest) -> aiohttp.ClientResponse:
+        """A raw stream, for a caller that means to drop it half-way.
+
+        Raises:
+            aiohttp.ClientError: Nobody answers.
+        """
+        return await self.session.post(f"{self._url}/generate_stream", json=request.body(stream=True))
+
+    async def _ask(self, verb: str, request: GenerationRequest, *, stream: bool) -> Generation:
+        reading = _Reading()
+        try:
+            async with self.session.post(f"{self._url}/{verb}", json=request.body(stream=stream)) as answer:
+                reading.status = answer.status
+                if answer.status != HTTPStatus.OK:
+                    reading.error = _refusal(answer.status, await answer.read())
+                elif stream:
+                    async for line in answer.content:
+                        if line.startswith(b"data:"):
+                            reading.add(line[5:])
+                else:
+                    reading.add(await answer.read())
+        except TimeoutError:
+            reading.error = reading.error or f"no whole answer within {self._timeout.total:g} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            reading.error = reading.error or f"{type(error).__name__}: {error}"
+        return reading.finish(request)
+
+
+def _refusal(status: int, body: bytes) -> str:
+    text = body[:_SHOWN_CHARACTERS].decode(errors="replace")
+    try:
+        text = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        text = text or "no reason given"
+    return f"HTTP {status}: {text}"
+
+
+def _fault(request: GenerationRequest, text: str, tokens: int, finish_reason: str) -> str:
+    """What is wrong with an answer that arrived without an error; empty when nothing is."""
+    if not finish_reason:
+        return f"the final chunk is missing after {tokens} tokens"
+    if finish_reason not in ("length", "stop"):
+        return f"the server ended the answer after {tokens} tokens: {finish_reason}"
+    if tokens > request.maximum_tokens:
+        return f"{tokens} tokens came, {request.maximum_tokens} were asked for"
+    if tokens < request.maximum_tokens and (request.ignore_eos or finish_reason == "length"):
+        return f"only {tokens} of {request.maximum_tokens} tokens came"
+    if not text and not request.allow_empty:
+        return "the answer holds no text"
+    return ""
