@@ -1,0 +1,129 @@
+"""Faults that a hub, or the network before it, shows in real life, injected into the demo's hub for tests.
+
+A fault is used up after `times` answers; the requests it met are counted in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from llm_pipeline.errors import ConfigError
+
+_CHUNK = 16 * 1024
+BLOB: web.RequestKey[Path] = web.RequestKey("blob", Path)
+ENTITY_TAG: web.RequestKey[str] = web.RequestKey("entity_tag", str)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Fault(BaseModel):
+    """One thing that goes wrong.
+
+    Attributes:
+        kind: `cut` closes the connection after `after_bytes` of the body; `status` answers `status`; `corrupt`
+            sends wrong bytes of the right size; `slow` sends `bytes_per_second`; `no_range` ignores `Range`.
+        path_ends_with: Which requests it meets, by the end of the URL's path.
+        method: Which requests it meets, by method; None for all.
+        times: How many answers it spoils.
+        retry_after_seconds: `Retry-After` header of a `status` fault.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["cut", "status", "corrupt", "slow", "no_range"]
+    path_ends_with: str = ""
+    method: Literal["GET", "HEAD"] | None = "GET"
+    times: int = Field(default=1, ge=1)
+    after_bytes: int = Field(default=0, ge=0)
+    status: int = Field(default=503, ge=200, le=599)
+    retry_after_seconds: int | None = None
+    bytes_per_second: int = Field(default=65536, ge=1)
+
+
+@dataclass
+class Faults:
+    """The faults still to come, and a record of every request's method, path and `Range`."""
+
+    waiting: list[Fault] = field(default_factory=list)
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> Faults:
+        """Faults from a JSON list.
+
+        Raises:
+            ConfigError: The file is missing or is not such a list.
+        """
+        try:
+            return cls(waiting=TypeAdapter(list[Fault]).validate_json(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read the faults: {error}", where=str(path)) from error
+
+    def take(self, request: web.Request) -> Fault | None:
+        """The first fault that meets the request, used up by one."""
+        for index, fault in enumerate(self.waiting):
+            if fault.method in (None, request.method) and request.path.endswith(fault.path_ends_with):
+                self.waiting[index : index + 1] = (
+                    [fault.model_copy(update={"times": fault.times - 1})] if fault.times > 1 else []
+                )
+                return fault
+        return None
+
+
+def fault_middleware(faults: Faults) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    """An aiohttp middleware that records every request and lets the faults happen."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        faults.requests.append((request.method, request.path, request.headers.get("Range")))
+        fault = faults.take(request)
+        if fault is None:
+            return await handler(request)
+        if fault.kind == "status":
+            retry = fault.retry_after_seconds
+            return web.Response(status=fault.status, headers={} if retry is None else {"Retry-After": str(retry)})
+        return await _send_faulty(request, await handler(request), fault)
+
+    return middleware
+
+
+async def _send_faulty(request: web.Request, answer: web.StreamResponse, fault: Fault) -> web.StreamResponse:
+    """Send a file answer ourselves, wrongly."""
+    if BLOB not in request:
+        return answer
+    data = request[BLOB].read_bytes()
+    asked = request.http_range.start if request.headers.get("Range") and fault.kind != "no_range" else None
+    start = asked or 0
+    body = _corrupted(data[start:]) if fault.kind == "corrupt" else data[start:]
+    response = web.StreamResponse(status=200 if asked is None else 206, headers=answer.headers)
+    response.content_length = len(body)
+    if asked is not None:
+        response.headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+    await response.prepare(request)
+    await _send_body(request, response, body, fault)
+    return response
+
+
+def _corrupted(body: bytes) -> bytes:
+    middle = len(body) // 2
+    return body[:middle] + bytes([body[middle] ^ 0xFF]) + body[middle + 1 :] if body else body
+
+
+async def _send_body(request: web.Request, response: web.StreamResponse, body: bytes, fault: Fault) -> None:
+    end = fault.after_bytes if fault.kind == "cut" else len(body)
+    for offset in range(0, end, _CHUNK):
+        chunk = body[offset : min(offset + _CHUNK, end)]
+        await response.write(chunk)
+        if fault.kind == "slow":
+            await asyncio.sleep(len(chunk) / fault.bytes_per_second)
+    if fault.kind == "cut":
+        if request.transport is not None:
+            request.transport.close()
+        return
+    await response.write_eof()

@@ -1,0 +1,226 @@
+"""Model repositories as plain directories: what the demo's hub serves.
+
+`<root>/<organisation>/<name>/` holds `blobs/<sha256>`, `commits/<commit>.json`, `refs/<branch>` and, for a
+repository that is not public, `access.json`. Blob ids are Git's own; a commit's id covers its tree and nothing
+else, so that the same content is always the same commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_pipeline.digest import sha256_bytes, sha256_file
+from llm_pipeline.errors import ConfigError
+
+_LARGE_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".model", ".zip", ".gz"}
+_LARGE_BYTES = 10 * 1024 * 1024
+_IGNORED_DIRECTORIES = {".git", ".cache"}
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class HubEntry(_Record):
+    """One file of a commit.
+
+    Attributes:
+        path: Path in the repository, with `/`.
+        size: Bytes.
+        sha256: Of the content; also the name of the blob's file.
+        oid: Git's blob id: of the content, or of the LFS pointer of a large file.
+        large: Whether the hub keeps the file in LFS.
+        pointer_size: Bytes of the LFS pointer; 0 for a small file.
+    """
+
+    path: str
+    size: int
+    sha256: str
+    oid: str
+    large: bool
+    pointer_size: int = 0
+
+
+class HubCommit(_Record):
+    """A published state of a repository."""
+
+    id: str
+    message: str
+    created_at: datetime
+    files: tuple[HubEntry, ...]
+
+
+class HubAccessRules(_Record):
+    """Who may read a repository (`access.json`).
+
+    Attributes:
+        private: Only `readers` see it at all.
+        gated: Everybody sees its files' names, only `readers` get their content.
+        disabled: Nobody gets anything.
+        readers: SHA-256 of the tokens that may read; the tokens themselves are not kept.
+    """
+
+    private: bool = False
+    gated: Literal["auto", "manual"] | None = None
+    disabled: bool = False
+    readers: tuple[str, ...] = ()
+
+    def admits(self, token: str | None) -> bool:
+        """Whether the token is one of the readers'."""
+        return token is not None and sha256_bytes(token.encode()) in self.readers
+
+
+def git_blob_id(data: bytes) -> str:
+    """Git's id of a blob with that content."""
+    return _git_id("blob", data)
+
+
+def _git_id(kind: str, data: bytes) -> str:
+    return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(data)) + data, usedforsecurity=False).hexdigest()
+
+
+def publish_revision(root: Path, model_id: str, directory: Path, message: str, *, branch: str = "main") -> str:
+    """Make a directory's files a commit of a model repository and move the branch to it.
+
+    Publishing the same content again gives the same commit and changes nothing.
+
+    Args:
+        root: Directory of all repositories.
+        model_id: `organisation/name`.
+        directory: The files; symbolic links and `.git` are left out.
+        message: The commit's message.
+        branch: The branch to move.
+
+    Returns:
+        The commit's id, 40 hex digits.
+
+    Raises:
+        ConfigError: The directory holds no file.
+    """
+    repository = root / model_id
+    paths = sorted(_files_of(directory))
+    if not paths:
+        raise ConfigError("nothing to publish: the directory holds no file", where=str(directory))
+    entries = tuple(_add_blob(repository, directory, path) for path in paths)
+    commit = _commit_id(entries)
+    record = repository / "commits" / f"{commit}.json"
+    if not record.exists():
+        described = HubCommit(id=commit, message=message, created_at=datetime.now(UTC), files=entries)
+        _write_atomically(record, described.model_dump_json(indent=1))
+    _write_atomically(repository / "refs" / branch, commit)
+    return commit
+
+
+def restrict(root: Path, model_id: str, rules: HubAccessRules) -> None:
+    """Set who may read a repository."""
+    _write_atomically(root / model_id / "access.json", rules.model_dump_json(indent=1))
+
+
+def _files_of(directory: Path) -> Iterable[Path]:
+    for path in directory.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            relative = path.relative_to(directory)
+            if not _IGNORED_DIRECTORIES.intersection(relative.parts):
+                yield relative
+
+
+def _add_blob(repository: Path, directory: Path, relative: Path) -> HubEntry:
+    source = directory / relative
+    digest, size = sha256_file(source), source.stat().st_size
+    blob = repository / "blobs" / digest
+    if not blob.exists():
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        temporary = blob.with_name(f".{digest}.{os.getpid()}")
+        shutil.copyfile(source, temporary)
+        temporary.replace(blob)
+    large = relative.suffix.lower() in _LARGE_SUFFIXES or size >= _LARGE_BYTES
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n".encode()
+    return HubEntry(
+        path=relative.as_posix(),
+        size=size,
+        sha256=digest,
+        oid=git_blob_id(pointer if large else source.read_bytes()),
+        large=large,
+        pointer_size=len(pointer) if large else 0,
+    )
+
+
+def _commit_id(entries: Iterable[HubEntry]) -> str:
+    """Git's id of a commit with that tree and nothing else in it: no parent, author or date."""
+    tree = _tree_id({PurePosixPath(entry.path).parts: entry.oid for entry in entries})
+    return _git_id("commit", f"tree {tree}\n".encode())
+
+
+def _tree_id(files: Mapping[tuple[str, ...], str]) -> str:
+    blobs = {parts[0]: oid for parts, oid in files.items() if len(parts) == 1}
+    folders: dict[str, dict[tuple[str, ...], str]] = {}
+    for parts, oid in files.items():
+        if len(parts) > 1:
+            folders.setdefault(parts[0], {})[parts[1:]] = oid
+    rows = [(name, b"100644", oid) for name, oid in blobs.items()]
+    rows += [(f"{name}/", b"40000", _tree_id(inside)) for name, inside in folders.items()]  # Git sorts them so
+    content = b"".join(
+        mode + b" " + name.rstrip("/").encode() + b"\0" + bytes.fromhex(oid) for name, mode, oid in sorted(rows)
+    )
+    return _git_id("tree", content)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+class HubRepository:
+    """One repository, read from its directory at every call."""
+
+    def __init__(self, directory: Path, model_id: str) -> None:
+        self._directory = directory
+        self.model_id = model_id
+
+    @classmethod
+    def find(cls, root: Path, model_id: str) -> HubRepository | None:
+        """The repository of that id, or None."""
+        directory = root / model_id
+        inside = directory.resolve().is_relative_to(root.resolve())
+        return cls(directory, model_id) if inside and (directory / "refs").is_dir() else None
+
+    @property
+    def rules(self) -> HubAccessRules:
+        """Who may read it."""
+        file = self._directory / "access.json"
+        return HubAccessRules.model_validate_json(file.read_text()) if file.exists() else HubAccessRules()
+
+    def branches(self) -> dict[str, str]:
+        """Commit by branch name."""
+        refs = self._directory / "refs"
+        return {
+            path.relative_to(refs).as_posix(): path.read_text().strip()
+            for path in sorted(refs.rglob("*"))
+            if path.is_file() and not path.name.startswith(".")
+        }
+
+    def commit(self, revision: str) -> HubCommit | None:
+        """The commit that a branch or a full commit id names, or None."""
+        known = {path.stem: path for path in (self._directory / "commits").glob("*.json")}
+        record = known.get(self.branches().get(revision, revision))
+        return None if record is None else HubCommit.model_validate_json(record.read_text())
+
+    def commits(self) -> list[HubCommit]:
+        """All commits, newest first."""
+        records = (self._directory / "commits").glob("*.json")
+        commits = [HubCommit.model_validate_json(path.read_text()) for path in records]
+        return sorted(commits, key=lambda commit: commit.created_at, reverse=True)
+
+    def blob(self, entry: HubEntry) -> Path:
+        """The file that holds an entry's content."""
+        return self._directory / "blobs" / entry.sha256

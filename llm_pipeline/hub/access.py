@@ -1,0 +1,178 @@
+"""The connection to a hub: where it is, who we are, and what its errors mean to us."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from huggingface_hub import HfApi
+from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,  # of the HTTP library that this version of the client uses
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
+
+from llm_pipeline import __version__
+from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient
+
+PUBLIC_ENDPOINT = "https://huggingface.co"
+TIMEOUT_SECONDS = max(30, HF_HUB_ETAG_TIMEOUT)
+_TRANSIENT_STATUSES = {408, 425, 429}
+_SERVER_ERROR = 500
+
+
+class HubRefused(Terminal):
+    """The hub does not give us what we asked for, and will not when asked again."""
+
+
+class HubUnavailable(Transient):
+    """The hub, or the way to it, does not work right now.
+
+    Attributes:
+        retry_after_seconds: How long the hub asks us to wait; None when it does not say.
+    """
+
+    def __init__(
+        self, message: str, *, where: str = "", hint: str = "", retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.retry_after_seconds = retry_after_seconds
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A hub as this deployment reaches it.
+
+    Attributes:
+        endpoint: Its URL, without a slash at the end.
+        token_variable: Environment variable that the token came from.
+        api: The client.
+        has_token: Whether that variable holds a token.
+    """
+
+    endpoint: str
+    token_variable: str
+    api: HfApi = field(repr=False, compare=False)
+    has_token: bool = False
+
+    def headers(self) -> dict[str, str]:
+        """Headers of a request, the authorization among them."""
+        headers: dict[str, str] = build_hf_headers(
+            token=self.api.token, library_name="llm-pipeline", library_version=__version__
+        )
+        return headers
+
+    @contextmanager
+    def errors_at(self, where: str) -> Iterator[None]:
+        """Raise the client's errors as ours.
+
+        Raises:
+            HubRefused: No access, or no such repository, revision or file.
+            HubUnavailable: Throttled, a server error, a timeout, or no connection.
+            ConfigError: Something that the client does not accept as a repository id.
+        """
+        try:
+            yield
+        except (HTTPError, OfflineModeIsEnabled, HFValidationError, LocalEntryNotFoundError) as error:
+            raise self._translate(error, where) from error
+
+    def _translate(self, error: Exception, where: str) -> PipelineError:
+        if isinstance(error, HFValidationError):
+            return ConfigError(f"the hub's client does not accept this name: {error}", where=where)
+        if isinstance(error, OfflineModeIsEnabled):
+            return HubRefused("the hub's client is in offline mode", where=where, hint="unset HF_HUB_OFFLINE")
+        if isinstance(error, HfHubHTTPError) and error.response is not None:
+            return self._refusal(error, error.response.status_code, where)
+        return HubUnavailable(
+            f"no answer from {self.endpoint}: {type(error).__name__}: {_first_line(error)}",
+            where=where,
+            hint="check the network, the proxy (HTTPS_PROXY) and hub.endpoint of the deployment; it is tried again",
+        )
+
+    def _refusal(self, error: HfHubHTTPError, status: int, where: str) -> PipelineError:
+        named: list[tuple[type[Exception], str, str]] = [  # the more special class first
+            (DisabledRepoError, "the repository was disabled", "choose another repository"),
+            (GatedRepoError, "the repository is gated and we have no access", self._gate_hint(where)),
+            (RevisionNotFoundError, "no such revision", "name a branch, tag or commit that exists"),
+            (RemoteEntryNotFoundError, "no such file at this revision", "resolve the revision again"),
+            (RepositoryNotFoundError, "no such repository, or it is private", self._token_hint()),
+        ]
+        for kind, message, hint in named:
+            if isinstance(error, kind):
+                return HubRefused(message, where=where, hint=hint)
+        message = f"{self.endpoint} answers {status}: {error.server_message or _first_line(error)}"
+        if status not in _TRANSIENT_STATUSES and status < _SERVER_ERROR:
+            return HubRefused(message, where=where, hint=self._token_hint())
+        return HubUnavailable(
+            message,
+            where=where,
+            hint="it is tried again later" if self.has_token else f"a token in {self.token_variable} raises limits",
+            retry_after_seconds=_retry_after(error.response.headers),
+        )
+
+    def _gate_hint(self, where: str) -> str:
+        page = f"accept the terms at {self.endpoint}/{where.partition('@')[0]}"
+        state = "with the account of the token in" if self.has_token else "then put a read token into"
+        return f"{page} {state} {self.token_variable}"
+
+    def _token_hint(self) -> str:
+        if self.has_token:
+            return f"check the name, and that the token in {self.token_variable} is valid and may read it"
+        return f"check the name; for a private repository put a read token into {self.token_variable}"
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the hub asks us to wait: of its own rate limit header when that is used up, or `Retry-After`."""
+    limit = parse_ratelimit_headers(headers)
+    if limit is not None and limit.remaining == 0:
+        return float(limit.reset_in_seconds)
+    value = headers.get("Retry-After", "").strip()
+    return float(value) if value.isdigit() else None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+def connect(endpoint: str | None, token_variable: str) -> Hub:
+    """The hub of a deployment. Sends nothing yet.
+
+    Args:
+        endpoint: Its URL; None for `HF_ENDPOINT` or the public hub.
+        token_variable: Environment variable that holds the access token; without it, requests are anonymous.
+
+    Raises:
+        ConfigError: The endpoint is not a plain http or https URL.
+    """
+    address = (endpoint or os.environ.get("HF_ENDPOINT") or PUBLIC_ENDPOINT).rstrip("/")
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        raise ConfigError(
+            "the hub's endpoint must be an http or https URL without credentials",
+            where=parts.hostname or "hub.endpoint",
+            hint=f"for example {PUBLIC_ENDPOINT}; the token goes into the environment variable {token_variable}",
+        )
+    token = os.environ.get(token_variable, "").strip()
+    if any(not character.isprintable() or character.isspace() for character in token):
+        raise ConfigError("the token holds white space or control characters", where=f"${token_variable}")
+    api = HfApi(endpoint=address, token=token or False, library_name="llm-pipeline", library_version=__version__)
+    return Hub(endpoint=address, token_variable=token_variable, api=api, has_token=bool(token))
+
+
+def malformed_answer(where: str, problem: str) -> IntegrityError:
+    """The error for an answer of the hub that does not have the shape its API promises."""
+    return IntegrityError(
+        f"the hub's answer cannot be used: {problem}", where=where, hint="check that hub.endpoint is a model hub"
+    )

@@ -1,0 +1,226 @@
+"""A verified, resumable download of a pinned model.
+
+A file appears in the destination only when every byte of it was hashed and is what the hub's metadata says: SHA-256
+for files in LFS, Git's blob id for small ones. Killed at any byte, the same call goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+
+from llm_pipeline.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.hub.access import Hub
+from llm_pipeline.hub.files import WEIGHTS_SUFFIX
+from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.hub.safetensors_header import read_header
+from llm_pipeline.hub.transfer import DiskTooSmall, Transfer, TransferStopped, difference
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
+
+_MEGABYTE = 1_000_000
+_SPARE_BYTES = 64 * _MEGABYTE
+_WORKERS = 4
+
+
+@dataclass(frozen=True)
+class DownloadReport:
+    """What a download did.
+
+    Attributes:
+        files: Files of the model.
+        bytes: Bytes of the model.
+        fetched_files: Files that were not there yet.
+        fetched_bytes: Bytes that came over the network, this time.
+        seconds: Wall time, hashing included.
+    """
+
+    files: int
+    bytes: int
+    fetched_files: int
+    fetched_bytes: int
+    seconds: float
+
+    @property
+    def megabytes_per_second(self) -> float:
+        """Rate of what was fetched, 10^6 bytes a second."""
+        return self.fetched_bytes / _MEGABYTE / self.seconds if self.seconds else 0.0
+
+
+def download_model(
+    hub: Hub, model: PinnedModel, destination: Path, *, report_every_seconds: float = 10.0
+) -> DownloadReport:
+    """Download a pinned model's files, and nothing else, into a directory.
+
+    Partial files live beside the destination, in `<destination>.partial`, and are removed at the end.
+
+    Args:
+        hub: The hub, from `connect`.
+        model: The model, from `resolve_revision`.
+        destination: Directory for the files; may hold what an earlier, interrupted call left.
+        report_every_seconds: How often progress is logged.
+
+    Raises:
+        DiskTooSmall: The missing bytes do not fit; nothing was fetched.
+        IntegrityError: A file's bytes are wrong twice, or a safetensors file is malformed; the message names it.
+        HubRefused: The hub does not give us a file.
+        HubUnavailable: The hub cannot be reached, after several attempts.
+        ConfigError: The destination holds files that are not the model's.
+        Transient: Another process downloads into this destination.
+    """
+    started = time.monotonic()
+    partial = destination.with_name(f"{destination.name}.partial")
+    destination.mkdir(parents=True, exist_ok=True)
+    partial.mkdir(parents=True, exist_ok=True)
+    with _only_process(partial):
+        missing = _missing_files(model, destination)
+        transfer = Transfer(hub, model.id, model.commit, partial, Event())
+        needed = sum(file.size for file in missing) - _bytes_in(transfer, missing)
+        _require_space(needed, partial)
+        with _progress(transfer, missing, destination, report_every_seconds):
+            _fetch_all(transfer, missing, destination)
+        check_weights(model, destination)
+    shutil.rmtree(partial)
+    seconds = time.monotonic() - started
+    return DownloadReport(len(model.files), model.size, len(missing), max(0, needed), seconds)
+
+
+@contextmanager
+def _only_process(partial: Path) -> Iterator[None]:
+    with (partial / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Transient("another process downloads into this directory", where=str(partial)) from error
+        yield
+
+
+def _missing_files(model: PinnedModel, destination: Path) -> list[HubFile]:
+    """The files that are not there yet, byte for byte; what is there and wrong is removed."""
+    expected = {file.path for file in model.files}
+    present = {path.relative_to(destination).as_posix() for path in destination.rglob("*") if not _is_directory(path)}
+    if foreign := sorted(present - expected):
+        raise ConfigError(
+            f"the destination holds files that are not the model's: {foreign[:4]}",
+            where=str(destination),
+            hint="choose an empty directory",
+        )
+    missing = []
+    for file in model.files:
+        path = destination / file.path
+        if path.is_symlink() or not path.exists() or difference(path, file):
+            path.unlink(missing_ok=True)
+            missing.append(file)
+    return missing
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _bytes_in(transfer: Transfer, files: Sequence[HubFile]) -> int:
+    """Bytes of the files that are in partial files already."""
+    partials = {transfer.partial_file(file) for file in files}
+    return sum(path.stat().st_size for path in partials if path.exists())
+
+
+def _require_space(needed: int, directory: Path) -> None:
+    free = shutil.disk_usage(directory).free
+    if needed > 0 and needed + _SPARE_BYTES > free:
+        raise DiskTooSmall(
+            f"{needed / _MEGABYTE:.0f} MB are still to come and only {free / _MEGABYTE:.0f} MB are free",
+            where=str(directory),
+            hint="free some space, or move work_root of the deployment to a larger disk",
+        )
+
+
+def _fetch_all(transfer: Transfer, files: Sequence[HubFile], destination: Path) -> None:
+    """Fetch the files side by side; the first failure stops the others at their next chunk."""
+    by_content: dict[Path, list[HubFile]] = {}
+    for file in sorted(files, key=lambda file: file.size, reverse=True):
+        by_content.setdefault(transfer.partial_file(file), []).append(file)
+    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="download") as pool:
+        try:
+            futures = [pool.submit(_fetch_one, transfer, same, destination) for same in by_content.values()]
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            transfer.stop.set()
+            pool.shutdown(cancel_futures=True)
+    errors = [error for future in futures if not future.cancelled() and (error := future.exception())]
+    for error in sorted(errors, key=lambda error: isinstance(error, TransferStopped)):
+        raise error
+
+
+def _fetch_one(transfer: Transfer, same_content: Sequence[HubFile], destination: Path) -> None:
+    partial = transfer.fetch(same_content[0])
+    for file in same_content:
+        target = destination / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file is same_content[-1]:
+            partial.replace(target)
+        else:
+            shutil.copyfile(partial, target)
+        log.info("verified", file=file.path, bytes=file.size)
+
+
+@contextmanager
+def _progress(transfer: Transfer, files: Sequence[HubFile], destination: Path, every: float) -> Iterator[None]:
+    """Log bytes, rate and time to go, until the block ends."""
+    total, ended, started = sum(file.size for file in files), Event(), time.monotonic()
+
+    def done() -> int:
+        arrived = sum(file.size for file in files if (destination / file.path).exists())
+        return arrived + _bytes_in(transfer, files)
+
+    before = done()
+
+    def report() -> None:
+        while not ended.wait(every):
+            now = done()
+            rate = (now - before) / (time.monotonic() - started)
+            log.info(
+                "downloading",
+                megabytes=now / _MEGABYTE,
+                of=total / _MEGABYTE,
+                megabytes_per_second=rate / _MEGABYTE,
+                eta_seconds=round((total - now) / rate) if rate > 0 else "unknown",
+            )
+
+    thread = Thread(target=report, name="download-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def check_weights(model: PinnedModel, directory: Path) -> None:
+    """Check every safetensors header, and that every shard of the index is there.
+
+    Raises:
+        IntegrityError: A header is malformed, or a shard is missing.
+    """
+    for file in model.files:
+        if file.path.endswith(WEIGHTS_SUFFIX):
+            read_header(directory / file.path)
+    for index in directory.glob("*.safetensors.index.json"):
+        try:
+            shards = set(json.loads(index.read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise IntegrityError(f"not a weight index: {error}", where=index.name) from error
+        if missing := sorted(shards - {file.path for file in model.files}, key=str):
+            raise IntegrityError(
+                f"the index names shards that the repository does not have: {missing[:4]}",
+                where=index.name,
+                hint="the upload was incomplete; choose another revision",
+            )

@@ -1,0 +1,148 @@
+"""Which files of a model repository may come onto our machines: an allow-list, and reasons for everything else.
+
+A model is safetensors weights, configuration and a tokenizer. Formats that run code when they are loaded (pickles,
+Python files) and archives are never fetched; a repository whose only weights are pickles is refused as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from llm_pipeline.errors import IntegrityError, Unsupported
+
+WEIGHTS_SUFFIX = ".safetensors"
+_PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".dill", ".npy", ".npz", ".h5", ".keras"}
+_ARCHIVES = {".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst", ".nemo"}
+_CODE = {".py", ".pyc", ".so", ".dll", ".sh", ".ipynb", ".js", ".exe"}
+_ALLOWED_SUFFIXES = {WEIGHTS_SUFFIX, ".json", ".jinja", ".model", ".tiktoken"}
+_ALLOWED_NAMES = {"merges.txt", "vocab.txt", "bpe.codes"}
+_ALLOWED_DIRECTORIES = {"", "additional_chat_templates"}
+_LONGEST_PATH = 1024
+_LONGEST_SEGMENT = 255
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of a repository is fetched.
+
+    Attributes:
+        fetched: Paths on the allow-list.
+        skipped: Reason by path, of files that are harmless and not needed.
+        refused: Reason by path, of files that could run code or unpack into anything.
+    """
+
+    fetched: tuple[str, ...]
+    skipped: Mapping[str, str]
+    refused: Mapping[str, str]
+
+
+def unsafe_reason(path: str) -> str | None:
+    """Why a path could leave the directory it is written to, or None when it cannot, on any operating system."""
+    if not path or len(path) > _LONGEST_PATH:
+        return f"its length is {len(path)}, not 1 to {_LONGEST_PATH}"
+    if any(not character.isprintable() for character in path):
+        return "it holds a character that cannot be printed"
+    if "\\" in path:
+        return "it holds a backslash, a separator on Windows"
+    if path.startswith("/"):
+        return "it is absolute"
+    if re.match(r"[A-Za-z]:", path):
+        return "it names a drive"
+    return next((reason for segment in path.split("/") if (reason := _unsafe_segment(segment))), None)
+
+
+def _unsafe_segment(segment: str) -> str | None:
+    if segment in ("", ".", ".."):
+        return f"it has the segment {segment!r}"
+    if segment[0] in "~-":
+        return f"a segment starts with {segment[0]!r}"
+    if segment != segment.strip() or segment.endswith("."):
+        return "a segment has white space or a dot at its end"
+    return None if len(segment.encode()) <= _LONGEST_SEGMENT else f"a segment is longer than {_LONGEST_SEGMENT} bytes"
+
+
+def select_files(paths: Iterable[str], *, where: str = "") -> Selection:
+    """Choose the files of a model from a repository's listing.
+
+    Args:
+        paths: Every path of the listing.
+        where: Name of the repository, for errors.
+
+    Raises:
+        IntegrityError: The listing names a file that could be written outside its directory, or the same file twice.
+        Unsupported: The repository has no safetensors weights, or no config.json.
+    """
+    listed = list(paths)
+    _require_safe(listed, where)
+    refused = {path: reason for path in listed if (reason := _refusal(path))}
+    skipped = {path: reason for path in listed if path not in refused and (reason := _omission(path))}
+    fetched = [path for path in listed if path not in refused and path not in skipped]
+    for copy in _second_copies(fetched):
+        skipped[copy] = "a second copy of the weights, in another layout"
+        fetched.remove(copy)
+    _require_model(fetched, refused, where)
+    return Selection(fetched=tuple(sorted(fetched)), skipped=skipped, refused=refused)
+
+
+def _require_safe(paths: list[str], where: str) -> None:
+    for path in paths:
+        if reason := unsafe_reason(path):
+            raise IntegrityError(
+                f"the repository lists a file with an unsafe name, {path[:200]!r}: {reason}",
+                where=where,
+                hint="do not use this repository; report it to the hub",
+            )
+    occurrences = Counter(path.casefold() for path in paths)
+    if twice := sorted({path for path in paths if occurrences[path.casefold()] > 1}):
+        raise IntegrityError(
+            f"the repository lists files whose names differ in nothing, or only in case: {twice[:4]}",
+            where=where,
+            hint="do not use this repository; report it to the hub",
+        )
+
+
+def _refusal(path: str) -> str | None:
+    suffix = PurePosixPath(path).suffix.lower()
+    if suffix in _PICKLES:
+        return "a pickle, or a format that may hold one, runs code when it is loaded"
+    if suffix in _CODE:
+        return "code from the hub is not run here"
+    return "an archive" if suffix in _ARCHIVES else None
+
+
+def _omission(path: str) -> str | None:
+    pure = PurePosixPath(path)
+    directory = "" if len(pure.parts) == 1 else pure.parent.as_posix()
+    if directory not in _ALLOWED_DIRECTORIES:
+        return "in a directory that the loaders do not read"
+    if pure.name in _ALLOWED_NAMES or pure.suffix in _ALLOWED_SUFFIXES:
+        return None
+    return "not weights, configuration or tokenizer"
+
+
+def _second_copies(paths: list[str]) -> list[str]:
+    weights = [path for path in paths if path.endswith(WEIGHTS_SUFFIX)]
+    copies = [path for path in weights if path.startswith("consolidated")]
+    return copies if len(copies) < len(weights) else []
+
+
+def _require_model(fetched: list[str], refused: Mapping[str, str], where: str) -> None:
+    if not any(path.endswith(WEIGHTS_SUFFIX) for path in fetched):
+        pickles = sorted(path for path in refused if PurePosixPath(path).suffix.lower() in _PICKLES)
+        found = f"its weights are only in formats that can run code: {pickles[:4]}" if pickles else "it has no weights"
+        raise Unsupported(
+            f"the repository has no safetensors file; {found}",
+            where=where,
+            hint="use a revision with safetensors weights (many repositories have one in refs/pr/*), or convert it "
+            "on a machine that may be lost and publish the result",
+        )
+    if "config.json" not in fetched:
+        raise Unsupported(
+            "the repository has no config.json",
+            where=where,
+            hint="adapters and other partial models must be merged into a full model first",
+        )

@@ -1,0 +1,105 @@
+"""From a branch or tag to a pinned model: one commit, and the files of it that we fetch, with their hashes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from pydantic import ValidationError
+
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, HubRefused, malformed_answer
+from llm_pipeline.hub.files import Selection, select_files
+from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
+
+
+def resolve_revision(hub: Hub, model_id: str, revision: str = "main") -> PinnedModel:
+    """Pin a revision, choose its files, and make sure that we may read them.
+
+    Args:
+        hub: The hub, from `connect`.
+        model_id: `organisation/name`.
+        revision: Branch, tag or commit.
+
+    Raises:
+        HubRefused: No such repository or revision, or no access to it.
+        HubUnavailable: The hub cannot be asked now.
+        Unsupported: No safetensors weights, or not a full model.
+        IntegrityError: The listing is malformed, or names unsafe files.
+    """
+    where = f"{model_id}@{revision}"
+    info = _model_info(hub, model_id, revision, where)
+    if info.disabled:
+        raise HubRefused("the repository was disabled", where=where, hint="choose another repository")
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
+    selection = select_files([sibling.rfilename for sibling in info.siblings or []], where=where)
+    try:
+        model = PinnedModel(
+            id=model_id,
+            commit=info.sha or "",
+            files=tuple(_hub_file(siblings[path]) for path in selection.fetched),
+            license=_license(info),
+            gated=info.gated or None,
+        )
+    except ValidationError as error:
+        raise malformed_answer(where, str(error)) from error
+    _require_requested_commit(model, revision, where)
+    _check_access(hub, model, where)
+    _report(model, selection)
+    return model
+
+
+def _model_info(hub: Hub, model_id: str, revision: str, where: str) -> Any:
+    try:
+        with hub.errors_at(where):
+            return hub.api.model_info(model_id, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # the client reads what it got without checks
+        raise malformed_answer(where, f"{type(error).__name__}: {error}") from error
+
+
+def _hub_file(sibling: Any) -> HubFile:
+    sha256 = sibling.lfs.sha256 if sibling.lfs else None
+    size = sibling.lfs.size if sibling.lfs else sibling.size
+    return HubFile(path=sibling.rfilename, size=size, sha256=sha256, blob_sha1=sibling.blob_id)
+
+
+def _license(info: Any) -> str | None:
+    card = info.card_data.to_dict() if info.card_data else {}
+    if card.get("license") == "other" and card.get("license_name"):
+        return str(card["license_name"])
+    if card.get("license"):
+        return str(card["license"])
+    tags = [tag.removeprefix("license:") for tag in info.tags or [] if tag.startswith("license:")]
+    return tags[0] if tags else None
+
+
+def _require_requested_commit(model: PinnedModel, revision: str, where: str) -> None:
+    if re.fullmatch(r"[0-9a-f]{40}", revision) and model.commit != revision:
+        raise IntegrityError(f"the hub answers with commit {model.commit}, which is not the one asked for", where=where)
+
+
+def _check_access(hub: Hub, model: PinnedModel, where: str) -> None:
+    """Ask for one file's metadata: names of a gated repository are public, its files are not."""
+    smallest = min(model.files, key=lambda file: file.size)
+    url = hf_hub_url(model.id, smallest.path, revision=model.commit, endpoint=hub.endpoint)
+    with hub.errors_at(where):
+        metadata = get_hf_file_metadata(url, headers=hub.headers(), token=hub.api.token, timeout=TIMEOUT_SECONDS)
+    if metadata.commit_hash != model.commit:
+        raise malformed_answer(where, f"a file of {model.commit} is served from {metadata.commit_hash}")
+
+
+def _report(model: PinnedModel, selection: Selection) -> None:
+    log.info(
+        "resolved",
+        model=model.id,
+        commit=model.commit,
+        files=len(model.files),
+        bytes=model.size,
+        skipped=len(selection.skipped),
+        refused=", ".join(sorted(selection.refused)[:8]) or "none",
+        license=model.license or "none stated",
+    )

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.errors import ConfigError, IntegrityError, Terminal, Transient, Unsupported
+from llm_pipeline.hub.access import Hub, HubRefused, HubUnavailable, connect
+from llm_pipeline.hub.resolve import resolve_revision
+
+from .conftest import TOKEN_VARIABLE, LocalHub, safetensors_bytes
+
+SECRET = "hf_canarytokenthatmustnotleak"
+
+
+def test_a_branch_is_pinned_to_its_commit_with_hashes_and_license(local_hub: LocalHub, hub: Hub) -> None:
+    commit = local_hub.publish()
+    model = resolve_revision(hub, "demo/tiny", "main")
+    assert (model.commit, model.license, model.gated) == (commit, "apache-2.0", None)
+    assert [file.path for file in model.files] == ["config.json", "model.safetensors", "tokenizer.json"]
+    weights = model.files[1]
+    assert weights.sha256 is not None
+    assert weights.size == len(safetensors_bytes())
+    assert model.files[0].sha256 is None
+    assert model.size == sum(len(local_hub.contents[file.path]) for file in model.files)
+
+
+def test_a_commit_stays_what_it_was_after_the_branch_moves(local_hub: LocalHub, hub: Hub) -> None:
+    first = local_hub.publish()
+    second = local_hub.publish(config__json=b'{"model_type": "qwen"}')
+    assert first != second
+    assert resolve_revision(hub, "demo/tiny", first).commit == first
+    assert resolve_revision(hub, "demo/tiny").commit == second
+
+
+def test_an_unknown_repository_is_terminal_and_names_the_token_variable(hub: Hub) -> None:
+    with pytest.raises(HubRefused, match="no such repository, or it is private") as caught:
+        resolve_revision(hub, "demo/missing")
+    assert caught.value.family == "terminal"
+    assert TOKEN_VARIABLE in caught.value.hint
+
+
+def test_an_unknown_revision_is_terminal(local_hub: LocalHub, hub: Hub) -> None:
+    local_hub.publish()
+    with pytest.raises(HubRefused, match="no such revision"):
+        resolve_revision(hub, "demo/tiny", "v9")
+
+
+@pytest.mark.parametrize("token", [None, "hf_somebodyelse"])
+def test_a_private_repository_is_not_found_without_a_reader_s_token(
+    local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    local_hub.publish()
+    local_hub.restrict("demo/tiny", private=True, readers=(SECRET,))
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    if token:
+        monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(HubRefused, match="or it is private"):
+        resolve_revision(connect(local_hub.endpoint, TOKEN_VARIABLE), "demo/tiny")
+
+
+def test_a_private_repository_is_read_with_the_token_of_the_named_variable(
+    local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = local_hub.publish()
+    local_hub.restrict("demo/tiny", private=True, readers=(SECRET,))
+    monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
+    assert resolve_revision(connect(local_hub.endpoint, TOKEN_VARIABLE), "demo/tiny").commit == commit
+
+
+def test_a_token_of_another_variable_is_never_sent(local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    local_hub.publish()
+    local_hub.restrict("demo/tiny", private=True, readers=(SECRET,))
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with pytest.raises(HubRefused):
+        resolve_revision(connect(local_hub.endpoint, TOKEN_VARIABLE), "demo/tiny")
+
+
+@pytest.mark.parametrize("token", [None, "hf_notontheliist"])
+def test_a_gated_repository_is_refused_before_anything_is_fetched(
+    local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    local_hub.publish()
+    local_hub.restrict("demo/tiny", gated="manual", readers=(SECRET,))
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    if token:
+        monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(HubRefused, match="gated") as caught:
+        resolve_revision(connect(local_hub.endpoint, TOKEN_VARIABLE), "demo/tiny")
+    assert "/demo/tiny" in caught.value.hint
+    assert TOKEN_VARIABLE in caught.value.hint
+    assert local_hub.downloads() == []
+
+
+def test_a_gated_repository_with_access_says_that_it_is_gated(
+    local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local_hub.publish()
+    local_hub.restrict("demo/tiny", gated="manual", readers=(SECRET,))
+    monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
+    assert resolve_revision(connect(local_hub.endpoint, TOKEN_VARIABLE), "demo/tiny").gated == "manual"
+
+
+def test_a_disabled_repository_is_terminal(local_hub: LocalHub, hub: Hub) -> None:
+    local_hub.publish()
+    local_hub.restrict("demo/tiny", disabled=True)
+    with pytest.raises(HubRefused, match="disabled"):
+        resolve_revision(hub, "demo/tiny")
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_throttling_and_server_errors_are_transient(local_hub: LocalHub, hub: Hub, status: int) -> None:
+    local_hub.publish()
+    local_hub.fail("status", "/revision/main", status=status, retry_after_seconds=7)
+    with pytest.raises(HubUnavailable, match=str(status)) as caught:
+        resolve_revision(hub, "demo/tiny")
+    assert caught.value.family == "transient"
+    assert caught.value.retry_after_seconds == 7
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+def test_a_refusal_without_the_hub_s_error_codes_is_terminal(local_hub: LocalHub, hub: Hub, status: int) -> None:
+    local_hub.publish()
+    local_hub.fail("status", "/revision/main", status=status)
+    with pytest.raises(Terminal) as caught:
+        resolve_revision(hub, "demo/tiny")
+    assert caught.value.hint
+
+
+def test_a_hub_that_nobody_answers_for_is_transient_and_quick() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    started = time.monotonic()
+    with pytest.raises(Transient, match="no answer from"):
+        resolve_revision(connect(f"http://127.0.0.1:{port}", TOKEN_VARIABLE), "demo/tiny")
+    assert time.monotonic() - started < 5
+
+
+def test_an_answer_that_is_not_the_hub_s_is_refused(local_hub: LocalHub, hub: Hub) -> None:
+    local_hub.publish()
+    local_hub.fail("status", "/revision/main", status=200)
+    with pytest.raises(IntegrityError, match="cannot be used"):
+        resolve_revision(hub, "demo/tiny")
+
+
+def test_a_listing_with_malformed_hashes_is_refused(local_hub: LocalHub, hub: Hub) -> None:
+    local_hub.publish()
+    record = next((local_hub.root / "demo/tiny/commits").glob("*.json"))
+    fields = json.loads(record.read_text())
+    next(entry for entry in fields["files"] if entry["path"] == "config.json")["oid"] = "not a hash"
+    record.write_text(json.dumps(fields))
+    with pytest.raises(IntegrityError, match="cannot be used"):
+        resolve_revision(hub, "demo/tiny")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../../outside.json", "/etc/cron.d/x.json", "..\\x.json", "C:\\x.json", "\\\\host\\x.json", "a/../../x.json"],
+)
+def test_a_hostile_listing_is_refused_and_nothing_is_written(
+    local_hub: LocalHub, hub: Hub, tmp_path: Path, path: str
+) -> None:
+    local_hub.publish()
+    record = next((local_hub.root / "demo/tiny/commits").glob("*.json"))
+    fields = json.loads(record.read_text())
+    fields["files"].append({**fields["files"][0], "path": path})
+    record.write_text(json.dumps(fields))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(IntegrityError, match="unsafe name"):
+        resolve_revision(hub, "demo/tiny")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_repository_with_only_pickles_is_refused(local_hub: LocalHub, hub: Hub) -> None:
+    local_hub.publish(model__safetensors=None, pytorch_model__bin=b"\x80\x04pickle")
+    with pytest.raises(Unsupported, match="can run code"):
+        resolve_revision(hub, "demo/tiny")
+
+
+@pytest.mark.parametrize("endpoint", ["ftp://hub", "file:///etc", "http://", "https://user:secret@hub", "hub.example"])
+def test_an_endpoint_that_is_no_plain_url_is_refused_without_showing_secrets(endpoint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        connect(endpoint, TOKEN_VARIABLE)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_endpoint_falls_back_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9/")
+    assert connect(None, TOKEN_VARIABLE).endpoint == "http://127.0.0.1:9"
+    monkeypatch.delenv("HF_ENDPOINT")
+    assert connect(None, TOKEN_VARIABLE).endpoint == "https://huggingface.co"
+
+
+def test_the_token_is_in_no_error_and_no_representation(
+    local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
+    hub = connect(local_hub.endpoint, TOKEN_VARIABLE)
+    with pytest.raises(HubRefused) as caught:
+        resolve_revision(hub, "demo/missing")
+    assert SECRET not in f"{caught.value!s} {caught.value!r} {hub!r} {caught.value.to_document()!r} {caplog.text}"
