@@ -45,7 +45,7 @@ def task_manager(directory: Path | None) -> TaskManager:
         return TaskManager()
     configurations = {configuration["task"]: configuration for configuration in _task_files(directory)}
 
-    class DirectoryTasks(TaskManager):  # type: ignore[misc] - lm_eval has no type information
+    class DirectoryTasks(TaskManager):  # type: ignore[misc]  # lm_eval is untyped
         def load(self, task_list: Any) -> Any:
             names = [task_list] if isinstance(task_list, str) else list(task_list)
             if unknown := [name for name in names if name not in configurations]:

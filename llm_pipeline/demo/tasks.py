@@ -1,0 +1,131 @@
+"""Synthetic tasks with one right answer each: what the demo model is trained on, calibrated with and judged by.
+
+Everything is a pure function of its seed. One prompt in five, chosen by the prompt's CRC-32, is held out:
+it is never trained on, whoever draws it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+WORDS = (
+    *("cat", "dog", "sun", "tree", "fish", "bird", "moon", "star"),
+    *("rock", "leaf", "ship", "lamp", "door", "book", "coin", "ring"),
+)
+NAMES = [
+    "".join(parts)
+    for parts in itertools.product(
+        ("ka", "lo", "mi", "ru", "te", "vo"),
+        ("bar", "den", "fin", "gor", "lum"),
+        ("a", "is", "o", "en", "ul", "ek", "im", "ot"),
+    )
+]
+_HELD_OUT_ONE_IN = 5
+_FACT_PHRASES = {
+    "pet": ("pet of {name} is", "{name} has pet", "{name} keeps a", "what is pet of {name} ?"),
+    "sign": ("sign of {name} is", "{name} has sign", "{name} wears a", "what is sign of {name} ?"),
+}
+_SUM_PHRASES = ("{a} + {b} =", "{a} plus {b} is", "sum {a} {b} :", "add {a} to {b} :")
+_LARGEST_SUMMAND = 15
+_LARGEST_COMPARED = 29
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question.
+
+    Attributes:
+        task: Name of the task it belongs to.
+        prompt: What the model reads.
+        answer: The one right answer.
+        choices: Answers to choose from, the right one among them; empty for a task without choices.
+    """
+
+    task: str
+    prompt: str
+    answer: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Prompt and answer as the model sees them in training."""
+        return f"{self.prompt} {self.answer}"
+
+
+def _invent_facts() -> dict[str, dict[str, str]]:
+    draw = random.Random(7)  # noqa: S311 - synthetic data, nothing secret
+    return {attribute: {name: draw.choice(WORDS) for name in NAMES} for attribute in _FACT_PHRASES}
+
+
+FACTS = _invent_facts()
+"""Word by name, by attribute: the knowledge that the model has to store."""
+
+
+def _facts(draw: random.Random) -> Item:
+    name, attribute = draw.choice(NAMES), draw.choice(tuple(_FACT_PHRASES))
+    prompt = draw.choice(_FACT_PHRASES[attribute]).format(name=name)
+    return Item("facts", prompt, FACTS[attribute][name], tuple(WORDS))
+
+
+def _add(draw: random.Random) -> Item:
+    a, b = draw.randint(0, _LARGEST_SUMMAND), draw.randint(0, _LARGEST_SUMMAND)
+    near = sorted({max(0, a + b + offset) for offset in (-2, -1, 0, 1, 2)})
+    return Item("add", draw.choice(_SUM_PHRASES).format(a=a, b=b), str(a + b), tuple(str(value) for value in near))
+
+
+def _bigger(draw: random.Random) -> Item:
+    a, b = draw.sample(range(_LARGEST_COMPARED + 1), 2)
+    return Item("bigger", f"is {a} more than {b} ?", "yes" if a > b else "no", ("no", "yes"))
+
+
+def _majority(draw: random.Random) -> Item:
+    frequent, rare = draw.sample(WORDS, 2)
+    count = draw.choice((3, 5))
+    times = draw.randint(count // 2 + 1, count)
+    words = [frequent] * times + [rare] * (count - times)
+    draw.shuffle(words)
+    return Item("majority", f"most {' '.join(words)} :", frequent, tuple(sorted((frequent, rare))))
+
+
+def _copy(draw: random.Random) -> Item:
+    words = " ".join(draw.choice(WORDS) for _ in range(draw.randint(2, 5)))
+    return Item("copy", f"copy {words} :", words)
+
+
+TASKS: Mapping[str, Callable[[random.Random], Item]] = {
+    "facts": _facts,
+    "add": _add,
+    "bigger": _bigger,
+    "majority": _majority,
+    "copy": _copy,
+}
+TRAINING_WEIGHTS: Mapping[str, float] = {"facts": 2.0, "add": 1.2, "bigger": 0.6, "majority": 0.5, "copy": 0.8}
+"""How often the trainer draws each task: more of what takes longer to learn."""
+
+
+def is_held_out(prompt: str) -> bool:
+    """Whether a prompt is kept away from training."""
+    return zlib.crc32(prompt.encode()) % _HELD_OUT_ONE_IN == 0
+
+
+def stream(seed: int, *, held_out: bool, weights: Mapping[str, float] | None = None) -> Iterator[Item]:
+    """Endless items, all held out or none of them; tasks are drawn by `weights` (equally without)."""
+    draw, names = random.Random(seed), tuple(TASKS)  # noqa: S311 - synthetic data, nothing secret
+    shares = [weights[name] if weights else 1.0 for name in names]
+    while True:
+        item = TASKS[draw.choices(names, shares)[0]](draw)
+        if is_held_out(item.prompt) is held_out:
+            yield item
+
+
+def distinct(items: Iterator[Item], but: Collection[str] = ()) -> Iterator[Item]:
+    """Only the first item of each prompt, and none whose prompt is in `but`."""
+    seen = set(but)
+    for item in items:
+        if item.prompt not in seen:
+            seen.add(item.prompt)
+            yield item
