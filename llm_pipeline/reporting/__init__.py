@@ -1,1 +1,1 @@
-"""The report of a release: one self-contained page."""
+"""The release report: collected from the store, rendered as HTML, Markdown and JSON."""

@@ -17,9 +17,11 @@ from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.release_record import ReleaseRecord, read_record
 from llm_pipeline.reporting.headline import Results, chosen_recipe, decides, release_headline, released_facts
+from llm_pipeline.reporting.highlights import highlights
 from llm_pipeline.reporting.model import (
     AccuracyStudy,
     CanaryStudy,
+    EngineSpeed,
     Gate,
     LoadStudy,
     ReportData,
@@ -69,6 +71,7 @@ class _Collector:
             collected_at=datetime.now(UTC),
             headline=release_headline(record, results, pointers),
             facts=released_facts(record, results, pointers),
+            highlights=highlights(variants, accuracy, loads, canaries),
             gates=self._gates(),
             variants=variants,
             accuracy=accuracy,
@@ -171,47 +174,38 @@ class _Collector:
             gate = self._results.get(("accuracy", recipe.name))
             verdict = gate.judgement.verdict if gate and gate.judgement else None
             is_chosen = recipe.name == chosen
-            engines = self._speeds() if is_chosen else {}
+            engines = self._speeds() if is_chosen else ()
             variants.append(Variant(name=recipe.name, bytes=size, verdict=verdict, chosen=is_chosen, engines=engines))
         return tuple(variants)
 
     def _size(self, ref: ArtifactRef | None) -> int | None:
         return None if ref is None else self._try(f"size of {ref}", lambda: self._store.size(ref))
 
-    def _speeds(self) -> dict[str, float]:
-        speeds = {}
-        for (stage, subject), result in self._results.items():
+    def _speeds(self) -> tuple[EngineSpeed, ...]:
+        speeds = []
+        for result in _by_flow(self._results):
             speed = result.metrics.get("output_tokens_per_second")
-            if stage == "load_test" and isinstance(speed, int | float):
-                speeds[subject] = float(speed)
-        return speeds
+            if result.stage == "load_test" and isinstance(speed, int | float):
+                speeds.append(EngineSpeed(target=result.subject, tokens_per_second=float(speed)))
+        return tuple(speeds)
 
     def _loads(self, targets: list[str]) -> tuple[LoadStudy, ...]:
-        studies = []
-        for target in targets:
-            directory = self._directory("load_test", target, "measurements")
-            if directory is None:
-                continue
-            study = self._try(
-                f"load test on {target}",
-                lambda target=target, directory=directory: read_load(directory, target, self._record.release),
-            )
-            studies += [study] if study else []
-        return tuple(studies)
+        return tuple(study for target in targets if (study := self._load(target)) is not None)
+
+    def _load(self, target: str) -> LoadStudy | None:
+        directory = self._directory("load_test", target, "measurements")
+        if directory is None:
+            return None
+        return self._try(f"load test on {target}", lambda: read_load(directory, target, self._record.release))
 
     def _canaries(self, targets: list[str]) -> tuple[CanaryStudy, ...]:
-        studies = []
-        for target in targets:
-            steps = [r for r in _by_start(self._results) if r.stage == "canary" and r.subject.split(":")[0] == target]
-            directories = [self._directory("canary", step.subject, "canary") for step in steps]
-            present = [directory for directory in directories if directory is not None]
-            if not present:
-                continue
-            study = self._try(
-                f"canary on {target}", lambda target=target, present=present: read_canary(present, target)
-            )
-            studies += [study] if study else []
-        return tuple(studies)
+        return tuple(study for target in targets if (study := self._canary(target)) is not None)
+
+    def _canary(self, target: str) -> CanaryStudy | None:
+        steps = [r for r in _by_start(self._results) if r.stage == "canary" and r.subject.split(":")[0] == target]
+        directories = [self._directory("canary", step.subject, "canary") for step in steps]
+        present = [directory for directory in directories if directory is not None]
+        return self._try(f"canary on {target}", lambda: read_canary(present, target)) if present else None
 
 
 def _by_flow(results: Results) -> list[StageResult]:

@@ -50,6 +50,19 @@ def colour(role: str) -> str:
     return _COLOURS[role]
 
 
+def label_bar(axes: Any, end: float, row: float, text: str, *, role: str = "ink", bold: bool = False) -> None:
+    """Write a bar's value just behind its end."""
+    axes.annotate(
+        text,
+        (end, row),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        color=colour(role),
+        weight="bold" if bold else "normal",
+    )
+
+
 @dataclass(frozen=True)
 class Plot:
     """A finished plot.

@@ -41,7 +41,7 @@ def render_report(data: ReportData) -> str:
         data=data,
         plots=plots,
         symbol=_SYMBOL,
-        drawn=Markup,  # noqa: S704 - our own SVG, its texts escaped by matplotlib
+        drawn=Markup,  # our own SVG: matplotlib escapes its texts
     )
 
 

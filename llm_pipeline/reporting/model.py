@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
+from pydantic import Field
+
 from llm_pipeline.accuracy.paired import Comparison
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.verdict import Judgement, Verdict
@@ -34,6 +36,14 @@ class Fact(Frozen):
     code: bool = False
 
 
+class Highlight(Frozen):
+    """One of the few figures on top of the report."""
+
+    label: str
+    value: str
+    note: str
+
+
 class Gate(Frozen):
     """One gate's judgement.
 
@@ -47,13 +57,20 @@ class Gate(Frozen):
     judgement: Judgement
 
 
+class EngineSpeed(Frozen):
+    """How fast a target's engine was under load."""
+
+    target: str
+    tokens_per_second: float
+
+
 class Variant(Frozen):
     """One recipe that was tried.
 
     Attributes:
         bytes: Size of its checkpoint.
         verdict: Its accuracy gate's; None for the baseline, or before the gate ran.
-        engines: Output tokens per second by target, where an engine was built and measured.
+        engines: Speeds under load, where an engine was built and measured.
     """
 
     name: str
@@ -61,7 +78,7 @@ class Variant(Frozen):
     verdict: Verdict | None = None
     chosen: bool = False
     is_baseline: bool = False
-    engines: dict[str, float] = {}
+    engines: tuple[EngineSpeed, ...] = ()
 
 
 class AccuracyStudy(Frozen):
@@ -169,11 +186,12 @@ class ReportData(Frozen):
     collected_at: datetime
     headline: Headline
     facts: tuple[Fact, ...]
+    highlights: tuple[Highlight, ...] = ()
     gates: tuple[Gate, ...] = ()
     variants: tuple[Variant, ...] = ()
     accuracy: tuple[AccuracyStudy, ...] = ()
     loads: tuple[LoadStudy, ...] = ()
     canaries: tuple[CanaryStudy, ...] = ()
     stages: tuple[StageRun, ...] = ()
-    datasets: dict[str, ArtifactRef] = {}
+    datasets: dict[str, ArtifactRef] = Field(default={})
     gaps: tuple[str, ...] = ()

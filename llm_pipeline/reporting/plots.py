@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llm_pipeline.accuracy.paired import PairedAccuracy
-from llm_pipeline.reporting.figure import Plot, colour, draw_plot
+from llm_pipeline.reporting.figure import Plot, colour, draw_plot, label_bar
 from llm_pipeline.reporting.model import AccuracyStudy, StageRun, Variant
 from llm_pipeline.reporting.quantities import duration, megabytes, points
 from llm_pipeline.verdict import Verdict
@@ -21,6 +21,8 @@ VERDICT_ROLE = {
 
 _ROW_INCHES = 0.27
 _LONGEST_IDLE_SHARE = 0.06
+_MOST_TICKS = 6
+_TICK_STEPS = (1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0)
 
 
 def plot_accuracy(studies: Sequence[AccuracyStudy]) -> Plot:
@@ -29,29 +31,30 @@ def plot_accuracy(studies: Sequence[AccuracyStudy]) -> Plot:
         (study, part) for study in studies for part in (study.comparison.pooled, *study.comparison.tasks) if part.loss
     ]
     reach = _forest_reach(studies, [part for _, part in rows])
+    left = 1.15 * max([0.15 * reach, *(-100 * part.loss.lower for _, part in rows if part.loss)])
     height = 1.0 + _ROW_INCHES * (len(rows) + len(studies))
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        labels: dict[float, str] = {}
+        labels: dict[float, tuple[str, bool]] = {}
         y = 0.0
         for study in studies:
             parts = [part for part in (study.comparison.pooled, *study.comparison.tasks) if part.loss]
             for index, part in enumerate(parts):
                 margin = study.task_margin if index else study.margin
                 _forest_row(axes, y, part, 100 * margin, reach, pooled=not index)
-                labels[y] = f"{part.name}" if index else study.name
+                labels[y] = (part.name, False) if index else (study.name, True)
                 y += 1.0
             y += 0.6
-        _forest_axes(axes, labels, reach)
+        _forest_axes(axes, labels, left, reach)
 
     return draw_plot(
         "accuracy",
         "Accuracy lost against the unquantized baseline",
         "; ".join(f"{study.name}: {_loss_in_words(study.comparison.pooled)}" for study in studies),
         draw,
-        size=(8.6, height),
-        narrow_size=(5.2, height),
+        size=(11.4, height),
+        narrow_size=(6.4, height),
     )
 
 
@@ -89,20 +92,22 @@ def _forest_row(axes: Any, y: float, part: PairedAccuracy, margin: float, reach:
     axes.plot([middle], [y], marker=shape, markersize=size, color=colour(role), zorder=3)
 
 
-def _forest_axes(axes: Any, labels: dict[float, str], reach: float) -> None:
+def _forest_axes(axes: Any, labels: dict[float, tuple[str, bool]], left: float, reach: float) -> None:
     axes.axvline(0.0, color=colour("muted"), linewidth=1.0)
-    axes.set_yticks(list(labels), list(labels.values()))
+    axes.set_yticks(list(labels), [text for text, _ in labels.values()])
+    for tick, (_, is_heading) in zip(axes.get_yticklabels(), labels.values(), strict=True):
+        tick.set(color=colour("ink" if is_heading else "muted"), weight="bold" if is_heading else "normal")
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(max(labels, default=0.0) + 0.8, -0.8)
-    axes.set_xlim(-reach, reach)
+    axes.set_xlim(-left, reach)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
-    axes.set_xlabel("gained  ◂   percentage points   ▸  lost      ┃ margin")
+    axes.set_xlabel("percentage points lost (negative: gained); upright strokes: the margin")
 
 
 def plot_variants(variants: Sequence[Variant]) -> Plot:
     """Bars of the size of every variant, and of its speed where an engine was built."""
-    engines = sorted({engine for variant in variants for engine in variant.engines})
+    engines = sorted({engine.target for variant in variants for engine in variant.engines})
     baseline = next((variant.bytes for variant in variants if variant.is_baseline), 0)
     height = 0.9 + 0.36 * len(variants)
 
@@ -112,15 +117,22 @@ def plot_variants(variants: Sequence[Variant]) -> Plot:
         for panel, engine in zip(panels[1:], engines, strict=True):
             _speed_panel(panel, variants, engine)
 
-    smallest = min(variants, key=lambda variant: variant.bytes)
     return draw_plot(
         "variants",
         "Size and speed of every variant",
-        f"{len(variants)} variants, the smallest is {smallest.name} with {megabytes(smallest.bytes)}",
+        _variants_in_words(variants, baseline),
         draw,
-        size=(8.6, height),
-        narrow_size=(5.2, height),
+        size=(11.4, height),
+        narrow_size=(6.4, height),
     )
+
+
+def _variants_in_words(variants: Sequence[Variant], baseline: int) -> str:
+    chosen = next((variant for variant in variants if variant.chosen), None)
+    if chosen is None:
+        return f"{len(variants)} variants; none is released."
+    share = f", {100 * chosen.bytes / baseline:.0f} % of the baseline" if baseline else ""
+    return f"{len(variants)} variants; {chosen.name} is released with {megabytes(chosen.bytes)}{share}."
 
 
 def _size_panel(axes: Any, variants: Sequence[Variant], baseline: int) -> None:
@@ -128,9 +140,8 @@ def _size_panel(axes: Any, variants: Sequence[Variant], baseline: int) -> None:
     colours = [colour("baseline" if v.is_baseline else VERDICT_ROLE[v.verdict]) for v in variants]
     axes.barh(rows, [variant.bytes / 1e6 for variant in variants], color=colours, height=0.62)
     for row, variant in enumerate(variants):
-        share = f"  {variant.bytes / baseline:.0%}" if baseline and not variant.is_baseline else ""
-        text = f" {megabytes(variant.bytes)}{share}"
-        axes.text(variant.bytes / 1e6, row, text, va="center", weight="bold" if variant.chosen else "normal")
+        share = f" · {100 * variant.bytes / baseline:.0f} %" if baseline and not variant.is_baseline else ""
+        label_bar(axes, variant.bytes / 1e6, row, megabytes(variant.bytes) + share, bold=variant.chosen)
     axes.set_yticks(rows, [f"{variant.name} ✓" if variant.chosen else variant.name for variant in variants])
     axes.invert_yaxis()
     axes.margins(x=0.42)
@@ -138,18 +149,16 @@ def _size_panel(axes: Any, variants: Sequence[Variant], baseline: int) -> None:
 
 
 def _speed_panel(axes: Any, variants: Sequence[Variant], engine: str) -> None:
-    speeds = [variant.engines.get(engine, 0.0) for variant in variants]
+    speeds = [_speed(variant, engine) for variant in variants]
     axes.barh(range(len(variants)), speeds, color=colour("candidate"), height=0.62)
     for row, speed in enumerate(speeds):
-        axes.text(
-            speed,
-            row,
-            f" {speed:,.0f}" if speed else " not built",
-            va="center",
-            color=colour("ink" if speed else "muted"),
-        )
+        label_bar(axes, speed, row, f"{speed:,.0f}" if speed else "not built", role="ink" if speed else "muted")
     axes.margins(x=0.3)
     _bars_only(axes, f"output tokens/s under load, {engine}")
+
+
+def _speed(variant: Variant, target: str) -> float:
+    return next((engine.tokens_per_second for engine in variant.engines if engine.target == target), 0.0)
 
 
 def _bars_only(axes: Any, title: str) -> None:
@@ -176,8 +185,8 @@ def plot_timeline(stages: Sequence[StageRun]) -> Plot:
         axes.set_ylim(len(stages) - 0.4, -0.6)
         axes.set_xlim(0.0, 1.17 * total)
         axes.grid(visible=False, axis="y")
-        axes.xaxis.set_major_formatter(lambda seconds, _: duration(seconds) if seconds else "0")
-        axes.locator_params(axis="x", nbins=6)
+        ticks = [_tick_step(total) * number for number in range(_MOST_TICKS + 1)]
+        axes.set_xticks([t for t in ticks if t <= total], [duration(t) if t else "0" for t in ticks if t <= total])
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("working time, waits cut short")
 
@@ -187,8 +196,8 @@ def plot_timeline(stages: Sequence[StageRun]) -> Plot:
         "Where the time went",
         f"{len(stages)} stages, {reused} of them reused, {duration(total)} of working time",
         draw,
-        size=(8.6, height),
-        narrow_size=(5.2, height),
+        size=(11.4, height),
+        narrow_size=(6.4, height),
     )
 
 
@@ -199,8 +208,14 @@ def _timeline_bar(axes: Any, row: int, run: StageRun, start: float, total: float
         axes.barh(row, width, left=start, height=0.6, facecolor="none", edgecolor=shown, hatch="////", linewidth=1.0)
     else:
         axes.barh(row, width, left=start, height=0.6, color=shown)
-    text = f" {duration(run.total_seconds)}{', reused' if run.reused else ''}"
-    axes.text(start + width, row, text, va="center", color=colour("muted"), fontsize=9)
+    label_bar(
+        axes, start + width, row, f"{duration(run.total_seconds)}{', reused' if run.reused else ''}", role="muted"
+    )
+
+
+def _tick_step(total: float) -> float:
+    """A step in whole seconds, minutes or hours that gives about six ticks."""
+    return next((step for step in _TICK_STEPS if total / step <= _MOST_TICKS), total / _MOST_TICKS)
 
 
 def _working_clock(stages: Sequence[StageRun]) -> dict[float, float]:

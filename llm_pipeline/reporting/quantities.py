@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+_TENTHS_BELOW_SECONDS = 10.0
+_NO_DATA = "\N{EN DASH}"
 
 
 def points(fraction: float) -> str:
@@ -20,7 +22,7 @@ def megabytes(size: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min` or `3 d 4 h`."""
-    if seconds < 10.0:
+    if seconds < _TENTHS_BELOW_SECONDS:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < _MINUTE:
@@ -38,7 +40,7 @@ def _two(whole: int, large: float, large_name: str, small: float, small_name: st
 def measure(value: float | None, unit: str) -> str:
     """A measured value in its unit; a dash when there is none."""
     if value is None:
-        return "–"
+        return _NO_DATA
     if unit == "fraction":
         return f"{100 * value:.2f} %"
     if unit == "bytes":

@@ -5,52 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.loadtest.records import RequestRecord, read_records
 from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy, LoadStudy, RequestPoint
 
-REQUESTS_FILE = "requests.jsonl"
 TIMELINE_FILE = "timeline.jsonl"
-
-
-class _RequestLine(BaseModel):
-    """The part of a load test's request record that the report reads."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    scheduled_seconds: float
-    first_token_milliseconds: float | None = None
-    end_to_end_milliseconds: float | None = None
-    error: str | None = None
 
 
 def read_load(directory: Path, target: str, release: ResolvedRelease) -> LoadStudy:
     """The load test of one target.
 
     Raises:
-        OSError: The measurements are missing.
-        ValueError: A line is not a request.
+        IntegrityError: The measurements are missing or damaged.
     """
     policy = release.policy.load_test
-    lines = (directory / REQUESTS_FILE).read_text(encoding="utf-8").splitlines()
     return LoadStudy(
         target=target,
         rate_per_second=release.workload.rate_per_second,
         first_token_limit=policy.service_level.first_token_milliseconds,
         end_to_end_limit=policy.service_level.end_to_end_milliseconds,
         attainment=policy.attainment,
-        requests=tuple(_request(_RequestLine.model_validate_json(line)) for line in lines),
+        requests=tuple(map(_request, read_records(directory))),
     )
 
 
-def _request(line: _RequestLine) -> RequestPoint:
+def _request(record: RequestRecord) -> RequestPoint:
+    first = record.first_token_seconds
     return RequestPoint(
-        scheduled_seconds=line.scheduled_seconds,
-        first_token_milliseconds=line.first_token_milliseconds,
-        end_to_end_milliseconds=line.end_to_end_milliseconds,
-        failed=line.error is not None,
+        scheduled_seconds=record.arrives_at,
+        first_token_milliseconds=None if first is None else 1e3 * first,
+        end_to_end_milliseconds=1e3 * record.total_seconds,
+        failed=bool(record.error),
     )
 
 

@@ -29,23 +29,25 @@ def plot_latency(load: LoadStudy) -> Plot:
         ):
             _distribution(axes, values, colour(role), name)
             axes.axvline(limit, color=colour(role), linewidth=1.2, linestyle=(0, (4, 2)))
-            text = f" limit {measure(limit, 'ms')}"
-            axes.text(limit, 0.02, text, color=colour(role), rotation=90, ha="right", va="bottom", fontsize=9)
+            place = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 9}
+            axes.text(limit, 1.01, f"limit {measure(limit, 'ms')}", color=colour(role), **place)
         axes.axhline(load.attainment, color=colour("muted"), linewidth=0.9)
         axes.text(
             0.005,
             load.attainment,
-            f"{load.attainment:.0%}",
+            f"{100 * load.attainment:g} %",
             transform=axes.get_yaxis_transform(),
             va="bottom",
             fontsize=9,
         )
         axes.set_xscale("log")
         axes.set_ylim(0.0, 1.04)
-        axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
+        axes.xaxis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda _value, _: "")
         axes.set_xlabel("milliseconds from scheduled arrival")
-        axes.legend(loc="lower right", fontsize=9)
+        axes.legend(loc="center left", fontsize=9)
 
     return draw_plot(
         f"latency-{load.target}",
@@ -80,22 +82,14 @@ def plot_rate(load: LoadStudy) -> Plot:
     failures = np.array([point.scheduled_seconds for point in load.requests if point.failed])
     horizon = float(max(arrivals.max(initial=1.0), ends.max(initial=1.0)))
     edges = np.linspace(0.0, horizon, min(_RATE_BINS, max(8, len(load.requests) // 12)) + 1)
-    width = float(edges[1] - edges[0])
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        axes.stairs(
-            np.histogram(arrivals, edges)[0] / width, edges, color=colour("muted"), linewidth=1.4, label="arrived"
-        )
-        axes.stairs(
-            np.histogram(ends, edges)[0] / width, edges, color=colour("candidate"), linewidth=2.0, label="completed"
-        )
+        for moments, role, name, width in ((arrivals, "muted", "arrived", 1.3), (ends, "candidate", "completed", 2.0)):
+            axes.stairs(_rates(moments, edges), edges, baseline=None, color=colour(role), linewidth=width, label=name)
         if failures.size:
-            rates = np.histogram(failures, edges)[0] / width
-            axes.stairs(rates, edges, color=colour("bad"), fill=True, label="failed")
-        axes.axhline(
-            load.rate_per_second, color=colour("ink"), linewidth=1.0, linestyle=(0, (4, 2)), label="scheduled mean"
-        )
+            axes.stairs(_rates(failures, edges), edges, color=colour("bad"), fill=True, label="failed")
+        axes.axhline(load.rate_per_second, color=colour("ink"), linewidth=1.0, linestyle=(0, (4, 2)), label="planned")
         axes.set_ylim(bottom=0.0)
         axes.set_xlim(0.0, horizon)
         axes.set_xlabel("seconds into the load test")
@@ -109,6 +103,10 @@ def plot_rate(load: LoadStudy) -> Plot:
         draw,
         size=(5.2, 3.3),
     )
+
+
+def _rates(moments: Any, edges: Any) -> Any:
+    return np.histogram(moments, edges)[0] / (edges[1] - edges[0])
 
 
 def _finish(point: Any) -> float:
@@ -140,8 +138,8 @@ def plot_canary(study: CanaryStudy) -> Plot:
         f"Canary, {study.target}",
         f"The candidate answered {requests} requests, {failed} of them with an error. {marks}.",
         draw,
-        size=(8.6, 5.4),
-        narrow_size=(5.2, 5.4),
+        size=(11.4, 5.8),
+        narrow_size=(6.4, 5.8),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -25,6 +24,7 @@ from llm_pipeline.config.release import (
 )
 from llm_pipeline.config.target import Target
 from llm_pipeline.hub.resolve import PinnedModel
+from llm_pipeline.loadtest.records import RequestRecord
 from llm_pipeline.release_record import ReleaseRecord, record_name
 from llm_pipeline.stages.contract import ArtifactRef, Metric, StageResult, Timings
 from llm_pipeline.stages.execute import results_name
@@ -187,33 +187,38 @@ class SampleRelease:
         )
 
     def load_test(self) -> None:
-        lines, second = [], 0.0
+        records: list[RequestRecord] = []
+        second = 0.0
         while second < 60.0:
             second += self._random.expovariate(20.0)
             first = self._random.lognormvariate(4.0, 0.35)
             total = first + self._random.uniform(4, 16) * self._random.lognormvariate(2.7, 0.2)
-            lines.append(
-                {
-                    "scheduled_seconds": second,
-                    "first_token_milliseconds": first,
-                    "end_to_end_milliseconds": total,
-                    "error": None,
-                }
+            records.append(
+                RequestRecord(
+                    number=len(records),
+                    arrives_at=second,
+                    lag_seconds=0.001,
+                    first_token_seconds=first / 1000,
+                    total_seconds=total / 1000,
+                    asked_tokens=16,
+                    output_tokens=12,
+                    status=200,
+                )
             )
-        data = "\n".join(json.dumps(line) for line in lines).encode()
+        data = "\n".join(record.model_dump_json() for record in records).encode()
         self.add(
             "load_test",
             "cpu",
             64.0,
             artifacts={"measurements": self.publish("load_test", {"requests.jsonl": data})},
             metrics={"output_tokens_per_second": 412.6},
-            judgement=_one("requests within the service level", 0.985, 0.95, "fraction", len(lines)),
+            judgement=_one("requests within the service level", 0.985, 0.95, "fraction", len(records)),
         )
 
     def canary(self, *, good: bool = True) -> None:
         points, percents = [], (5, 25, 50, 100)
         for step, percent in enumerate(percents):
-            bad = not good and percent == 25  # noqa: PLR2004
+            bad = not good and percent == 25
             points += [self._point(20 * step + second, percent / 100, slow=bad) for second in range(20)]
             points += [self._point(20 * step + 20 + second, 0.0, slow=False) for second in range(10)] if bad else []
             data = "\n".join(point.model_dump_json() for point in points).encode()
@@ -255,7 +260,9 @@ class SampleRelease:
         write_pointers(self.store, "example/tiny-llama", "cpu", Pointers(production=pointer), None)
 
 
-def _one(name: str, measured: float, limit: float, unit: str, samples: int, verdict: Verdict = Verdict.GO) -> Judgement:
+def _one(  # noqa: PLR0917
+    name: str, measured: float, limit: float, unit: str, samples: int, verdict: Verdict = Verdict.GO
+) -> Judgement:
     fact = Evidence(name=name, verdict=verdict, measured=measured, limit=limit, unit=unit, samples=samples)
     words = "is within" if verdict is Verdict.GO else "is beyond"
     return judge(f"{name.capitalize()} {words} the limit.", [fact])
