@@ -1,0 +1,273 @@
+"""Envoy as a traffic router: routes in a watched file, acknowledged by the statistics of the running proxy."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llm_pipeline.canary import envoy_config
+from llm_pipeline.canary.router import (
+    Fenced,
+    RouterConflict,
+    RouterRejected,
+    RouterUnavailable,
+    RouteState,
+    SlotName,
+)
+from llm_pipeline.config.deployment import RouterPlace, ServerPorts
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
+
+_RDS_STATISTICS = f"http.{envoy_config.STAT_PREFIX}.rds.{envoy_config.ROUTES}"
+
+
+class EndpointStatistics(BaseModel):
+    """What the router counted for one server, over every cluster that it is in.
+
+    Attributes:
+        attempts: Requests sent to it, hidden retries included.
+        failures: Attempts that failed, and connections that could not be made.
+        active: Requests in flight.
+        healthy: The router would send requests to it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attempts: int
+    failures: int
+    active: int
+    healthy: bool
+
+
+class RouterFiles:
+    """Where one router keeps its files; everything it needs to come back with the same weights."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.xds = state / "xds"
+        self.routes = self.xds / "rds.json"
+        self.clusters = self.xds / "cds.json"
+        self.listeners = self.xds / "lds.json"
+        self.bootstrap = state / "bootstrap.json"
+        self.place = state / "place.json"
+        self.lock = state / "routes.lock"  # outside the watched directory
+        self.access_log = state / "access.jsonl"
+        self.process_log = state / "envoy.log"
+        self.record = state / "envoy.process.json"
+
+
+class EnvoyRouter:
+    """The `TrafficRouter` port on one local Envoy (file xDS)."""
+
+    def __init__(
+        self,
+        state: Path,
+        place: RouterPlace,
+        slots: dict[SlotName, ServerPorts],
+        *,
+        admin_timeout_seconds: float = 2.0,
+        lock_timeout_seconds: float = 5.0,
+    ) -> None:
+        self.files = RouterFiles(state)
+        self.place = place
+        self.slots = slots
+        self._admin_timeout = admin_timeout_seconds
+        self._lock_timeout = lock_timeout_seconds
+        self._rejected_before_write: int | None = None
+
+    def read(self) -> tuple[RouteState, str]:
+        """See `TrafficRouter.read`."""
+        document = self._read_routes()
+        revision = str(document["version_info"])
+        epoch, _, owner = revision.split(":", 2)
+        weights: dict[str, int] = {}
+        candidate = None
+        for name, weight in envoy_config.weights_of(document).items():
+            slot = name.removesuffix(envoy_config.FAILOVER_SUFFIX)
+            weights[slot] = weight
+            candidate = slot if slot != name else candidate
+        try:
+            state = RouteState.model_validate(
+                {
+                    "weights": weights,
+                    "candidate": candidate,
+                    "sticky_header": envoy_config.sticky_header_of(document),
+                    "owner": owner,
+                    "epoch": int(epoch),
+                }
+            )
+        except (ValidationError, ValueError) as error:
+            raise RouterUnavailable(f"the routes were edited into nonsense: {error}", where=self._where) from error
+        return state, revision
+
+    def write(self, want: RouteState, expect: str | None) -> str:
+        """See `TrafficRouter.write`."""
+        with self._locked():
+            current, revision = self._read_for_write(expect)
+            if current is not None:
+                if want.epoch < current.epoch:
+                    raise Fenced(f"epoch {want.epoch} is over: {current.owner} writes with {current.epoch}")
+                if want == current:
+                    return revision
+                if expect is not None and expect != revision:
+                    raise RouterConflict(f"the routes are at {revision}, not at {expect}", where=self._where)
+            self._rejected_before_write = self._rejections()
+            return self.replace_routes(want)
+
+    def replace_routes(self, want: RouteState) -> str:
+        """Write the routes without asking; for the first start, and under the lock."""
+        revision = f"{want.epoch}:{time.time_ns()}:{want.owner}"
+        try:
+            replace_json(self.files.routes, envoy_config.routes(want, revision))
+        except OSError as error:
+            raise RouterUnavailable(f"cannot write the routes: {error}", where=self._where) from error
+        return revision
+
+    def converged(self, revision: str) -> bool | None:
+        """See `TrafficRouter.converged`.
+
+        An unchanged table under a new version shows only in the statistic `version_text`, and a changed one must
+        show in the configuration dump too; both are asked.
+        """
+        try:
+            statistics = self._get(f"/stats?filter={_RDS_STATISTICS}")
+            dump = json.loads(self._get("/config_dump?resource=dynamic_route_configs"))
+        except (RouterUnavailable, ValueError):
+            return None
+        if f'{_RDS_STATISTICS}.version_text: "{revision}"' in statistics:
+            tables = [entry["route_config"] for entry in dump.get("configs", [])]
+            return any(
+                envoy_config.weights_of(table) == envoy_config.weights_of(self._read_routes()) for table in tables
+            )
+        before = self._rejected_before_write
+        if before is not None and (_counter(statistics, "update_rejected") or 0) > before:
+            raise RouterRejected(
+                "Envoy refused the routes and kept the old ones", where=self._where, hint=str(self.files.process_log)
+            )
+        return False
+
+    def statistics(self) -> dict[SlotName, EndpointStatistics]:
+        """Counters of every server by slot, failed attempts that fail-over hid included.
+
+        Raises:
+            RouterUnavailable: The admin interface does not answer.
+        """
+        try:
+            listing = json.loads(self._get("/clusters?format=json"))
+        except ValueError as error:
+            raise RouterUnavailable("the admin interface answered nonsense", where=self._where) from error
+        return {slot: _endpoint(listing, (ports.http, ports.grpc)) for slot, ports in self.slots.items()}
+
+    def slot_of_address(self, address: str | None) -> SlotName | None:
+        """The slot of an upstream address as the access log has it."""
+        for slot, ports in self.slots.items():
+            if address in (f"{envoy_config.LOCAL_HOST}:{ports.http}", f"{envoy_config.LOCAL_HOST}:{ports.grpc}"):
+                return slot
+        return None
+
+    def ready(self) -> bool:
+        """Whether Envoy says that it is live."""
+        try:
+            return self._get("/ready").strip() == "LIVE"
+        except RouterUnavailable:
+            return False
+
+    @property
+    def _where(self) -> str:
+        return str(self.files.routes)
+
+    def _read_routes(self) -> dict[str, Any]:
+        try:
+            return cast("dict[str, Any]", json.loads(self.files.routes.read_text()))
+        except (OSError, ValueError) as error:
+            raise RouterUnavailable(f"the routes cannot be read: {error}", where=self._where) from error
+
+    def _read_for_write(self, expect: str | None) -> tuple[RouteState | None, str]:
+        """What is there now; an unreadable file does not stop a write that expects nothing (rollback)."""
+        try:
+            return self.read()
+        except RouterUnavailable:
+            if expect is not None:
+                raise
+            return None, ""
+
+    def _rejections(self) -> int | None:
+        try:
+            return _counter(self._get(f"/stats?filter={_RDS_STATISTICS}"), "update_rejected")
+        except RouterUnavailable:
+            return None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Serialise read-compare-write between processes; never waits for ever on a frozen one."""
+        deadline = time.monotonic() + self._lock_timeout
+        with self.files.lock.open("a+") as stream:
+            while True:
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() >= deadline:
+                        raise RouterUnavailable(
+                            "another process holds the lock of the routes",
+                            where=str(self.files.lock),
+                            hint="find the frozen process with fuser and end it",
+                        ) from error
+                    time.sleep(0.02)
+            yield
+
+    def _get(self, path: str) -> str:
+        connection = HTTPConnection(envoy_config.LOCAL_HOST, self.place.admin_port, timeout=self._admin_timeout)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
+        except (OSError, HTTPException) as error:
+            raise RouterUnavailable(f"the admin interface does not answer: {error}", where=self._where) from error
+        finally:
+            connection.close()
+
+
+def replace_json(path: Path, document: dict[str, Any]) -> None:
+    """Write a JSON file durably and by one rename, so that a reader sees the old one or the new one.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as stream:
+        json.dump(document, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.rename(path)
+
+
+def _counter(statistics: str, name: str) -> int | None:
+    prefix = f"{_RDS_STATISTICS}.{name}: "
+    found = [line.removeprefix(prefix) for line in statistics.splitlines() if line.startswith(prefix)]
+    return int(found[0]) if found else None
+
+
+def _endpoint(listing: dict[str, Any], ports: tuple[int, int]) -> EndpointStatistics:
+    attempts = failures = active = 0
+    healthy = True
+    for cluster in listing.get("cluster_statuses", []):
+        for host in cluster.get("host_statuses", []):
+            if host["address"]["socket_address"]["port_value"] not in ports:
+                continue
+            values = {entry["name"]: int(entry.get("value", 0)) for entry in host.get("stats", [])}
+            attempts += values.get("rq_total", 0)
+            failures += values.get("rq_error", 0) + values.get("cx_connect_fail", 0)
+            active += values.get("rq_active", 0)
+            health = host.get("health_status", {})
+            healthy &= not (health.get("failed_active_health_check") or health.get("failed_outlier_check"))
+    return EndpointStatistics(attempts=attempts, failures=failures, active=active, healthy=healthy)

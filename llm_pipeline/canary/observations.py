@@ -1,0 +1,252 @@
+"""What users saw, request by request, from the router's access log; and the timeline that the report draws.
+
+A request belongs to the arm whose cluster the router chose, whoever answered it in the end. If the candidate's
+arm was answered by stable, or needed a second attempt, the candidate failed and fail-over hid it: the user lost
+nothing, the candidate is still charged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_pipeline.canary import envoy_config
+from llm_pipeline.canary.router import SlotName
+
+_STREAMING_PATHS = ("/generate_stream", "/ModelStreamInfer")
+# unknown, deadline exceeded, resource exhausted, internal, unavailable, data loss
+_SERVER_GRPC_STATUSES = frozenset({2, 4, 8, 13, 14, 15})
+_FAULT_FLAGS = frozenset({"UF", "UO", "NR", "URX", "NC", "UT", "LR", "UR", "UC", "UPE", "UMSDR", "OM", "NFCF", "UH"})
+_CANCELLED_FLAGS = frozenset({"DC", "DR"})
+_SLOTS: dict[str, SlotName] = {"blue": "blue", "green": "green"}
+_RECENT_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ObservedRequest:
+    """One finished request.
+
+    Attributes:
+        started_at: Seconds since 1970.
+        arm: The slot that the router chose.
+        on_trial: The arm was the candidate's at that time (with fail-over).
+        fault: The server of the arm failed it, hidden by fail-over or not.
+        error: A fault, or an answer that says no (4xx).
+        lost: The user saw a failure.
+        cancelled: The user went away; says nothing about the server.
+        streaming: The answer was a stream of tokens.
+        first_byte_milliseconds: Until the answer's first byte; None without an answer.
+        total_milliseconds: Until its last byte.
+        bytes_sent: Size of the answer's body.
+    """
+
+    started_at: float
+    arm: SlotName
+    on_trial: bool
+    fault: bool
+    error: bool
+    lost: bool
+    cancelled: bool
+    streaming: bool
+    first_byte_milliseconds: float | None
+    total_milliseconds: float
+    bytes_sent: int
+
+
+class LogCursor(BaseModel):
+    """How far the access log has been read; survives rotation and restarts of the reader."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    inode: int = 0
+    offset: int = 0
+
+
+class AccessLog:
+    """Reads an Envoy access log incrementally, whole lines only."""
+
+    def __init__(self, path: Path, slot_of_address: Callable[[str | None], SlotName | None]) -> None:
+        self._path = path
+        self._slot_of_address = slot_of_address
+
+    def end(self) -> LogCursor:
+        """The cursor behind the last whole line."""
+        try:
+            with self._path.open("rb") as stream:
+                data = stream.read()
+                return LogCursor(inode=self._path.stat().st_ino, offset=data.rfind(b"\n") + 1)
+        except FileNotFoundError:
+            return LogCursor()
+
+    def recent(self, since: float) -> list[ObservedRequest]:
+        """Requests that started at or after `since`, as far back as the newest 4 MiB of the log go."""
+        end = self.end()
+        found, _ = self.read(LogCursor(inode=end.inode, offset=max(0, end.offset - _RECENT_BYTES)))
+        return [request for request in found if request.started_at >= since]
+
+    def read(self, cursor: LogCursor) -> tuple[list[ObservedRequest], LogCursor]:
+        """Requests written since `cursor`, and the cursor behind them.
+
+        A log that was rotated to `<name>.1` is read to its end first; a truncated one is read from its start.
+        """
+        try:
+            current = self._path.stat()
+        except FileNotFoundError:
+            return [], cursor
+        requests: list[ObservedRequest] = []
+        if cursor.inode not in (0, current.st_ino):
+            requests += self._read_rotated(cursor)
+            cursor = LogCursor(inode=current.st_ino)
+        start = cursor.offset if cursor.offset <= current.st_size else 0
+        found, end = self._read_lines(self._path, start)
+        return requests + found, LogCursor(inode=current.st_ino, offset=end)
+
+    def _read_rotated(self, cursor: LogCursor) -> list[ObservedRequest]:
+        rotated = self._path.with_name(f"{self._path.name}.1")
+        if not rotated.exists() or rotated.stat().st_ino != cursor.inode:
+            return []
+        return self._read_lines(rotated, cursor.offset)[0]
+
+    def _read_lines(self, path: Path, start: int) -> tuple[list[ObservedRequest], int]:
+        with path.open("rb") as stream:
+            stream.seek(start)
+            data = stream.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        parsed = (_parse(line, self._slot_of_address) for line in whole.splitlines())
+        return [request for request in parsed if request is not None], start + len(whole)
+
+
+class ArmPoint(BaseModel):
+    """One arm in one interval of the timeline; latencies in milliseconds, None without requests."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests: int
+    errors: int
+    lost: int
+    first_token_p50: float | None
+    first_token_p95: float | None
+    end_to_end_p50: float | None
+    end_to_end_p95: float | None
+
+
+class TimelinePoint(BaseModel):
+    """Both arms in one interval.
+
+    Attributes:
+        at_seconds: Start of the interval, seconds since the canary began.
+        intended_share: Share of traffic that the candidate should have had at the interval's end.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at_seconds: float
+    intended_share: float
+    candidate: ArmPoint
+    stable: ArmPoint
+
+
+def timeline(
+    requests: Iterable[ObservedRequest],
+    shares: Sequence[tuple[float, float]],
+    *,
+    candidate: SlotName,
+    began_at: float,
+    interval_seconds: float = 1.0,
+) -> list[TimelinePoint]:
+    """Both arms over time.
+
+    Args:
+        requests: What was observed.
+        shares: (time, the candidate's share from then on), rising in time.
+        candidate: The slot on trial.
+        began_at: Start of the timeline, seconds since 1970.
+        interval_seconds: Length of an interval.
+    """
+    bins: dict[int, tuple[list[ObservedRequest], list[ObservedRequest]]] = {}
+    for request in requests:
+        index = math.floor((request.started_at - began_at) / interval_seconds)
+        if index >= 0:
+            bins.setdefault(index, ([], []))[request.arm != candidate].append(request)
+    points = []
+    for index in range(max(bins, default=-1) + 1):
+        mine, others = bins.get(index, ([], []))
+        end = began_at + (index + 1) * interval_seconds
+        share = next((share for since, share in reversed(shares) if since <= end), 0.0)
+        point = TimelinePoint(
+            at_seconds=index * interval_seconds, intended_share=share, candidate=_point(mine), stable=_point(others)
+        )
+        points.append(point)
+    return points
+
+
+def quantile(values: Sequence[float], level: float) -> float | None:
+    """The smallest value that at least `level` of the values do not exceed; None without values."""
+    if not values:
+        return None
+    return sorted(values)[max(0, math.ceil(level * len(values)) - 1)]
+
+
+def _point(requests: Sequence[ObservedRequest]) -> ArmPoint:
+    answered = [request for request in requests if not request.error and not request.cancelled]
+    first = [r.first_byte_milliseconds for r in answered if r.streaming and r.first_byte_milliseconds is not None]
+    total = [request.total_milliseconds for request in answered]
+    return ArmPoint(
+        requests=len(requests),
+        errors=sum(request.error for request in requests),
+        lost=sum(request.lost for request in requests),
+        first_token_p50=quantile(first, 0.5),
+        first_token_p95=quantile(first, 0.95),
+        end_to_end_p50=quantile(total, 0.5),
+        end_to_end_p95=quantile(total, 0.95),
+    )
+
+
+def _parse(line: bytes, slot_of_address: Callable[[str | None], SlotName | None]) -> ObservedRequest | None:
+    """One line of the log; None for a damaged one and for requests that reached no arm."""
+    try:
+        entry: dict[str, Any] = json.loads(line)
+        started_at = float(entry["started_at"])
+        path = str(entry["path"] or "").partition("?")[0]
+        code = int(entry["code"] or 0)
+        attempts = int(entry["attempts"] or 0)
+    except (ValueError, KeyError, TypeError):
+        return None
+    arm, on_trial = _arm(entry.get("cluster"))
+    if arm is None:
+        return None
+    flags = set(str(entry.get("flags") or "-").split(",")) - {"-"}
+    cancelled = bool(flags & _CANCELLED_FLAGS)
+    said_no = entry.get("reported_error") is not None or entry.get("grpc_status") in _SERVER_GRPC_STATUSES
+    broken = not cancelled and (code >= 500 or code == 0 or bool(flags & _FAULT_FLAGS) or said_no)  # noqa: PLR2004
+    hidden = not cancelled and (attempts > 1 or slot_of_address(entry.get("host")) != arm)
+    refused = not cancelled and code >= 400  # noqa: PLR2004
+    return ObservedRequest(
+        started_at=started_at,
+        arm=arm,
+        on_trial=on_trial,
+        fault=broken or hidden,
+        error=broken or hidden or refused,
+        lost=broken or refused,
+        cancelled=cancelled,
+        streaming=path.endswith(_STREAMING_PATHS),
+        first_byte_milliseconds=_number(entry.get("first_byte_ms")),
+        total_milliseconds=_number(entry.get("total_ms")) or 0.0,
+        bytes_sent=int(entry.get("bytes") or 0),
+    )
+
+
+def _arm(cluster: object) -> tuple[SlotName | None, bool]:
+    name = str(cluster)
+    plain = name.removesuffix(envoy_config.FAILOVER_SUFFIX)
+    return _SLOTS.get(plain.removesuffix("_grpc")), plain != name
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

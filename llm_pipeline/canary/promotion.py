@@ -1,0 +1,105 @@
+"""After the canary: the pointers move, the old version stays warm, and production can go back at once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from llm_pipeline.canary.envoy_process import start_router
+from llm_pipeline.canary.record import Phase, lease_name, read_record, take_over
+from llm_pipeline.canary.rollback import LEASE_SECONDS, Patience, traffic_to
+from llm_pipeline.canary.router import SlotName, all_to
+from llm_pipeline.canary.slots import TritonSlots, slot_ports
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.errors import ConfigError, Terminal
+from llm_pipeline.logging import get_logger
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+
+log = get_logger(__name__)
+
+
+class NotPromoted(Terminal):
+    """The canary of this release did not end in production."""
+
+
+def settle_production(
+    store: ArtifactStore, *, model_id: str, target: str, release_id: str, repository: ArtifactRef, recipe: str
+) -> Pointers:
+    """Move the pointers to a release whose canary was promoted; the version before it stays in its slot, warm.
+
+    Idempotent: a release that already is production changes nothing.
+
+    Raises:
+        NotPromoted: Its canary was not promoted.
+        Conflict: Somebody else moved the pointers at the same moment.
+    """
+    pointers, revision = read_pointers(store, model_id, target)
+    if pointers.production is not None and pointers.production.repository == repository:
+        return pointers
+    record = read_record(store, release_id, target)
+    if record is None or record.phase is not Phase.PROMOTED or record.repository != repository:
+        state = "has no canary" if record is None else f"has a canary that is {record.phase}"
+        raise NotPromoted(f"release {release_id} {state} on {target}", hint="production is as it was")
+    promoted = Pointer(
+        release_id=release_id,
+        repository=repository,
+        slot=record.candidate,
+        recipe=recipe,
+        promoted_at=datetime.now(UTC),
+    )
+    moved = Pointers(production=promoted, previous=pointers.production)
+    write_pointers(store, model_id, target, moved, revision)
+    log.info("production moved", release=release_id, slot=promoted.slot, repository=str(repository))
+    return moved
+
+
+def rollback_production(store: ArtifactStore, deployment: Deployment, model_id: str, target: str) -> Pointers:
+    """Bring the previous production release back: its slot is started if it is gone, traffic moves, pointers swap.
+
+    Raises:
+        ConfigError: There is no such place, or no previous release to go back to.
+        PipelineError: The previous release cannot be started; traffic then stays where it is.
+    """
+    if target not in deployment.places:
+        raise ConfigError(f"deployment {deployment.name} has no place for {target!r}", where=deployment.name)
+    pointers, revision = read_pointers(store, model_id, target)
+    production, previous = pointers.production, pointers.previous
+    if production is None or previous is None:
+        raise ConfigError(f"{model_id} has no previous release on {target}", hint="there is nothing to go back to")
+    place, state_root = deployment.places[target], Path(deployment.state_root)
+    slots = TritonSlots(
+        store,
+        place,
+        target=target,
+        state_root=state_root,
+        triton_home=Path(deployment.triton_home),
+        python=Path(deployment.environments["model"]),
+    )
+    router = start_router(
+        place.router,
+        slot_ports(place),
+        state_root / target / "router",
+        initial=all_to(production.slot, owner="rollback", epoch=0),
+    )
+    take_over(store, target)
+    with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
+        slot = _free_slot(previous, production)
+        slots.replace(slot, previous.repository)
+        slots.warm_up(slot, previous.repository)
+        epoch = max(lease.epoch, router.read()[0].epoch + 1)
+        traffic_to(router, all_to(slot, owner=f"rollback to {previous.release_id}", epoch=epoch), Patience())
+        back = previous.model_copy(update={"slot": slot, "promoted_at": datetime.now(UTC)})
+        swapped = Pointers(production=back, previous=production)
+        write_pointers(store, model_id, target, swapped, revision)
+    log.info("production rolled back", release=back.release_id, slot=slot)
+    return swapped
+
+
+def _free_slot(previous: Pointer, production: Pointer) -> SlotName:
+    """The previous release's own slot; never the one that serves production now."""
+    if previous.slot != production.slot:
+        return previous.slot
+    return "green" if production.slot == "blue" else "blue"

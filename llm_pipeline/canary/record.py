@@ -1,0 +1,140 @@
+"""What is known of one canary, durable: a document in the store, changed by compare-and-swap only."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_pipeline.canary.analysis import AnalysisState
+from llm_pipeline.canary.observations import LogCursor
+from llm_pipeline.canary.router import Fenced, RouteState, SlotName
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.lease import LeaseState
+from llm_pipeline.verdict import Judgement
+
+
+class Phase(StrEnum):
+    """Where a canary stands."""
+
+    PENDING = "pending"
+    WARM = "warm"
+    SHIFTING = "shifting"
+    BAKING = "baking"
+    PASSED = "passed"
+    PAUSED = "paused"
+    PROMOTED = "promoted"
+    ROLLING_BACK = "rolling back"
+    ROLLED_BACK = "rolled back"
+
+
+class Mark(BaseModel):
+    """A moment of the canary: what happened, and the candidate's share from then on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at: float
+    label: str
+    share: float
+
+
+class CanaryRecord(BaseModel):
+    """One canary as stored. Times are seconds since 1970.
+
+    Attributes:
+        repository: The candidate's model repository.
+        stable: The slot that served when the canary began; None for the first deployment on a target.
+        candidate: The slot that the candidate was started in.
+        step_percent: The step in force; 0 before the first.
+        passed_percent: The highest step that passed.
+        began_cursor: Where in the access log the canary begins.
+        cursor: How far the access log is analysed; written together with the analysis, so nothing counts twice.
+        intended: What the router is about to be told; recorded before it is told.
+        applied: What the router confirmed last.
+        judgement: Of the latest look at the step in force, or the final one.
+        epoch: Fencing epoch of the last writer.
+        traffic_confirmed: After a rollback: whether the router acknowledged it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    release_id: str
+    target: str
+    repository: ArtifactRef
+    stable: SlotName | None
+    candidate: SlotName
+    phase: Phase = Phase.PENDING
+    step_percent: float = 0.0
+    passed_percent: float = 0.0
+    began_at: float
+    step_began_at: float = 0.0
+    began_cursor: LogCursor = LogCursor()
+    cursor: LogCursor = LogCursor()
+    intended: RouteState | None = None
+    applied: RouteState | None = None
+    analysis: AnalysisState | None = None
+    judgement: Judgement | None = None
+    epoch: int = 0
+    traffic_confirmed: bool | None = None
+    marks: tuple[Mark, ...] = ()
+
+    def marked(self, label: str, *, share: float) -> CanaryRecord:
+        """The record with one more moment."""
+        return self.model_copy(update={"marks": (*self.marks, Mark(at=time.time(), label=label, share=share))})
+
+
+class CanaryJournal:
+    """Reads and writes one canary's record as one owner; a write that finds another owner's is fenced."""
+
+    def __init__(self, store: ArtifactStore, release_id: str, target: str) -> None:
+        self._store = store
+        self._name = record_name(release_id, target)
+        self._revision: str | None = None
+
+    def load(self) -> CanaryRecord | None:
+        """The record as it is now; later writes expect this revision."""
+        document = self._store.read_document(self._name)
+        self._revision = document.revision if document else None
+        return CanaryRecord.model_validate(document.value) if document else None
+
+    def save(self, record: CanaryRecord) -> CanaryRecord:
+        """Write the record.
+
+        Raises:
+            Fenced: Somebody else wrote it since this journal last did.
+        """
+        try:
+            self._revision = self._store.write_document(self._name, record.model_dump(mode="json"), self._revision)
+        except Conflict as error:
+            raise Fenced("another controller took this canary over", where=self._name) from error
+        return record
+
+
+def record_name(release_id: str, target: str) -> str:
+    """Name of a canary's document."""
+    return f"releases/{release_id}/canary-{target}.json"
+
+
+def lease_name(target: str) -> str:
+    """Name of the lease that a target's controller holds; one a target, whatever the release."""
+    return f"canary-{target}"
+
+
+def take_over(store: ArtifactStore, target: str) -> None:
+    """End whoever's lease on the target's canary: their next renewal finds a higher epoch. For rollbacks only.
+
+    Raises:
+        Conflict: The lease changed hands at this very moment; try again.
+    """
+    name = f"leases/{lease_name(target)}.json"
+    if (document := store.read_document(name)) is not None:
+        held = LeaseState.model_validate(document.value)
+        released = held.model_copy(update={"epoch": held.epoch + 1, "expires_at": 0.0})
+        store.write_document(name, released.model_dump(), document.revision)
+
+
+def read_record(store: ArtifactStore, release_id: str, target: str) -> CanaryRecord | None:
+    """The record of a canary, for readers."""
+    return CanaryJournal(store, release_id, target).load()

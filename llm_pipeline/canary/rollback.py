@@ -1,0 +1,204 @@
+"""The way back: traffic to stable first, then the candidate drained and stopped. It has no preconditions.
+
+No metric, approval, lease or answering admin interface is needed: the routes are written by one rename, whatever
+they held, and are retried for a while; what could not be confirmed is said, and a second call tries again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llm_pipeline.canary.envoy import EnvoyRouter
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, take_over
+from llm_pipeline.canary.router import (
+    RouterRejected,
+    RouterUnavailable,
+    RouteState,
+    SlotName,
+    TrafficRouter,
+    all_to,
+    other_slot,
+)
+from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.errors import Transient
+from llm_pipeline.logging import get_logger
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.lease import Lease
+
+log = get_logger(__name__)
+
+LEASE_SECONDS = 10.0
+_NOTHING_TO_DO = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
+_FIRST_PAUSE_SECONDS = 0.1
+_LARGEST_PAUSE_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long each part of a rollback is tried, in seconds.
+
+    Attributes:
+        write: For writing the routes; then the rollback fails and is retried by its caller.
+        confirm: For the router's acknowledgement; then it goes on unconfirmed.
+        drain: For requests in flight at the candidate; then they are cut.
+        blind_drain: Waited instead when the router does not tell what is in flight.
+    """
+
+    write: float = 60.0
+    confirm: float = 5.0
+    drain: float = 15.0
+    blind_drain: float = 2.0
+
+
+def ensure_rolled_back(
+    store: ArtifactStore,
+    release_id: str,
+    target: str,
+    *,
+    router: TrafficRouter | None,
+    slots: SlotControl,
+    patience: Patience,
+) -> CanaryRecord | None:
+    """End a release's canary with all traffic on stable, unless it was promoted or rolled back already.
+
+    Whoever drives the canary at this moment is fenced off first: its lease, its record and its router writes.
+    When even the store cannot be read, traffic moves by what the router itself knows, and then the error is raised.
+
+    Args:
+        store: Where the canary's record is.
+        release_id: The release on trial.
+        target: The target's name.
+        router: The target's router, running or not; None where none ever ran.
+        slots: The target's slots.
+        patience: How long each part is tried.
+
+    Returns:
+        The canary's record; None when it never began.
+
+    Raises:
+        RouterUnavailable: The routes could not be written for as long as `patience` allows.
+        Transient: The store could not record it; the same call is safe again.
+    """
+    journal = CanaryJournal(store, release_id, target)
+    try:
+        record = journal.load()
+        if record is None or (record.phase in _NOTHING_TO_DO and record.traffic_confirmed is not False):
+            log.info("nothing to roll back", phase=record.phase.value if record else "never began")
+            return record
+        take_over(store, target)
+        with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
+            return _roll_back(journal, router, slots, patience, lease.epoch)
+    except Transient:
+        _roll_back_blind(router, release_id, patience)
+        raise
+
+
+def traffic_to(router: TrafficRouter, want: RouteState, patience: Patience) -> bool:
+    """Write the routes whatever they held; returns whether the data plane confirmed them.
+
+    Raises:
+        RouterUnavailable: The routes could not be written for `patience.write` seconds.
+        Fenced: A newer owner moved the traffic meanwhile.
+    """
+    revision = _write_with_retries(router, want, patience.write)
+    confirmed = wait_converged(router, revision, patience.confirm)
+    if not confirmed:
+        log.warning("the router did not confirm the routes; they are on disk", revision=revision)
+    return confirmed
+
+
+def wait_converged(router: TrafficRouter, revision: str, seconds: float) -> bool:
+    """Wait until the data plane acts on a revision; False when it did not, or refused it."""
+
+    def converged() -> bool:
+        return router.converged(revision) is True
+
+    try:
+        return _wait(converged, seconds)
+    except RouterRejected as error:
+        log.error("the router refused the routes", reason=str(error))  # noqa: TRY400 - nothing to trace
+        return False
+
+
+def retire(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, patience: Patience) -> None:
+    """Let requests in flight finish, then stop the slot's server."""
+    if slots.alive(slot):
+        _drain(router, slot, patience)
+    slots.stop(slot)
+
+
+def _roll_back(
+    journal: CanaryJournal, router: TrafficRouter | None, slots: SlotControl, patience: Patience, lease_epoch: int
+) -> CanaryRecord | None:
+    record = journal.load()
+    if record is None or record.phase is Phase.PROMOTED:
+        return record
+    epoch = max(lease_epoch, record.epoch + 1, _router_epoch(router) + 1)
+    record = journal.save(record.model_copy(update={"phase": Phase.ROLLING_BACK, "epoch": epoch}))
+    confirmed = True
+    if record.stable is not None and router is not None:
+        want = all_to(record.stable, owner=f"rollback of {record.release_id}", epoch=epoch)
+        confirmed = traffic_to(router, want, patience)
+        log.info("traffic is on stable", slot=record.stable, confirmed=confirmed)
+    record = record.marked("traffic on stable", share=0.0)
+    retire(router, slots, record.candidate, patience)
+    return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "traffic_confirmed": confirmed}))
+
+
+def _roll_back_blind(router: TrafficRouter | None, release_id: str, patience: Patience) -> None:
+    """Without the store: if the router has a slot on trial, send everything to the other one."""
+    try:
+        state = router.read()[0] if router is not None else None
+    except RouterUnavailable:
+        return
+    if router is not None and state is not None and state.candidate is not None:
+        want = all_to(other_slot(state.candidate), owner=f"rollback of {release_id}", epoch=state.epoch + 1)
+        confirmed = traffic_to(router, want, patience)
+        log.warning("the store is unavailable; traffic was moved to stable all the same", confirmed=confirmed)
+
+
+def _router_epoch(router: TrafficRouter | None) -> int:
+    try:
+        return router.read()[0].epoch if router is not None else 0
+    except RouterUnavailable:
+        return 0
+
+
+def _drain(router: TrafficRouter | None, slot: SlotName, patience: Patience) -> None:
+    if not isinstance(router, EnvoyRouter):
+        time.sleep(patience.blind_drain)
+        return
+
+    def idle() -> bool:
+        return router.statistics()[slot].active == 0
+
+    try:
+        if not _wait(idle, patience.drain):
+            log.warning("requests still in flight are cut", slot=slot, seconds=patience.drain)
+    except RouterUnavailable:
+        time.sleep(patience.blind_drain)
+
+
+def _write_with_retries(router: TrafficRouter, want: RouteState, seconds: float) -> str:
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return router.write(want, None)
+        except RouterUnavailable as error:
+            if time.monotonic() >= deadline:
+                raise
+            log.warning("cannot write the routes, trying again", reason=str(error))
+        time.sleep(pause)
+        pause = min(2 * pause, _LARGEST_PAUSE_SECONDS)
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True

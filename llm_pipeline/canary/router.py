@@ -1,0 +1,109 @@
+"""The port to whatever splits live traffic: read it, write it with an expectation, see whether it took effect."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from llm_pipeline.errors import Terminal, Transient
+
+SlotName = Literal["blue", "green"]
+ALL = 10_000
+"""Basis points of the whole traffic."""
+
+
+class Fenced(Terminal):
+    """Somebody with a higher epoch took over: this owner must stop."""
+
+
+class RouterConflict(Transient):
+    """The router is not in the state that the write expected."""
+
+
+class RouterRejected(Terminal):
+    """The router refused the new state and kept its old one."""
+
+
+class RouterUnavailable(Transient):
+    """The router cannot be read or written now."""
+
+
+class RouteState(BaseModel):
+    """What the router is asked to do.
+
+    Attributes:
+        weights: Basis points by slot; they sum to 10 000.
+        candidate: The slot on trial: its arm fails over to the other slot, so that its failures lose no request.
+            None when no release is on trial.
+        sticky_header: Requests with the same value of this header stay in one arm; None splits request by request.
+        owner: Who wrote it, for people.
+        epoch: Fencing number: a write with a lower one is refused.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weights: dict[SlotName, Annotated[int, Field(ge=0, le=ALL)]]
+    candidate: SlotName | None = None
+    sticky_header: str | None = None
+    owner: str
+    epoch: Annotated[int, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _sums_to_all(self) -> RouteState:
+        if sum(self.weights.values()) != ALL:
+            raise ValueError(f"weights sum to {sum(self.weights.values())} basis points, not {ALL}")
+        return self
+
+    def same_traffic(self, other: RouteState) -> bool:
+        """Whether both send the same traffic the same way, whoever wrote them."""
+        return (
+            {slot: weight for slot, weight in self.weights.items() if weight},
+            self.candidate,
+            self.sticky_header,
+        ) == (
+            {slot: weight for slot, weight in other.weights.items() if weight},
+            other.candidate,
+            other.sticky_header,
+        )
+
+
+def other_slot(slot: SlotName) -> SlotName:
+    """The other one of the two."""
+    return "green" if slot == "blue" else "blue"
+
+
+def all_to(slot: SlotName, *, owner: str, epoch: int) -> RouteState:
+    """The whole traffic to one slot, nothing on trial."""
+    return RouteState(weights={slot: ALL}, owner=owner, epoch=epoch)
+
+
+class TrafficRouter(Protocol):
+    """What every router adapter offers."""
+
+    def read(self) -> tuple[RouteState, str]:
+        """The state that the router was last told, and its revision.
+
+        Raises:
+            RouterUnavailable: It cannot be read.
+        """
+
+    def write(self, want: RouteState, expect: str | None) -> str:
+        """Replace the state, atomically and idempotently; returns the new revision.
+
+        Args:
+            want: The new state.
+            expect: The revision it must still be at; None writes whatever is there (the rollback path).
+
+        Raises:
+            Fenced: The router has seen a higher epoch.
+            RouterConflict: The revision is another one.
+            RouterUnavailable: It cannot be written now.
+        """
+
+    def converged(self, revision: str) -> bool | None:
+        """Whether the data plane acts on that revision; None when that cannot be known now.
+
+        Raises:
+            RouterRejected: The data plane refused it and kept its old state.
+        """

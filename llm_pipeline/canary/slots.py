@@ -1,0 +1,189 @@
+"""The port to the two production slots of a target, and its adapter for Triton servers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_pipeline.canary.router import SlotName
+from llm_pipeline.config.deployment import ServerPorts, TargetPlace
+from llm_pipeline.config.release import Drill
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.ports import LOOPBACK
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.artifact_store import ArtifactStore
+
+if TYPE_CHECKING:
+    from llm_pipeline.serving.golden import GoldenPrompt
+
+log = get_logger(__name__)
+
+DRILL_VARIABLE = "LLM_PIPELINE_DRILL"
+WARM_UP_PROMPTS = 24
+_REQUEST_TIMEOUT_SECONDS = 30.0
+
+
+class WarmUp(BaseModel):
+    """What a freshly started server made of the golden prompts; matching them was staging's gate."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompts: int
+    answered: int
+    matched: int
+    seconds: float
+
+
+class SlotControl(Protocol):
+    """Starts and stops what serves in a slot."""
+
+    def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:
+        """Make sure that the slot serves this repository, without disturbing it if it does (the stable side).
+
+        Raises:
+            ConfigError: The slot serves something else.
+        """
+
+    def replace(self, slot: SlotName, repository: ArtifactRef) -> None:
+        """Make the slot serve this repository, ending whatever else it served (the candidate's side)."""
+
+    def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
+        """Replay golden prompts, so that the first user does not meet a cold server."""
+
+    def alive(self, slot: SlotName) -> bool:
+        """Whether the slot's server process runs."""
+
+    def stop(self, slot: SlotName) -> None:
+        """Stop the slot's server; none there is fine."""
+
+
+def slot_ports(place: TargetPlace) -> dict[SlotName, ServerPorts]:
+    """The ports of both slots."""
+    return {"blue": place.blue, "green": place.green}
+
+
+def slot_state(state_root: Path, target: str, slot: SlotName) -> Path:
+    """The slot's state directory."""
+    return state_root / target / slot
+
+
+class TritonSlots:
+    """Slots that are Triton servers on this machine."""
+
+    def __init__(
+        self,
+        store: ArtifactStore,
+        place: TargetPlace,
+        *,
+        target: str,
+        state_root: Path,
+        triton_home: Path | None = None,
+        python: Path | None = None,
+        drill: Drill | None = None,
+    ) -> None:
+        """See `SlotControl`; without `triton_home` and `python` servers can be stopped but not started.
+
+        Args:
+            store: Where the repositories are.
+            place: Ports of the slots.
+            target: The target's name.
+            state_root: Directory of all servers' state.
+            triton_home: Directory with the unpacked nvidia-pytriton wheel.
+            python: Interpreter of the model's code.
+            drill: A fault for the candidate's server only.
+        """
+        self._store = store
+        self._ports = slot_ports(place)
+        self._target = target
+        self._state_root = state_root
+        self._triton_home = triton_home
+        self._python = python
+        self._drill = drill
+
+    def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:
+        """See `SlotControl.ensure`."""
+        from llm_pipeline.serving.triton_server import find_server
+
+        server = find_server(self._state(slot))
+        if server is None:
+            self._start(slot, repository, {})
+        elif server.digest != repository.digest:
+            raise ConfigError(
+                f"slot {slot} should serve {repository} but serves {server.repository}",
+                where=str(self._state(slot)),
+                hint="somebody started it by hand: stop that server, then run this again",
+            )
+
+    def replace(self, slot: SlotName, repository: ArtifactRef) -> None:
+        """See `SlotControl.replace`."""
+        from llm_pipeline.serving.triton_server import SlotBusy, stop_server
+
+        environment = {DRILL_VARIABLE: self._drill.model_dump_json()} if self._drill else {}
+        try:
+            self._start(slot, repository, environment)
+        except SlotBusy:
+            log.info("making room for the candidate", slot=slot)
+            stop_server(self._state(slot))
+            self._start(slot, repository, environment)
+
+    def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
+        """See `SlotControl.warm_up`."""
+        from llm_pipeline.serving.golden import read_golden
+
+        started = time.monotonic()
+        golden = read_golden(self._store.fetch(repository))[:WARM_UP_PROMPTS]
+        texts = asyncio.run(_replay(self._ports[slot].http, golden))
+        return WarmUp(
+            prompts=len(golden),
+            answered=sum(text is not None for text in texts),
+            matched=sum(text == example.completion for text, example in zip(texts, golden, strict=True)),
+            seconds=time.monotonic() - started,
+        )
+
+    def alive(self, slot: SlotName) -> bool:
+        """See `SlotControl.alive`."""
+        from llm_pipeline.serving.triton_server import find_server
+
+        return find_server(self._state(slot)) is not None
+
+    def stop(self, slot: SlotName) -> None:
+        """See `SlotControl.stop`."""
+        from llm_pipeline.serving.triton_server import stop_server
+
+        stop_server(self._state(slot))
+
+    def _state(self, slot: SlotName) -> Path:
+        return slot_state(self._state_root, self._target, slot)
+
+    def _start(self, slot: SlotName, repository: ArtifactRef, environment: Mapping[str, str]) -> None:
+        from llm_pipeline.serving.triton_server import start_server
+
+        if self._triton_home is None or self._python is None:
+            raise ConfigError("this caller can stop servers only", where=slot, hint="run the canary stage instead")
+        start_server(
+            self._store.fetch(repository),
+            self._ports[slot],
+            triton_home=self._triton_home,
+            python=self._python,
+            state=self._state(slot),
+            environment=environment,
+            digest=repository.digest,
+        )
+
+
+async def _replay(port: int, golden: Sequence[GoldenPrompt]) -> list[str | None]:
+    """The answers one after another; None for those that the server failed."""
+    from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+
+    async with GenerationClient(f"http://{LOOPBACK}:{port}", timeout_seconds=_REQUEST_TIMEOUT_SECONDS) as client:
+        answers = [
+            await client.generate(GenerationRequest(example.prompt, example.maximum_tokens, allow_empty=True))
+            for example in golden
+        ]
+    return [answer.text if answer.ok else None for answer in answers]

@@ -1,0 +1,138 @@
+"""One step of a canary: subject `<target>:<percent>`. Acts on live traffic, so it is never reused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llm_pipeline.canary.controller import CanaryController, CanaryPlan
+from llm_pipeline.canary.envoy import EnvoyRouter
+from llm_pipeline.canary.envoy_process import start_router
+from llm_pipeline.canary.observations import AccessLog
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record
+from llm_pipeline.canary.rollback import LEASE_SECONDS
+from llm_pipeline.canary.router import all_to
+from llm_pipeline.canary.slots import TritonSlots, slot_ports
+from llm_pipeline.canary.timeline import write_timeline
+from llm_pipeline.config.deployment import TargetPlace
+from llm_pipeline.config.model import ConfigModel, Name, Percent
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.config.release import Drill
+from llm_pipeline.logging import get_logger
+from llm_pipeline.stages.contract import ArtifactRef, Metric, Produced, Stage, StageContext, StageOutput
+from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.pointers import Pointer, read_pointers
+from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
+
+log = get_logger(__name__)
+
+
+class CanaryConfig(ConfigModel):
+    """What one canary step reads.
+
+    Attributes:
+        model_id: `organisation/name` on the hub.
+        target: The target's name.
+        step_percent: The candidate's share at this step.
+        policy: The rules of the canary.
+        place: Ports of the slots and of the router.
+        triton_home: Directory with the unpacked nvidia-pytriton wheel.
+        python: Interpreter of the model's code in Triton.
+        state_root: Directory of the running servers' state.
+        drill: A fault for the candidate's server, on purpose.
+    """
+
+    model_id: str
+    target: Name
+    step_percent: Percent
+    policy: CanaryPolicy
+    place: TargetPlace
+    triton_home: str
+    python: str
+    state_root: str
+    drill: Drill | None = None
+
+
+def run(context: StageContext[CanaryConfig]) -> StageOutput:
+    """Run one step: shift, watch, judge."""
+    config = context.config
+    candidate = context.request.inputs["repository"]
+    pointers, _ = read_pointers(context.store, config.model_id, config.target)
+    router = _router(config, pointers.production)
+    slots = _slots(context)
+    if pointers.production is not None and pointers.production.repository == candidate:
+        slots.ensure(pointers.production.slot, candidate)
+        return StageOutput(judgement=_already_there(candidate))
+    access_log = AccessLog(router.files.access_log, router.slot_of_address)
+    plan = CanaryPlan(
+        release_id=context.request.release_id,
+        target=config.target,
+        candidate=candidate,
+        production=pointers.production,
+        policy=config.policy,
+    )
+    journal = CanaryJournal(context.store, context.request.release_id, config.target)
+    with Lease(context.store, lease_name(config.target), seconds=LEASE_SECONDS) as lease:
+        controller = CanaryController(
+            plan, journal=journal, lease=lease, router=router, access_log=access_log, slots=slots
+        )
+        judgement = controller.run_step(config.step_percent)
+    return _output(context, judgement, access_log)
+
+
+def _output(context: StageContext[CanaryConfig], judgement: Judgement, access_log: AccessLog) -> StageOutput:
+    record = read_record(context.store, context.request.release_id, context.config.target)
+    if record is None:
+        return StageOutput(judgement=judgement)
+    directory = context.workdir / "canary"
+    write_timeline(directory, record, access_log)
+    return StageOutput(
+        artifacts={"canary": Produced("canary", directory)}, metrics=_metrics(record), judgement=judgement
+    )
+
+
+def _metrics(record: CanaryRecord) -> dict[str, Metric]:
+    metrics: dict[str, Metric] = {"phase": record.phase.value, "passed_percent": record.passed_percent}
+    step = record.analysis.step if record.analysis else None
+    if step is not None:
+        metrics["candidate_requests"] = step.candidate.requests
+        metrics["stable_requests"] = step.stable.requests
+        metrics["candidate_errors"] = step.candidate.errors
+        metrics["lost_requests"] = step.candidate.lost + step.stable.lost
+    return metrics
+
+
+def _router(config: CanaryConfig, production: Pointer | None) -> EnvoyRouter:
+    slot = production.slot if production else "blue"
+    return start_router(
+        config.place.router,
+        slot_ports(config.place),
+        Path(config.state_root) / config.target / "router",
+        initial=all_to(slot, owner="first-start", epoch=0),
+    )
+
+
+def _slots(context: StageContext[CanaryConfig]) -> TritonSlots:
+    config = context.config
+    return TritonSlots(
+        context.store,
+        config.place,
+        target=config.target,
+        state_root=Path(config.state_root),
+        triton_home=Path(config.triton_home),
+        python=Path(config.python),
+        drill=config.drill,
+    )
+
+
+def _already_there(candidate: ArtifactRef) -> Judgement:
+    fact = Evidence(
+        name="already in production",
+        verdict=Verdict.GO,
+        measured=1.0,
+        samples=1,
+        detail=f"production serves {candidate} already: no traffic was shifted",
+    )
+    return judge("already in production", [fact])
+
+
+STAGE = Stage(name="canary", version=1, config=CanaryConfig, run=run, environment="control", reusable=False)

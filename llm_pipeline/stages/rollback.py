@@ -1,0 +1,48 @@
+"""Traffic on stable, the candidate stopped, unless the canary was promoted. No preconditions, as often as you like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llm_pipeline.canary.envoy_process import find_router, stopped_router
+from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.rollback import Patience, ensure_rolled_back
+from llm_pipeline.canary.slots import TritonSlots
+from llm_pipeline.config.deployment import TargetPlace
+from llm_pipeline.config.model import ConfigModel, Name
+from llm_pipeline.stages.contract import Metric, Stage, StageContext, StageOutput
+
+
+class RollbackConfig(ConfigModel):
+    """What the rollback reads.
+
+    Attributes:
+        model_id: `organisation/name` on the hub.
+        target: The target's name.
+        place: Ports of the slots and of the router.
+        state_root: Directory of the running servers' state.
+    """
+
+    model_id: str
+    target: Name
+    place: TargetPlace
+    state_root: str
+
+
+def run(context: StageContext[RollbackConfig]) -> StageOutput:
+    """Roll an unfinished canary back; say what was found."""
+    config = context.config
+    state_root = Path(config.state_root)
+    slots = TritonSlots(context.store, config.place, target=config.target, state_root=state_root)
+    router_state = state_root / config.target / "router"
+    router = find_router(router_state) or stopped_router(router_state)
+    record = ensure_rolled_back(
+        context.store, context.request.release_id, config.target, router=router, slots=slots, patience=Patience()
+    )
+    metrics: dict[str, Metric] = {"phase": record.phase.value if record else "never began"}
+    if record is not None and record.phase is Phase.ROLLED_BACK:
+        metrics["traffic_confirmed"] = int(bool(record.traffic_confirmed))
+    return StageOutput(metrics=metrics)
+
+
+STAGE = Stage(name="rollback", version=1, config=RollbackConfig, run=run, environment="control", reusable=False)
