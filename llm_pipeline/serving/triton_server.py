@@ -26,6 +26,7 @@ from llm_pipeline.errors import ConfigError, Terminal, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.runners import detached
 from llm_pipeline.serving.ports import LOOPBACK, require_free
+from llm_pipeline.serving.repository_layout import MODEL_NAME
 from llm_pipeline.serving.server_log import failure_lines
 from llm_pipeline.serving.shared_memory import remove_segments, segment_prefix
 from llm_pipeline.serving.triton_runtime import (
@@ -36,7 +37,6 @@ from llm_pipeline.serving.triton_runtime import (
     server_environment,
 )
 
-MODEL = "llm"
 _EXIT_TIMEOUT_SECONDS = 5
 _GRACE_SECONDS = _EXIT_TIMEOUT_SECONDS + 7.0  # Triton itself needs about 3 s after the last request
 _ACTIVE_REQUESTS = "llm_active_requests"
@@ -47,7 +47,7 @@ class ServerFailed(Terminal):
     """The server ended while it started; the message holds its last telling log lines."""
 
 
-class SlotBusy(ConfigError):  # noqa: N818 - what it says is a state, not a fault
+class SlotBusy(ConfigError):
     """The slot already serves another repository."""
 
 
@@ -97,7 +97,7 @@ class RunningServer(BaseModel):
     @property
     def ready(self) -> bool:
         """Whether the server runs and says that its model is loaded."""
-        return self.alive and _get(self.ports.http, f"/v2/models/{MODEL}/ready")[0] == HTTPStatus.OK
+        return self.alive and _get(self.ports.http, f"/v2/models/{MODEL_NAME}/ready")[0] == HTTPStatus.OK
 
 
 def start_server(
@@ -130,8 +130,8 @@ def start_server(
         Transient: The model was not loaded in time.
     """
     repository, state = repository.resolve(), state.absolute()
-    if not (repository / MODEL / "config.pbtxt").is_file():
-        raise ConfigError(f"no model {MODEL!r} in this repository", where=str(repository))
+    if not (repository / MODEL_NAME / "config.pbtxt").is_file():
+        raise ConfigError(f"no model {MODEL_NAME!r} in this repository", where=str(repository))
     with _exclusive(state):
         if running := find_server(state):
             return _same_or_refuse(running, repository, ports, environment)
@@ -210,7 +210,7 @@ def _command(program: Path, ports: ServerPorts, state: Path, digest: str) -> lis
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
         "--model-control-mode=explicit",
-        f"--load-model={MODEL}",
+        f"--load-model={MODEL_NAME}",
         "--strict-readiness=false",  # a failed load of one model must not make the server unready for good
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={_EXIT_TIMEOUT_SECONDS}",
