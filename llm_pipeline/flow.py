@@ -333,8 +333,6 @@ def _settle(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         model_id=flow.record.model.id,
         target=subject,
         recipe=flow.chosen_recipe,
-        place=flow.deployment.places[subject],
-        state_root=flow.deployment.state_root,
     )
     return config, {"repository": flow.artifact("package", subject, "repository")}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.envoy_process import start_router
 from llm_pipeline.canary.record import Phase, lease_name, read_record, take_over
 from llm_pipeline.canary.rollback import LEASE_SECONDS, Patience, traffic_to
@@ -69,21 +70,8 @@ def rollback_production(store: ArtifactStore, deployment: Deployment, model_id: 
     production, previous = pointers.production, pointers.previous
     if production is None or previous is None:
         raise ConfigError(f"{model_id} has no previous release on {target}", hint="there is nothing to go back to")
-    place, state_root = deployment.places[target], Path(deployment.state_root)
-    slots = TritonSlots(
-        store,
-        place,
-        target=target,
-        state_root=state_root,
-        triton_home=Path(deployment.triton_home),
-        python=Path(deployment.environments["model"]),
-    )
-    router = start_router(
-        place.router,
-        slot_ports(place),
-        state_root / target / "router",
-        initial=all_to(production.slot, owner="rollback", epoch=0),
-    )
+    slots = _slots(store, deployment, target)
+    router = _router(deployment, target, production.slot)
     take_over(store, target)
     with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
         slot = _free_slot(previous, production)
@@ -96,6 +84,40 @@ def rollback_production(store: ArtifactStore, deployment: Deployment, model_id: 
         write_pointers(store, model_id, target, swapped, revision)
     log.info("production rolled back", release=back.release_id, slot=slot)
     return swapped
+
+
+def ensure_production(store: ArtifactStore, deployment: Deployment, model_id: str, target: str) -> Pointer | None:
+    """Have the router and the server of what the pointers call production running; None without production.
+
+    Raises:
+        PipelineError: They cannot be started.
+    """
+    production = read_pointers(store, model_id, target)[0].production
+    if production is not None:
+        _slots(store, deployment, target).ensure(production.slot, production.repository)
+        _router(deployment, target, production.slot)
+    return production
+
+
+def _slots(store: ArtifactStore, deployment: Deployment, target: str) -> TritonSlots:
+    return TritonSlots(
+        store,
+        deployment.places[target],
+        target=target,
+        state_root=Path(deployment.state_root),
+        triton_home=Path(deployment.triton_home),
+        python=Path(deployment.environments["model"]),
+    )
+
+
+def _router(deployment: Deployment, target: str, slot: SlotName) -> EnvoyRouter:
+    place = deployment.places[target]
+    return start_router(
+        place.router,
+        slot_ports(place),
+        Path(deployment.state_root) / target / "router",
+        initial=all_to(slot, owner="production", epoch=0),
+    )
 
 
 def _free_slot(previous: Pointer, production: Pointer) -> SlotName:
