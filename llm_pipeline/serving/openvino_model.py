@@ -190,9 +190,14 @@ class Live:
 
 
 class Metrics:
-    """The model's own metrics, on Triton's metrics endpoint."""
+    """The model's own metrics, on Triton's metrics endpoint.
+
+    One call at a time: two threads in the metric calls of one stub end the whole server (2.51) with a segmentation
+    fault.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         family, self._families = pb_utils.MetricFamily, []
         requests = family(name="llm_requests_total", description="requests by outcome", kind=family.COUNTER)
         tokens = family(name="llm_tokens_total", description="generated tokens", kind=family.COUNTER)
@@ -204,15 +209,18 @@ class Metrics:
 
     def ended(self, outcome: str) -> None:
         """Count a request that ended."""
-        self._outcomes[outcome].increment(1)
+        with self._lock:
+            self._outcomes[outcome].increment(1)
 
     def generated(self, tokens: int) -> None:
         """Count generated tokens."""
-        self._tokens.increment(tokens)
+        with self._lock:
+            self._tokens.increment(tokens)
 
     def active(self, requests: int) -> None:
         """Set the number of live requests."""
-        self._active.set(requests)
+        with self._lock:
+            self._active.set(requests)
 
 
 def tensor_values(request: Any, name: str) -> list[Any]:
