@@ -203,9 +203,8 @@ class _Collector:
 
     def _canary(self, target: str) -> CanaryStudy | None:
         steps = [r for r in _by_start(self._results) if r.stage == "canary" and r.subject.split(":")[0] == target]
-        directories = [self._directory("canary", step.subject, "canary") for step in steps]
-        present = [directory for directory in directories if directory is not None]
-        return self._try(f"canary on {target}", lambda: read_canary(present, target)) if present else None
+        directory = self._directory("canary", steps[-1].subject, "canary") if steps else None
+        return None if directory is None else self._try(f"canary on {target}", lambda: read_canary(directory, target))
 
 
 def _by_flow(results: Results) -> list[StageResult]:

@@ -102,7 +102,7 @@ def _forest_axes(axes: Any, labels: dict[float, tuple[str, bool]], left: float, 
     axes.set_xlim(-left, reach)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
-    axes.set_xlabel("percentage points lost (negative: gained); upright strokes: the margin")
+    axes.set_xlabel("percentage points lost")
 
 
 def plot_variants(variants: Sequence[Variant]) -> Plot:
@@ -154,7 +154,7 @@ def _speed_panel(axes: Any, variants: Sequence[Variant], engine: str) -> None:
     for row, speed in enumerate(speeds):
         label_bar(axes, speed, row, f"{speed:,.0f}" if speed else "not built", role="ink" if speed else "muted")
     axes.margins(x=0.3)
-    _bars_only(axes, f"output tokens/s under load, {engine}")
+    _bars_only(axes, f"output tokens/s, {engine}")
 
 
 def _speed(variant: Variant, target: str) -> float:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
+from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.loadtest.records import RequestRecord, read_records
 from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy, LoadStudy, RequestPoint
-
-TIMELINE_FILE = "timeline.jsonl"
 
 
 def read_load(directory: Path, target: str, release: ResolvedRelease) -> LoadStudy:
@@ -40,19 +38,15 @@ def _request(record: RequestRecord) -> RequestPoint:
     )
 
 
-def read_canary(directories: Sequence[Path], target: str) -> CanaryStudy:
-    """The canary of one target, from the artifacts of its steps in order.
+def read_canary(directory: Path, target: str) -> CanaryStudy:
+    """The canary of one target, from its latest step: each step's artifact holds the canary so far.
 
     Raises:
-        OSError: A timeline is missing.
-        ValueError: A line is not an interval of a timeline.
+        IntegrityError: The timeline is missing or damaged.
     """
-    points: dict[float, TimelinePoint] = {}
-    for directory in directories:
-        lines = (directory / TIMELINE_FILE).read_text(encoding="utf-8").splitlines()
-        points.update((point.at_seconds, point) for point in map(TimelinePoint.model_validate_json, lines))
-    ordered = [points[second] for second in sorted(points)]
-    return CanaryStudy(target=target, samples=tuple(map(_sample, ordered)), marks=tuple(_marks(ordered)))
+    summary, points = read_timeline(directory)
+    marks = (CanaryMark(seconds=mark.at_seconds, label=mark.label.partition(":")[0]) for mark in summary.marks)
+    return CanaryStudy(target=target, samples=tuple(map(_sample, points)), marks=tuple(marks))
 
 
 def _sample(point: TimelinePoint) -> CanarySample:
@@ -71,14 +65,3 @@ def _arm(point: ArmPoint) -> ArmSample:
         first_token_p50=point.first_token_p50,
         first_token_p95=point.first_token_p95,
     )
-
-
-def _marks(points: Iterable[TimelinePoint]) -> Iterable[CanaryMark]:
-    """A mark wherever the intended share changes; a fall means that the candidate was taken back."""
-    share = 0.0
-    for point in points:
-        if point.intended_share != share:
-            falls = point.intended_share < share
-            share = point.intended_share
-            label = "rolled back" if falls else f"{100 * share:g} %"
-            yield CanaryMark(seconds=point.at_seconds, label=label)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from llm_pipeline.reporting.figure import Plot, colour, draw_plot
-from llm_pipeline.reporting.model import ArmSample, CanarySample, CanaryStudy, LoadStudy
+from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy, LoadStudy
 from llm_pipeline.reporting.quantities import measure
 
 _DISTRIBUTION_STEPS = 240
 _RATE_BINS = 48
+_MARK_DISTANCE = 0.08
 
 
 def plot_latency(load: LoadStudy) -> Plot:
@@ -126,8 +127,8 @@ def plot_canary(study: CanaryStudy) -> Plot:
         for axes in (split, latency, errors):
             for mark in study.marks:
                 axes.axvline(mark.seconds, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
-        for mark in study.marks:
-            split.text(mark.seconds, 104.0, f" {mark.label}", fontsize=9, va="bottom", color=colour("ink"))
+        for mark in _merged(study):
+            split.text(mark.seconds, 104.0, mark.label, fontsize=9, va="bottom", color=colour("ink"))
         errors.set_xlabel("seconds into the canary")
 
     requests = sum(sample.canary.requests for sample in samples)
@@ -141,6 +142,19 @@ def plot_canary(study: CanaryStudy) -> Plot:
         size=(11.4, 5.8),
         narrow_size=(6.4, 5.8),
     )
+
+
+def _merged(study: CanaryStudy) -> list[CanaryMark]:
+    """Marks too close for two texts side by side share one."""
+    span = max((sample.seconds for sample in study.samples), default=1.0)
+    merged: list[CanaryMark] = []
+    for mark in study.marks:
+        if merged and mark.seconds - merged[-1].seconds < _MARK_DISTANCE * span:
+            last = merged.pop()
+            merged.append(CanaryMark(seconds=last.seconds, label=f"{last.label}, {mark.label}"))
+        else:
+            merged.append(mark)
+    return merged
 
 
 def _split_panel(axes: Any, seconds: Any, samples: Sequence[CanarySample]) -> None:
@@ -163,8 +177,8 @@ def _latency_panel(axes: Any, seconds: Any, samples: Sequence[CanarySample]) -> 
         axes.plot(seconds, middle, color=colour(role), linewidth=2.0, label=f"{name} p50")
         axes.plot(seconds, slow, color=colour(role), linewidth=1.2, linestyle=(0, (3, 1.5)), label=f"{name} p95")
     axes.set_ylim(bottom=0.0)
-    axes.set_title("first token, milliseconds")
-    axes.legend(loc="upper left", ncols=2, fontsize=9)
+    axes.set_title("first token, milliseconds", pad=20)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, ncols=4, fontsize=9, handlelength=1.6)
 
 
 def _series(values: Sequence[float | None]) -> Any:

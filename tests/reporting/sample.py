@@ -11,6 +11,7 @@ from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.accuracy.gate import judge_accuracy
 from llm_pipeline.accuracy.items import ScoredItem, write_items
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
+from llm_pipeline.canary.timeline import SUMMARY_FILE, TIMELINE_FILE, CanarySummary, TimelineMark
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
@@ -216,24 +217,41 @@ class SampleRelease:
         )
 
     def canary(self, *, good: bool = True) -> None:
-        points, percents = [], (5, 25, 50, 100)
-        for step, percent in enumerate(percents):
+        points: list[TimelinePoint] = []
+        marks: list[TimelineMark] = []
+        for step, percent in enumerate((5, 25, 50, 100)):
             bad = not good and percent == 25
             points += [self._point(20 * step + second, percent / 100, slow=bad) for second in range(20)]
             points += [self._point(20 * step + 20 + second, 0.0, slow=False) for second in range(10)] if bad else []
-            data = "\n".join(point.model_dump_json() for point in points).encode()
+            marks.append(TimelineMark(at_seconds=20.0 * step, label=f"{percent} %"))
+            if bad:
+                marks.append(TimelineMark(at_seconds=20.0 * step + 20, label="rolling back: slow first tokens"))
+                marks.append(TimelineMark(at_seconds=20.0 * step + 20.4, label="traffic on stable"))
             verdict = Verdict.NO_GO if bad else Verdict.GO
             self.add(
                 "canary",
                 f"cpu:{percent}",
                 20.0,
                 wait=7200.0 if not step else 1.0,
-                artifacts={"canary": self.publish("canary", {"timeline.jsonl": data})},
+                artifacts={"canary": self._publish_canary(points, marks)},
                 judgement=_one("slow first tokens, ratio to stable", 9.1 if bad else 1.1, 2.0, "", 400, verdict),
             )
             if bad:
                 self.add("rollback", "cpu", 1.1)
                 return
+
+    def _publish_canary(self, points: Sequence[TimelinePoint], marks: Sequence[TimelineMark]) -> ArtifactRef:
+        summary = CanarySummary(
+            release_id=RELEASE,
+            target="cpu",
+            phase="passed",
+            began_at=self._clock.timestamp(),
+            stable="blue",
+            candidate="green",
+            marks=tuple(marks),
+        )
+        lines = "".join(point.model_dump_json() + "\n" for point in points)
+        return self.publish("canary", {SUMMARY_FILE: summary.model_dump_json().encode(), TIMELINE_FILE: lines.encode()})
 
     def _point(self, second: float, share: float, *, slow: bool) -> TimelinePoint:
         def arm(share: float, factor: float, errors: int) -> ArmPoint:
