@@ -1,0 +1,50 @@
+"""The jsonl files that a release names: enough lines, with the field that its stage will read."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.errors import ConfigError
+
+
+def check_data_files(loaded: LoadedRelease) -> None:
+    """Check the calibration sets and the load test's prompts.
+
+    Raises:
+        ConfigError: A line that would be read is not an object with the expected field, or there are too few.
+    """
+    _check_lines(loaded.configs_root / loaded.release.workload.prompts, "prompt", 1)
+    for recipe in loaded.release.recipes:
+        if recipe.calibration:
+            path = loaded.configs_root / recipe.calibration.dataset
+            _check_lines(path, "text", recipe.calibration.samples, f"calibration.samples of recipe {recipe.name}")
+
+
+def _check_lines(path: Path, field: str, least: int, asked_by: str = "the release") -> None:
+    """Read only as many lines as are asked for: a large file costs no more than a small one."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            filled = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+            first = list(islice(filled, least))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+    for number, line in first:
+        _check_line(line, field, f"{path}:{number}")
+    if len(first) < least:
+        raise ConfigError(
+            f"{asked_by} asks for {least} lines, the file has {len(first)}",
+            where=str(path),
+            hint="add lines, or ask for fewer",
+        )
+
+
+def _check_line(line: str, field: str, where: str) -> None:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"not a JSON object: {error}", where=where) from error
+    if not isinstance(row, dict) or not isinstance(row.get(field), str) or not row[field].strip():
+        raise ConfigError(f"the line has no text in {field!r}", where=where, hint=f'write {{"{field}": "..."}}')

@@ -1,0 +1,48 @@
+"""How much disk a release needs, from parameter counts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.planning.memory import weight_bytes
+from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.stages.contract import Frozen
+
+_COPIES_PER_TARGET = 2
+"""The engine, and the model repository that holds it."""
+
+
+class DiskNeed(Frozen):
+    """What a release writes when nothing of it exists yet, in bytes.
+
+    Attributes:
+        download: The model as published.
+        recipes: All quantized checkpoints.
+        engines: Engines and model repositories of all targets, if the largest recipe is chosen.
+        work: The largest of them once more, in the work directory while it is made.
+    """
+
+    download: int
+    recipes: int
+    engines: int
+    work: int
+
+    @property
+    def store(self) -> int:
+        """What the artifact store must hold."""
+        return self.download + self.recipes + self.engines
+
+
+def disk_need(shape: ModelShape, recipes: Sequence[QuantizationRecipe], targets: int) -> DiskNeed:
+    """The need of a release; the recipe `none` passes the download through and adds no checkpoint."""
+    plain = QuantizationRecipe(name="none", weights="none")
+    download = weight_bytes(shape, plain)
+    sizes = [weight_bytes(shape, recipe) for recipe in recipes]
+    quantized = [size for size, recipe in zip(sizes, recipes, strict=True) if recipe.weights != "none"]
+    return DiskNeed(
+        download=download,
+        recipes=sum(quantized),
+        engines=targets * _COPIES_PER_TARGET * max(sizes),
+        work=max(download, *sizes),
+    )

@@ -1,0 +1,106 @@
+"""What this machine has of what a deployment asks for: disk, interpreters, ports, credentials, memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.runners import detached
+from llm_pipeline.serving.ports import require_free_port
+from llm_pipeline.stages.contract import EnvironmentName
+
+_REQUIRED: tuple[EnvironmentName, ...] = ("control", "model")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def total_memory_bytes() -> int:
+    """Physical memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether this machine has an NVIDIA driver with a device."""
+    return Path("/dev/nvidiactl").exists()
+
+
+def existing_parent(path: str | Path) -> Path:
+    """A directory, or the nearest one above it that exists."""
+    found = Path(path)
+    while not found.exists():
+        found = found.parent
+    return found
+
+
+def free_bytes(directory: Path) -> int:
+    """Free disk space of a directory's file system."""
+    return shutil.disk_usage(directory).free
+
+
+def store_directory(deployment: Deployment) -> Path | None:
+    """The store's directory; None for a store that is not on a file system."""
+    address = urlsplit(deployment.store)
+    return Path(address.path) if address.scheme == "file" else None
+
+
+def missing_interpreters(deployment: Deployment) -> tuple[str, ...]:
+    """What is wrong with the interpreters that stages are started in, one line each."""
+    found = []
+    for name in _REQUIRED:
+        python = deployment.environments.get(name)
+        if python is None:
+            found.append(f"environments has no {name}")
+        elif not os.access(python, os.X_OK):
+            found.append(f"environments.{name}: there is no interpreter at {python}")
+    return tuple(found)
+
+
+def missing_credentials(deployment: Deployment) -> tuple[str, ...]:
+    """Environment variables that hold credentials and are not set; a hub on loopback needs none."""
+    host = urlsplit(deployment.hub.endpoint or "").hostname
+    variable = deployment.hub.token_variable
+    if host in _LOOPBACK or os.environ.get(variable):
+        return ()
+    return (f"{variable} is not set: models that need an accepted licence cannot be downloaded",)
+
+
+def busy_ports(deployment: Deployment, targets: tuple[str, ...]) -> tuple[str, ...]:
+    """Ports of the targets' places that something else listens on, one line each; our own servers are fine."""
+    found = []
+    for target in targets:
+        place = deployment.places[target]
+        servers = {"staging": place.staging, "blue": place.blue, "green": place.green}
+        ports: dict[str, tuple[int, ...]] = {
+            name: (server.http, server.grpc, server.metrics) for name, server in servers.items()
+        }
+        ports["router"] = (place.router.port, place.router.admin_port)
+        for server, numbers in ports.items():
+            if not _runs_here(Path(deployment.state_root) / target / server):
+                found += [f"places.{target}.{server}: {problem}" for problem in map(_port_problem, numbers) if problem]
+    return tuple(found)
+
+
+def _runs_here(state: Path) -> bool:
+    """Whether a server that we started with this state directory still runs."""
+    return any(_is_alive(record) for record in state.glob("*.json"))
+
+
+def _is_alive(record: Path) -> bool:
+    try:
+        process = detached.load(record)
+    except ValidationError:
+        return False  # some other document of that server
+    return process is not None and process.alive
+
+
+def _port_problem(port: int) -> str:
+    try:
+        require_free_port(port, role="this", what="")
+    except ConfigError as error:
+        return error.message
+    return ""

@@ -1,0 +1,167 @@
+"""Sizes of weights and KV caches, and whether they fit. Pure arithmetic; every figure is in bytes.
+
+Weights: the linear modules inside the layers take the recipe's format; embeddings, norms, the head where the
+recipe excludes it, and every module that an exclude pattern names stay at the baseline's precision, as modelopt
+exports them. KV cache of one token: 2 (key, value) x layers x KV heads x head size x bytes an element.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from math import ceil
+from typing import NamedTuple
+
+from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.config.target import EngineLimits, Parallelism
+from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.stages.contract import Frozen
+
+HALF_PRECISION = 2
+"""Bytes of one float16 or bfloat16 element."""
+
+_KV_SHARE = 0.9
+"""Share of the memory left after loading that TensorRT-LLM gives its KV cache
+(`kv_cache_config.free_gpu_memory_fraction`, default of 1.0 to 1.2)."""
+
+
+class _Storage(NamedTuple):
+    """How a format stores one element: its bits, and the scale that each group of elements shares."""
+
+    bits: int
+    group: int = 0
+    scale_bytes: int = 0
+
+
+_STORAGE: dict[WeightFormat, _Storage] = {
+    "fp8": _Storage(8),
+    "int8_smoothquant": _Storage(8),
+    "int8_weight_only": _Storage(8),
+    "int4_blockwise": _Storage(4, group=128, scale_bytes=2),
+    "int4_awq": _Storage(4, group=128, scale_bytes=2),
+    "w4a8_awq": _Storage(4, group=128, scale_bytes=2),
+    "nvfp4": _Storage(4, group=16, scale_bytes=1),
+}
+"""modelopt's defaults; per-tensor and per-channel scales are too few to count."""
+
+
+class Engine(Frozen):
+    """What decides an engine's memory besides the model and the recipe.
+
+    Attributes:
+        capacity: Memory of one rank, in bytes.
+        runtime: What the runtime takes before any weight is loaded, in bytes.
+        unquantized_bytes: Bytes of one unquantized weight once loaded.
+        kv_bytes: Bytes of one element of an unquantized KV cache.
+        quantizes_kv: Whether the engine stores the KV cache in the format that the recipe asks for.
+    """
+
+    capacity: int
+    runtime: int
+    unquantized_bytes: int = HALF_PRECISION
+    kv_bytes: int = HALF_PRECISION
+    quantizes_kv: bool = True
+
+
+class MemoryFit(Frozen):
+    """The memory of one rank, in bytes.
+
+    Attributes:
+        capacity: What the device has.
+        weights: Weights of the fullest rank.
+        runtime: Context, graphs and activations, by a stated model.
+        kv_per_token: KV cache of one token.
+        kv_available: What is left for the KV cache.
+        kv_wanted: KV cache of `limits.maximum_sequences` requests of full length.
+        largest_batch: Requests of full length that fit at once.
+    """
+
+    capacity: int
+    weights: int
+    runtime: int
+    kv_per_token: int
+    kv_available: int
+    kv_wanted: int
+    largest_batch: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether what the target's limits ask for can be held at once."""
+        return self.kv_wanted <= self.kv_available
+
+
+def weight_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int = HALF_PRECISION) -> int:
+    """Bytes of a checkpoint's weights under a recipe."""
+    heads = 0 if shape.tied_embeddings else _head_bytes(shape, recipe, unquantized_bytes)
+    edges = (shape.embedding_parameters + shape.norm_parameters) * unquantized_bytes
+    return _layer_bytes(shape, recipe, unquantized_bytes) + edges + heads
+
+
+def kv_bytes_per_token(shape: ModelShape, element_bytes: int = HALF_PRECISION) -> int:
+    """KV cache of one token over all layers and heads, in bytes."""
+    return 2 * shape.layers * shape.key_value_heads * shape.head_size * element_bytes
+
+
+def rank_weight_bytes(
+    shape: ModelShape, recipe: QuantizationRecipe, parallelism: Parallelism, unquantized_bytes: int = HALF_PRECISION
+) -> int:
+    """Bytes of the weights that the fullest rank holds: the embeddings' or the head's stage of the pipeline."""
+    stages = parallelism.pipeline
+    layers = _layer_bytes(shape, recipe, unquantized_bytes) * ceil(shape.layers / stages) / shape.layers
+    embeddings = shape.embedding_parameters * unquantized_bytes
+    head = _head_bytes(shape, recipe, unquantized_bytes)
+    edges = max(embeddings, head) if stages > 1 else embeddings + (0 if shape.tied_embeddings else head)
+    return ceil((layers + edges) / parallelism.tensor) + shape.norm_parameters * unquantized_bytes
+
+
+def rank_kv_bytes_per_token(shape: ModelShape, parallelism: Parallelism, element_bytes: int) -> int:
+    """KV cache of one token on the fullest rank; heads are copied where there are more ranks than heads."""
+    layers = ceil(shape.layers / parallelism.pipeline)
+    return 2 * layers * ceil(shape.key_value_heads / parallelism.tensor) * shape.head_size * element_bytes
+
+
+def activation_bytes(shape: ModelShape, limits: EngineLimits, parallelism: Parallelism) -> int:
+    """Peak of the activations, by a simple model: one MLP of a full step at 16 bit, and the logits at 32 bit."""
+    width = 2 * shape.hidden_size + 3 * shape.intermediate_size // parallelism.tensor
+    logits = limits.maximum_sequences * shape.vocabulary_size * 4
+    return limits.maximum_batched_tokens * width * HALF_PRECISION + logits
+
+
+def fit_memory(
+    shape: ModelShape,
+    recipe: QuantizationRecipe,
+    engine: Engine,
+    limits: EngineLimits,
+    parallelism: Parallelism,
+) -> MemoryFit:
+    """Whether a recipe's weights and the wanted KV cache fit on each rank, and the largest batch that does."""
+    weights = rank_weight_bytes(shape, recipe, parallelism, engine.unquantized_bytes)
+    runtime = engine.runtime + activation_bytes(shape, limits, parallelism)
+    element = 1 if recipe.kv_cache == "fp8" and engine.quantizes_kv else engine.kv_bytes
+    per_token = rank_kv_bytes_per_token(shape, parallelism, element)
+    available = max(0, int((engine.capacity - weights - runtime) * _KV_SHARE))
+    request = per_token * limits.maximum_tokens_per_request
+    return MemoryFit(
+        capacity=engine.capacity,
+        weights=weights,
+        runtime=runtime,
+        kv_per_token=per_token,
+        kv_available=available,
+        kv_wanted=limits.maximum_sequences * request,
+        largest_batch=available // request,
+    )
+
+
+def _layer_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
+    return sum(_linear_bytes(name, size, recipe, unquantized_bytes) for name, size in shape.linears())
+
+
+def _head_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
+    return _linear_bytes("lm_head", shape.embedding_parameters, recipe, unquantized_bytes)
+
+
+def _linear_bytes(name: str, parameters: int, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
+    storage = _STORAGE.get(recipe.weights)
+    if storage is None or any(fnmatchcase(name, pattern) for pattern in recipe.exclude):
+        return parameters * unquantized_bytes
+    scales = ceil(parameters / storage.group) * storage.scale_bytes if storage.group else 0
+    return parameters * storage.bits // 8 + scales

@@ -1,0 +1,102 @@
+"""The plan as data: what a release will do, on what, and what is known to stand in its way."""
+
+from __future__ import annotations
+
+from llm_pipeline.config.quantization import WeightFormat
+from llm_pipeline.config.target import EngineBuilderName
+from llm_pipeline.planning.disk import DiskNeed
+from llm_pipeline.planning.memory import MemoryFit
+from llm_pipeline.planning.stage_graph import PlannedStage
+from llm_pipeline.stages.contract import Frozen
+
+
+class RecipePlan(Frozen):
+    """One recipe on one target.
+
+    Attributes:
+        legal: Whether it can be built and served there, as far as is known.
+        reason: Why not; empty when legal.
+        nearest: The nearest choice that is legal; empty when legal.
+        warnings: What is not known, or not as asked for.
+        memory: The memory of one rank; None where the model's shape is not known.
+    """
+
+    recipe: str
+    weights: WeightFormat
+    legal: bool
+    reason: str = ""
+    nearest: str = ""
+    warnings: tuple[str, ...] = ()
+    memory: MemoryFit | None = None
+
+
+class TargetPlan(Frozen):
+    """One target with every recipe.
+
+    Attributes:
+        accelerators: GPUs of one engine instance; 0 on a CPU.
+        architecture: Compute capability of the GPU; empty on a CPU.
+        driver: Driver version that the container was built for, if known.
+    """
+
+    name: str
+    accelerator: str
+    accelerators: int
+    architecture: str = ""
+    engine: EngineBuilderName
+    runtime_version: str | None = None
+    container: str | None = None
+    driver: str | None = None
+    recipes: tuple[RecipePlan, ...]
+
+
+class DiskPlan(Frozen):
+    """Disk needed and disk free, in bytes.
+
+    Attributes:
+        free_store: Free space of the store; None where it is not on this machine's file systems.
+        free_work: Free space of the work directory.
+        one_file_system: Store and work share the same free space.
+    """
+
+    need: DiskNeed
+    free_store: int | None
+    free_work: int
+    one_file_system: bool
+
+    def problems(self) -> tuple[str, ...]:
+        """What does not fit, one line each."""
+        if self.one_file_system:
+            return _short("store and work_root", self.need.store + self.need.work, self.free_work)
+        store = () if self.free_store is None else _short("store", self.need.store, self.free_store)
+        return (*store, *_short("work_root", self.need.work, self.free_work))
+
+
+class Plan(Frozen):
+    """What `llm-pipeline plan` found.
+
+    Attributes:
+        config: The release config's file.
+        parameters: The model's parameters; None where its shape is not known.
+        checkpoint_bytes: Size of the published model; None where its shape is not known.
+        stages: Every step, in order.
+        disk: None where the model's shape is not known.
+        warnings: Nothing of this stops the release; all of it deserves a look.
+    """
+
+    config: str
+    release: str
+    model: str
+    revision: str
+    dtype: str
+    deployment: str
+    parameters: int | None
+    checkpoint_bytes: int | None
+    stages: tuple[PlannedStage, ...]
+    targets: tuple[TargetPlan, ...]
+    disk: DiskPlan | None
+    warnings: tuple[str, ...]
+
+
+def _short(what: str, need: int, free: int) -> tuple[str, ...]:
+    return (f"{what}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free",) if need > free else ()

@@ -1,0 +1,46 @@
+"""The stages that a release will run, in order, with what each works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.stages.contract import Frozen
+
+APPROVAL = "approve"
+"""The human decision: a step of the flow that is no stage."""
+
+
+class PlannedStage(Frozen):
+    """One step of the release.
+
+    Attributes:
+        subject: The recipe, target or canary step it works on; empty for one-off stages.
+    """
+
+    stage: str
+    subject: str = ""
+
+
+def planned_stages(release: ResolvedRelease) -> tuple[PlannedStage, ...]:
+    """Every step of a release that goes well, in the order in which one machine runs them."""
+    return tuple(PlannedStage(stage=stage, subject=subject) for stage, subject in _steps(release))
+
+
+def _steps(release: ResolvedRelease) -> Iterator[tuple[str, str]]:
+    for stage in ("resolve", "download", "baseline"):
+        yield stage, ""
+    for recipe in release.recipes:
+        yield "quantize", recipe.name
+        yield "accuracy", recipe.name
+    yield "choose", ""
+    for target in release.targets:
+        for stage in ("build", "package", "staging", "served_accuracy", "load_test", "staging_down"):
+            yield stage, target.name
+    if release.approval.required:
+        yield APPROVAL, ""
+    for target in release.targets:
+        for percent in release.policy.canary.steps_percent:
+            yield "canary", f"{target.name}:{percent:g}"
+        yield "settle", target.name
+    yield "report", ""

@@ -1,0 +1,113 @@
+"""The plan for people: an aligned table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from llm_pipeline.planning.memory import MemoryFit
+from llm_pipeline.planning.model import Plan, TargetPlan
+from llm_pipeline.planning.stage_graph import PlannedStage
+
+_HEADER = ("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits", "largest batch")
+_NUMBERS_FROM = 3
+
+
+def format_plan(plan: Plan) -> str:
+    """The plan as lines of text, ending with a newline."""
+    sections = [_headline(plan), _stages(plan.stages), *(_target(target) for target in plan.targets), _disk(plan)]
+    if plan.warnings:
+        sections.append(["warnings", *(f"  - {warning}" for warning in plan.warnings)])
+    return "\n".join("\n".join(section) + "\n" for section in sections if section)
+
+
+def _headline(plan: Plan) -> list[str]:
+    size = "size not known"
+    if plan.parameters and plan.checkpoint_bytes:
+        size = f"{_count(plan.parameters)} parameters, {_gigabytes(plan.checkpoint_bytes)}"
+    return [
+        f"plan of {plan.release}",
+        f"  model       {plan.model}@{plan.revision}, {plan.dtype}, {size}",
+        f"  deployment  {plan.deployment}",
+    ]
+
+
+def _stages(stages: Sequence[PlannedStage]) -> list[str]:
+    subjects: dict[str, list[str]] = {}
+    for step in stages:
+        subjects.setdefault(step.stage, []).append(step.subject)
+    rows = [
+        (", ".join(stage for stage, _ in group), _subjects(names))
+        for names, group in groupby(subjects.items(), key=lambda item: item[1])
+    ]
+    width = max(len(names) for names, on in rows if on)
+    return [f"stages ({len(stages)} steps)", *(f"  {names:<{width}}  {on}".rstrip() for names, on in rows)]
+
+
+def _subjects(names: Sequence[str]) -> str:
+    """Subjects in one line; canary steps of the same target together."""
+    if not any(":" in name for name in names):
+        return ", ".join(names)
+    pairs = [name.split(":", 1) for name in names]
+    targets = groupby(pairs, key=lambda pair: pair[0])
+    return ", ".join(f"{target} {'/'.join(percent for _, percent in steps)} %" for target, steps in targets)
+
+
+def _target(target: TargetPlan) -> list[str]:
+    device = target.accelerator
+    if target.accelerators:
+        device = f"{target.accelerators} x {target.accelerator} ({target.architecture})"
+    runtime = " ".join(part for part in (target.engine, target.runtime_version) if part)
+    lines = [f"target {target.name}: {device}, {runtime}"]
+    if target.container:
+        lines.append(f"  {target.container}" + (f", driver {target.driver}" if target.driver else ""))
+    rows = [
+        (recipe.recipe, recipe.weights, "yes" if recipe.legal else "NO", *_memory(recipe.memory))
+        for recipe in target.recipes
+    ]
+    lines += _aligned([_HEADER, *rows])
+    return lines + [f"  {r.recipe}: {r.reason} -> {r.nearest}" for r in target.recipes if not r.legal]
+
+
+def _memory(fit: MemoryFit | None) -> tuple[str, ...]:
+    if fit is None:
+        return ("-",) * (len(_HEADER) - _NUMBERS_FROM)
+    fits = "yes" if fit.fits else "NO"
+    return (
+        _gigabytes(fit.weights),
+        _gigabytes(fit.kv_wanted),
+        _gigabytes(fit.kv_available),
+        fits,
+        str(fit.largest_batch),
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  " + "  ".join(_cells(row, widths)).rstrip() for row in rows]
+
+
+def _cells(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    for column, (text, width) in enumerate(zip(row, widths, strict=True)):
+        yield text.rjust(width) if column >= _NUMBERS_FROM else text.ljust(width)
+
+
+def _disk(plan: Plan) -> list[str]:
+    if plan.disk is None:
+        return []
+    need, shared = plan.disk.need, ", same file system" if plan.disk.one_file_system else ""
+    free = "not a file system" if plan.disk.free_store is None else f"{_gigabytes(plan.disk.free_store)} free"
+    parts = f"download {_gigabytes(need.download)}, recipes {_gigabytes(need.recipes)}"
+    return [
+        "disk (at most, when nothing of it exists yet)",
+        f"  store  {_gigabytes(need.store)} of {free} ({parts}, engines {_gigabytes(need.engines)})",
+        f"  work   {_gigabytes(need.work)} of {_gigabytes(plan.disk.free_work)} free{shared}",
+    ]
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} bn" if parameters >= 1e8 else f"{parameters / 1e6:.2f} m"  # noqa: PLR2004
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"  # noqa: PLR2004

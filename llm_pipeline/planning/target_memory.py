@@ -1,0 +1,94 @@
+"""Whether a recipe fits a target: the memory model of its engine, and what to change when it does not fit."""
+
+from __future__ import annotations
+
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.target import EngineLimits, Parallelism, Target
+from llm_pipeline.planning.catalog import find_gpu
+from llm_pipeline.planning.compatibility import Refused
+from llm_pipeline.planning.host import total_memory_bytes
+from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory
+from llm_pipeline.planning.model_shape import ModelShape
+
+_GPU_RUNTIME_BYTES = 2 * 2**30
+"""CUDA context, communication buffers, CUDA graphs and workspaces of one rank; an estimate."""
+
+_CPU_RUNTIME_BYTES = 2**29
+"""The server, its Python process and OpenVINO; an estimate."""
+
+_TENSOR_STEPS = (1, 2, 4, 8, 16)
+
+
+def judge_memory(
+    target: Target, recipe: QuantizationRecipe, shape: ModelShape
+) -> tuple[MemoryFit | None, Refused | None]:
+    """The memory of one rank, and the refusal when it does not hold what the target's limits ask for.
+
+    Raises:
+        ConfigError: The target's accelerator is not in the GPU catalog.
+    """
+    if split := _cannot_split(shape, target.parallelism):
+        return None, split
+    fit = _fit(target, recipe, shape, target.parallelism)
+    if fit.fits:
+        return fit, None
+    return fit, Refused(reason=_shortage(fit, target), nearest=_advice(fit, target, recipe, shape))
+
+
+def engine_memory(target: Target) -> Engine:
+    """The memory model of a target's engine."""
+    if target.accelerator == "cpu":
+        # The engine computes in float32 and keeps its KV cache so, for results that repeat exactly.
+        return Engine(
+            capacity=total_memory_bytes(),
+            runtime=_CPU_RUNTIME_BYTES,
+            unquantized_bytes=4,
+            kv_bytes=4,
+            quantizes_kv=False,
+        )
+    return Engine(capacity=find_gpu(target.accelerator).usable_bytes, runtime=_GPU_RUNTIME_BYTES)
+
+
+def _cannot_split(shape: ModelShape, parallelism: Parallelism) -> Refused | None:
+    heads, tensor, pipeline = shape.attention_heads, parallelism.tensor, parallelism.pipeline
+    if heads % tensor:
+        nearest = max(number for number in range(1, tensor) if heads % number == 0)
+        reason = f"{heads} attention heads cannot be split over tensor parallelism {tensor}"
+        return Refused(reason=reason, nearest=f"parallelism.tensor: {nearest}")
+    if pipeline > shape.layers:
+        reason = f"{shape.layers} layers cannot be split over pipeline parallelism {pipeline}"
+        return Refused(reason=reason, nearest=f"parallelism.pipeline: {shape.layers}")
+    return None
+
+
+def _fit(target: Target, recipe: QuantizationRecipe, shape: ModelShape, parallelism: Parallelism) -> MemoryFit:
+    return fit_memory(shape, recipe, engine_memory(target), _limits(target, shape), parallelism)
+
+
+def _limits(target: Target, shape: ModelShape) -> EngineLimits:
+    """The target's limits, with requests no longer than the model's own context."""
+    tokens = min(target.limits.maximum_tokens_per_request, shape.maximum_positions)
+    return target.limits.model_copy(update={"maximum_tokens_per_request": tokens})
+
+
+def _shortage(fit: MemoryFit, target: Target) -> str:
+    limits = target.limits
+    return (
+        f"{fit.weights / 1e9:.1f} GB weights + {fit.runtime / 1e9:.1f} GB runtime leave "
+        f"{fit.kv_available / 1e9:.1f} of {fit.capacity / 1e9:.1f} GB for the KV cache, but maximum_sequences "
+        f"{limits.maximum_sequences} x maximum_tokens_per_request {limits.maximum_tokens_per_request} "
+        f"need {fit.kv_wanted / 1e9:.1f} GB"
+    )
+
+
+def _advice(fit: MemoryFit, target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> str:
+    if fit.largest_batch:
+        return f"limits.maximum_sequences: {fit.largest_batch}"
+    pipeline = target.parallelism.pipeline
+    for tensor in (step for step in _TENSOR_STEPS if step > target.parallelism.tensor):
+        if shape.attention_heads % tensor:
+            continue
+        parallelism = Parallelism(tensor=tensor, pipeline=pipeline)
+        if target.accelerator != "cpu" and _fit(target, recipe, shape, parallelism).fits:
+            return f"parallelism.tensor: {tensor} with accelerator_count: {tensor * pipeline}"
+    return "an accelerator with more memory, or a smaller format"
