@@ -25,7 +25,11 @@ class ModelSource(ConfigModel):
 
 
 class Baseline(ConfigModel):
-    """The unquantized model that every candidate is compared with."""
+    """The unquantized model that every candidate is compared with.
+
+    Attributes:
+        dtype: Precision it is loaded, evaluated and, as recipe `none`, served in.
+    """
 
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
 
@@ -111,7 +115,10 @@ class ReleaseConfig(ConfigModel):
 
     Attributes:
         name: The release's name; the DAG is `release__<name>`.
+        description: One line for the UI and the report.
         recipes: Recipes to try; the cheapest one that passes its accuracy gate is released.
+        targets: Targets to build for, in the order of their promotion.
+        policy: The gate policy.
         deployment: The deployment file that binds the release to places.
         schedule: Cron expression for scheduled rebuilds; None for triggered runs only.
     """
