@@ -30,7 +30,9 @@ _ABSURD_TOKENS = 2_000_000_000
 _DEFAULT_CONTEXT = 2048
 _CHARACTERS_A_TOKEN = 16
 _RELEASE_SECONDS = 10.0
+_ABANDONED_STREAMS = 8
 _ACTIVE_REQUESTS = "llm_active_requests"
+_REQUESTS_TOTAL = "llm_requests_total"
 _log = get_logger(__name__)
 
 
@@ -191,27 +193,39 @@ async def _refusal_fault(server: _Server, body: bytes) -> str:
 
 async def _disconnect_frees_the_place(server: _Server) -> Evidence:
     name, limit = "a client that goes away frees its place", _RELEASE_SECONDS
-    prompt = server.golden[0].prompt if server.golden else "1"
-    if server.metrics_url is None or await _active_requests(server) is None:
+    before = await _gauges(server)
+    if before is None:
         detail = f"The metric {_ACTIVE_REQUESTS} is not there, so nobody can tell."
         return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, limit=limit, unit="s", detail=detail)
-    tokens = max(1, server.context // 2)
-    stream = await server.client.open_stream(GenerationRequest(prompt, tokens, ignore_eos=True))
-    await stream.content.readline()
-    stream.close()
+    await _abandon_streams(server)
     started = time.perf_counter()
-    while (active := await _active_requests(server)) and time.perf_counter() - started < limit:  # noqa: ASYNC110
+    while (now := await _gauges(server)) and now.active and time.perf_counter() - started < limit:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     seconds = time.perf_counter() - started
+    fault = ""
+    if now is None or now.active:
+        fault = f"{_ACTIVE_REQUESTS} is still {now.active if now else 'unknown'} after {seconds:.1f} s."
+    elif now.cancelled is not None and now.cancelled == before.cancelled:
+        fault = "The requests ran to their end although nobody listened."
     return Evidence(
         name=name,
-        verdict=Verdict.GO if active == 0 else Verdict.NO_GO,
+        verdict=Verdict.NO_GO if fault else Verdict.GO,
         measured=seconds,
         limit=limit,
         unit="s",
-        samples=1,
-        detail="" if active == 0 else f"{_ACTIVE_REQUESTS} is still {active} after {seconds:.1f} s.",
+        samples=_ABANDONED_STREAMS,
+        detail=fault,
     )
+
+
+async def _abandon_streams(server: _Server) -> None:
+    """Start several long streams and drop them after their first chunk: one alone might end before it is noticed."""
+    prompt = server.golden[0].prompt if server.golden else "1"
+    request = GenerationRequest(prompt, max(1, server.context * 3 // 4), ignore_eos=True)
+    streams = await asyncio.gather(*(server.client.open_stream(request) for _ in range(_ABANDONED_STREAMS)))
+    for stream in streams:
+        await stream.content.readline()
+        stream.close()
 
 
 async def _still_answers(server: _Server) -> Evidence:
@@ -219,15 +233,29 @@ async def _still_answers(server: _Server) -> Evidence:
     return _share("the server still answers afterwards", len(answers), [a.error for a in answers if not a.ok])
 
 
-async def _active_requests(server: _Server) -> int | None:
-    """The model's own gauge of live requests, summed over its labels; None when it is not there."""
+@dataclass(frozen=True)
+class _Gauges:
+    """The model's own metrics: live requests, and cancelled ones so far (None when it does not count them)."""
+
+    active: int
+    cancelled: int | None
+
+
+async def _gauges(server: _Server) -> _Gauges | None:
+    if server.metrics_url is None:
+        return None
     try:
-        async with server.client.session.get(str(server.metrics_url)) as answer:
+        async with server.client.session.get(server.metrics_url) as answer:
             lines = (await answer.text()).splitlines()
     except (aiohttp.ClientError, TimeoutError):
         return None
-    values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_ACTIVE_REQUESTS)]
-    return int(sum(values)) if values else None
+    active = _sum([line for line in lines if line.startswith(_ACTIVE_REQUESTS)])
+    cancelled = _sum([line for line in lines if line.startswith(_REQUESTS_TOTAL) and '"cancelled"' in line])
+    return None if active is None else _Gauges(active, cancelled)
+
+
+def _sum(lines: Sequence[str]) -> int | None:
+    return int(sum(float(line.rsplit(" ", 1)[1]) for line in lines)) if lines else None
 
 
 async def _context_length(client: GenerationClient, base_url: str) -> int:

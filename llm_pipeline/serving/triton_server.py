@@ -25,6 +25,7 @@ from llm_pipeline.digest import sha256_json
 from llm_pipeline.errors import ConfigError, Terminal, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.runners import detached
+from llm_pipeline.serving.identity import served_name
 from llm_pipeline.serving.ports import LOOPBACK, require_free
 from llm_pipeline.serving.repository_layout import MODEL_NAME
 from llm_pipeline.serving.server_log import failure_lines
@@ -189,11 +190,6 @@ def stop_server(state: Path, *, drain_seconds: float = 0) -> None:
         _sweep(state)
         if server:
             _log.info("server stopped", slot=state.name, pid=server.pid, seconds=time.monotonic() - started)
-
-
-def served_name(digest: str) -> str:
-    """The server name by which an endpoint tells which repository it serves (`GET /v2`)."""
-    return f"llm_pipeline:{digest}"
 
 
 def _command(program: Path, ports: ServerPorts, state: Path, digest: str) -> list[str]:

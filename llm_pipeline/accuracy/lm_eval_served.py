@@ -1,0 +1,162 @@
+"""lm-eval on a serving endpoint: the same questions, asked as text through the server that will face users.
+
+Only generative tasks: a served model returns text, not the likelihood of a given one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import lm_eval
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
+
+from llm_pipeline.accuracy.evaluation import EvaluationSummary, summarise
+from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.lm_eval_results import scored_items, task_manager
+from llm_pipeline.config.release import Evaluation
+from llm_pipeline.errors import Transient, Unsupported
+from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+
+log = get_logger(__name__)
+
+_ATTEMPTS = 3
+_MAXIMUM_STOP_WORDS = 8
+_VERSIONS = ("lm_eval", "aiohttp")
+
+
+@dataclass(frozen=True)
+class ServedEvaluation:
+    """An evaluation in memory."""
+
+    items: tuple[ScoredItem, ...]
+    summary: EvaluationSummary
+
+
+class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
+    """A model behind an endpoint, as lm-eval sees it.
+
+    Args:
+        endpoint: Base URL.
+        concurrency: Requests in flight at once.
+        timeout_seconds: Longest time for one answer.
+    """
+
+    def __init__(self, endpoint: str, *, concurrency: int = 32, timeout_seconds: float = 120.0) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self._concurrency = concurrency
+        self._timeout_seconds = timeout_seconds
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
+        """Greedy texts, cut at the task's stop words.
+
+        Raises:
+            Transient: The server does not answer a request, or answers it with an error, three times.
+            Unsupported: The task samples: two evaluations of it would not compare item by item.
+        """
+        asked = [_generation_request(*instance.args) for instance in requests]
+        texts = asyncio.run(self._generate(asked))
+        return [
+            postprocess_generated_text(text, list(request.stop), None)
+            for text, request in zip(texts, asked, strict=True)
+        ]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:  # noqa: ARG002
+        """Refused.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise _no_likelihood(requests)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:  # noqa: ARG002
+        """Refused.
+
+        Raises:
+            Unsupported: Always.
+        """
+        raise _no_likelihood(requests)
+
+    async def _generate(self, requests: Sequence[GenerationRequest]) -> list[str]:
+        places = asyncio.Semaphore(self._concurrency)
+        async with GenerationClient(self._endpoint, timeout_seconds=self._timeout_seconds) as client:
+
+            async def ask(request: GenerationRequest) -> str:
+                async with places:
+                    return await _ask(client, request, self._endpoint)
+
+            return list(await asyncio.gather(*(ask(request) for request in requests)))
+
+
+def evaluate_served(
+    endpoint: str, evaluation: Evaluation, task_directory: Path | None, *, concurrency: int = 32
+) -> ServedEvaluation:
+    """Score every item of the served tasks through an endpoint.
+
+    Args:
+        endpoint: Base URL of the server.
+        evaluation: Tasks and their limit.
+        task_directory: Where the tasks' files are; None for lm-eval's own tasks.
+        concurrency: Requests in flight at once.
+
+    Raises:
+        Transient: The server does not answer.
+        Unsupported: A task is not a greedy generative one.
+        ConfigError: A task is unknown or its data are unreadable.
+    """
+    model, manager = ServedModel(endpoint, concurrency=concurrency), task_manager(task_directory)
+    items, seconds = list[ScoredItem](), dict[str, float]()
+    for task in evaluation.served_tasks:
+        started = time.monotonic()
+        results = lm_eval.simple_evaluate(
+            model=model,
+            tasks=[task],
+            task_manager=manager,
+            limit=evaluation.limit,
+            bootstrap_iters=0,
+            log_samples=True,
+            use_cache=None,
+        )
+        items += scored_items(results, [task])
+        seconds[task] = round(time.monotonic() - started, 3)
+        log.info("task evaluated through the server", task=task, seconds=seconds[task])
+    versions = {name: metadata.version(name) for name in _VERSIONS}
+    return ServedEvaluation(tuple(items), summarise(items, seconds, versions))
+
+
+async def _ask(client: GenerationClient, request: GenerationRequest, endpoint: str) -> str:
+    error = ""
+    for attempt in range(_ATTEMPTS):
+        answer = await client.generate(request)
+        if answer.ok:
+            return answer.text
+        error = answer.error
+        await asyncio.sleep(0.5 * 2**attempt)
+    raise Transient(f"no usable answer in {_ATTEMPTS} attempts: {error}", where=endpoint)
+
+
+def _generation_request(prompt: str, options: dict[str, Any]) -> GenerationRequest:
+    wanted = normalize_gen_kwargs(options)
+    if wanted["do_sample"]:
+        raise Unsupported("the task samples its answers", hint="set do_sample: false: only greedy answers compare")
+    stop = tuple(word for word in wanted["until"] if word)[:_MAXIMUM_STOP_WORDS]
+    return GenerationRequest(prompt, wanted["max_gen_toks"], stop=stop, allow_empty=True)
+
+
+def _no_likelihood(requests: Sequence[Instance]) -> Unsupported:
+    task = requests[0].task_name if requests else "this task"
+    return Unsupported(
+        "a served model has no log-likelihoods", where=str(task), hint="list generative tasks only in served_tasks"
+    )
