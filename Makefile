@@ -1,0 +1,41 @@
+# Everything a newcomer needs: `make demo`, then `make down`. `make help` lists the rest.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+CONTROL := .envs/control/bin/python
+MODEL := .envs/model/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help environments demo demo-rollback down test lint clean distclean bench-demo
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+environments: ## Make .envs/ from docker/constraints/, or find it up to date
+	@$(or $(PYTHON),$(error no python3: apt-get install -y python3.11 python3.11-venv libpython3.11)) docker/environments.py
+
+demo: environments ## One release of a small model, from the hub to live traffic; services stay up for a look
+	@$(CONTROL) -m llm_pipeline.demo up
+
+demo-rollback: environments ## A release that turns slow in production, and is rolled back without a lost request
+	@$(CONTROL) -m llm_pipeline.demo rollback
+
+down: ## Stop every process of the demo
+	@test ! -x $(CONTROL) || $(CONTROL) -m llm_pipeline.demo down
+
+test: environments ## All tests, each under the interpreter that it needs
+	$(MODEL) -m pytest
+	$(CONTROL) -m pytest
+
+lint: environments ## ruff and mypy
+	$(CONTROL) -m ruff check .
+	$(CONTROL) -m ruff format --check .
+	$(CONTROL) -m mypy
+
+bench-demo: environments ## Time the demo, cold and warm, and each stage's share
+	@$(CONTROL) benchmarks/demo.py
+
+clean: down ## Remove what runs and tools left; the environments stay
+	rm -rf .pipeline .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './.envs/*' -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and the environments too
+	rm -rf .envs
