@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from llm_pipeline.engines.builder import EngineDescription, engine_builder
+from llm_pipeline.errors import IntegrityError, Unsupported
+
+
+@pytest.mark.parametrize("name", ["tensorrt_llm_llmapi", "tensorrt_llm_engine", "transformers_torch"])
+def test_a_builder_of_another_version_is_refused_with_what_exists(name):
+    with pytest.raises(Unsupported, match=f"{name}.*openvino_cpu"):
+        engine_builder(name)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("openvino") is not None, reason="this interpreter has OpenVINO")
+def test_an_interpreter_without_the_library_is_told_where_to_run():
+    with pytest.raises(Unsupported, match="model environment"):
+        engine_builder("openvino_cpu")
+
+
+def test_a_directory_without_a_description_is_not_an_engine(tmp_path):
+    with pytest.raises(IntegrityError, match="engine.json"):
+        EngineDescription.read(tmp_path)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("openvino_genai")
+pytest.importorskip("modelopt")
+
+import numpy as np
+import openvino as ov
+import tiny_llama
+
+from llm_pipeline.engines.builder import EngineDescription, EngineFacts, engine_builder
+from llm_pipeline.engines.openvino_cpu import PARITY_PROPERTIES, SERVING_FILES
+from llm_pipeline.errors import IntegrityError, Unsupported
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = tiny_llama.prompts(60)
+TOKENS = 12
+ACTIVATIONS_QUANTIZED = {"fp8", "int8_smoothquant", "w4a8_awq"}
+
+
+def build(checkpoint, target, destination) -> EngineFacts:
+    return engine_builder("openvino_cpu").build(checkpoint, target, destination, dtype="float16")
+
+
+def differing(left, right) -> int:
+    return sum(a != b for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("recipe", tiny_llama.RECIPES)
+def test_a_native_engine_generates_what_the_read_back_checkpoint_generates(recipe, exported, target, tmp_path):
+    artifact = exported(recipe)
+    facts = build(artifact, target(), tmp_path / "engine")
+    expected = tiny_llama.greedy_torch(tiny_llama.read_back(artifact), artifact, PROMPTS, TOKENS)
+    flips = differing(tiny_llama.greedy_engine(tmp_path / "engine", PROMPTS, TOKENS), expected)
+    # A sum in another order may fall on the other side of an activation quantizer's rounding step.
+    assert flips <= (2 if recipe in ACTIVATIONS_QUANTIZED else 0)
+    assert facts.linears_quantized == 14
+    assert facts.activation_quantizers == (14 if recipe in ACTIVATIONS_QUANTIZED else 0)
+
+
+def test_a_plain_checkpoint_keeps_its_16_bit_weights_and_generates_the_same(checkpoint, target, tmp_path):
+    facts = build(checkpoint, target(), tmp_path / "engine")
+    model = tiny_llama.LlamaForCausalLM.from_pretrained(checkpoint, dtype=tiny_llama.torch.float32)
+    expected = tiny_llama.greedy_torch(model, checkpoint, PROMPTS, TOKENS)
+    assert differing(tiny_llama.greedy_engine(tmp_path / "engine", PROMPTS, TOKENS), expected) == 0
+    assert facts.quantization is None
+    assert facts.linears_quantized == 0
+    weights = (checkpoint / "model.safetensors").stat().st_size
+    assert (tmp_path / "engine" / "openvino_model.bin").stat().st_size < 1.1 * weights
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "int4_awq"])
+def test_a_native_engine_holds_the_artifacts_own_bytes(recipe, exported, target, tmp_path):
+    artifact = exported(recipe)
+    build(artifact, target(), tmp_path / "engine")
+    stored = (tmp_path / "engine" / "openvino_model.bin").read_bytes()
+    tensors = tiny_llama.load_tensors(artifact)
+    packed = tensors["model.layers.1.mlp.down_proj.weight"]
+    if recipe == "fp8":
+        assert packed.view(tiny_llama.torch.uint8).numpy().tobytes() in stored
+    embedding = tensors["model.embed_tokens.weight"].numpy().tobytes()
+    assert embedding in stored
+    assert len(stored) < 1.3 * (artifact / "model.safetensors").stat().st_size
+
+
+def test_a_second_quantizer_changes_what_is_served(exported, target, tmp_path):
+    artifact = exported("fp8")
+    facts = build(artifact, target("int4"), tmp_path / "engine")
+    expected = tiny_llama.greedy_torch(tiny_llama.read_back(artifact), artifact, PROMPTS, TOKENS)
+    flips = differing(tiny_llama.greedy_engine(tmp_path / "engine", PROMPTS, TOKENS), expected)
+    assert flips > len(PROMPTS) // 2
+    assert facts.weight_format == "int4"
+    assert facts.linears_quantized > 0
+
+
+@pytest.mark.parametrize("weight_format", ["fp32", "int8"])
+def test_other_weight_formats_build_and_generate(weight_format, checkpoint, target, tmp_path):
+    facts = build(checkpoint, target(weight_format), tmp_path / "engine")
+    assert facts.single_stream_tokens_per_second > 0
+    assert facts.batched_tokens_per_second > 0
+    assert (facts.linears_quantized > 0) == (weight_format == "int8")
+
+
+def test_the_engine_directory_holds_what_serving_needs_and_nothing_else(exported, target, tmp_path):
+    facts = build(exported("fp8"), target(), tmp_path / "engine")
+    assert {path.name for path in (tmp_path / "engine").iterdir()} == {*SERVING_FILES, "engine.json"}
+    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "engine").iterdir()}
+    assert facts.bytes == sum(sizes.values()) - sizes["engine.json"]
+
+
+def test_the_engine_says_how_it_must_be_run_and_where_it_was_built(checkpoint, target, tmp_path):
+    facts = build(checkpoint, target(), tmp_path / "engine")
+    description = EngineDescription.read(tmp_path / "engine")
+    assert description.facts == facts
+    assert description.target == target()
+    assert description.runtime_properties.items() >= PARITY_PROPERTIES.items()
+    assert description.device_properties["FULL_DEVICE_NAME"] == facts.device != ""
+    assert facts.context_length == tiny_llama.CONTEXT
+    assert {"dequantize", "trace", "weights", "measure"} == set(facts.seconds)
+
+
+def test_a_layer_that_the_graph_does_not_have_is_refused_not_dropped(exported, target, tmp_path):
+    from safetensors.torch import save_file
+
+    broken = tmp_path / "broken"
+    shutil.copytree(exported("fp8"), broken)
+    tensors = tiny_llama.load_tensors(broken)
+    for suffix in ("weight", "weight_scale", "input_scale"):
+        tensors[f"model.layers.7.mlp.up_proj.{suffix}"] = tensors[f"model.layers.0.mlp.up_proj.{suffix}"].clone()
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(Unsupported, match="layers.7"):
+        build(broken, target(), tmp_path / "engine")
+    assert not (tmp_path / "engine").exists()
+
+
+def test_a_damaged_checkpoint_is_an_integrity_error(exported, target, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(exported("fp8"), broken)
+    with (broken / "model.safetensors").open("r+b") as weights:
+        weights.truncate(1000)
+    with pytest.raises(IntegrityError):
+        build(broken, target(), tmp_path / "engine")
+
+
+def test_an_unknown_architecture_is_unsupported(checkpoint, target, tmp_path):
+    strange = tmp_path / "strange"
+    shutil.copytree(checkpoint, strange)
+    config = json.loads((strange / "config.json").read_text())
+    config |= {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    (strange / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Unsupported):
+        build(strange, target(), tmp_path / "engine")
+
+
+def test_a_gpu_target_is_refused(checkpoint, target, tmp_path):
+    with pytest.raises(Unsupported, match="h100"):
+        build(checkpoint, target(accelerator="h100", accelerator_count=1), tmp_path / "engine")
+
+
+def test_the_activation_quantizers_round_exactly_as_the_checkpoint_reader_does():
+    from openvino import opset15 as op
+
+    from llm_pipeline.engines.openvino_graph import _round_to_fp8, _round_to_int8
+
+    torch, scale = tiny_llama.torch, 0.0173
+    fp8 = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    middles = (fp8[1:] + fp8[:-1]) / 2
+    near = [np.nextafter(values, np.float32(to)) for values in (fp8, middles) for to in (-1e9, 1e9)]
+    random = np.random.default_rng(0).standard_normal(4096) * np.logspace(-4, 3, 4096)
+    values = np.concatenate([fp8, middles, *near, random]).astype(np.float32)
+    values = np.concatenate([values, -values])[None, :]
+    for rounded, expected in ((_round_to_fp8, tiny_llama.quantize_fp8), (_round_to_int8, tiny_llama.quantize_int8)):
+        for at in (1.0, scale):
+            source = op.parameter([1, -1], np.float32)
+            model = ov.Model([rounded(source.output(0), at)], [source])
+            engine = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+            assert (engine(values)[0] == expected(torch.tensor(values), at).numpy()).all()
+
+
+def test_a_packed_constant_survives_the_array_it_was_made_from():
+    from llm_pipeline.engines.openvino_graph import _packed_constant
+
+    array = np.arange(4096, dtype=np.uint8) % 127
+    expected = array.copy()
+    node = _packed_constant(array, (4096,), ov.Type.u8)
+    array[:] = 0
+    assert (node.get_data() == expected).all()

@@ -1,0 +1,164 @@
+"""A small random llama, its quantized exports and their read-back models, for tests that need real parts.
+
+As a script (`python tiny_llama.py DIRECTORY`, in the model environment) it makes a checkpoint and its engine there.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from llm_pipeline.quantization.checkpoint import (
+    DequantizedLayer,
+    dequantize_layer,
+    load_tensors,
+    plain_tensors,
+    quantize_fp8,
+    quantize_int8,
+    quantized_layers,
+)
+
+WORDS = ("the", "cat", "sees", "a", "red", "moon", "over", "two", "old", "trees", "while", "seven", "dogs", "sing")
+RECIPES = {
+    "fp8": "FP8_DEFAULT_CFG",
+    "int8_smoothquant": "INT8_SMOOTHQUANT_CFG",
+    "int4_awq": "INT4_AWQ_CFG",
+    "int4_blockwise": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
+    "w4a8_awq": "W4A8_AWQ_BETA_CFG",
+}
+CONTEXT = 128
+
+
+def prompts(count: int) -> list[str]:
+    """Different prompts of 3 to 9 words."""
+    return [
+        " ".join(WORDS[(i * 7 + k * (i % 5 + 1)) % len(WORDS)] for k in range(3 + i % 7)) + f" {i}"
+        for i in range(count)
+    ]
+
+
+def make_checkpoint(directory: Path) -> Path:
+    """A fp16 checkpoint with random weights, large enough that greedy outputs differ, and a byte-level tokenizer."""
+    torch.manual_seed(7)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=384, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(prompts(200), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    config = LlamaConfig(
+        vocab_size=384, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=CONTEXT, bos_token_id=0, eos_token_id=1,
+        tie_word_embeddings=False, initializer_range=0.15,
+    )  # fmt: skip
+    LlamaForCausalLM(config).half().save_pretrained(directory)
+    fast.save_pretrained(directory)
+    return directory
+
+
+def export_quantized(checkpoint: Path, recipe: str, directory: Path) -> Path:
+    """The checkpoint as modelopt quantizes and exports it."""
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.export import export_hf_checkpoint
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
+    model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float16).eval()
+    texts = [tokenizer(text, return_tensors="pt").input_ids for text in prompts(32)]
+
+    def calibrate(calibrated: nn.Module) -> None:
+        with torch.no_grad():
+            for ids in texts:
+                calibrated(input_ids=ids)
+
+    model = mtq.quantize(model, getattr(mtq, RECIPES[recipe]), calibrate)
+    with torch.inference_mode():
+        export_hf_checkpoint(model, dtype=torch.float16, export_dir=directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer as the exported checkpoint describes it, activation quantizer included."""
+
+    def __init__(self, layer: DequantizedLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        layer = self.layer
+        if layer.pre_quant_scale is not None:
+            values = values * layer.pre_quant_scale
+        if layer.input_scale is not None:
+            quantize = quantize_fp8 if layer.activation == "fp8" else quantize_int8
+            values = quantize(values, layer.input_scale)
+        return nn.functional.linear(values, layer.weight)
+
+
+def read_back(checkpoint: Path) -> LlamaForCausalLM:
+    """The exported checkpoint in fp32, by plain torch: what the accuracy gate judges."""
+    tensors = load_tensors(checkpoint)
+    config = LlamaConfig.from_pretrained(checkpoint)
+    model = LlamaForCausalLM(config).float().eval()
+    for name in quantized_layers(tensors):
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, QuantizedLinear(dequantize_layer(tensors, name)))
+    model.load_state_dict({key: value.float() for key, value in plain_tensors(tensors).items()}, strict=False)
+    return model
+
+
+def greedy_torch(model: LlamaForCausalLM, checkpoint: Path, texts: list[str], tokens: int) -> list[list[int]]:
+    """Greedy token ids of each text, the end token ignored."""
+    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(checkpoint)
+    outputs = []
+    for text in texts:
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        with torch.no_grad():
+            full = model.generate(
+                ids, max_new_tokens=tokens, min_new_tokens=0, do_sample=False, eos_token_id=None, pad_token_id=1
+            )
+        outputs.append(full[0, ids.shape[1] :].tolist())
+    return outputs
+
+
+def greedy_engine(engine: Path, texts: list[str], tokens: int) -> list[list[int]]:
+    """The same from an engine, all texts in flight together."""
+    import openvino_genai as genai
+
+    from llm_pipeline.config.target import EngineLimits
+    from llm_pipeline.engines.builder import EngineDescription
+    from llm_pipeline.engines.openvino_throughput import scheduler
+
+    properties = EngineDescription.read(engine).runtime_properties
+    pipeline = genai.ContinuousBatchingPipeline(engine, scheduler(EngineLimits()), "CPU", properties)
+    config = genai.GenerationConfig()
+    config.max_new_tokens, config.ignore_eos, config.apply_chat_template = tokens, True, False
+    tokenizer = pipeline.get_tokenizer()
+    handles = [pipeline.add_request(i, tokenizer.encode(text).input_ids, config) for i, text in enumerate(texts)]
+    while pipeline.has_non_finished_requests():
+        pipeline.step()
+    return [list(handle.read_all()[0].generated_ids) for handle in handles]
+
+
+def main(directory: Path) -> None:
+    """Make `checkpoint/` and `engine/` in the directory."""
+    from llm_pipeline.config.target import Target
+    from llm_pipeline.engines.builder import engine_builder
+
+    directory.mkdir(parents=True, exist_ok=True)
+    checkpoint = make_checkpoint(directory / "checkpoint")
+    target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
+    engine_builder("openvino_cpu").build(checkpoint, target, directory / "engine", dtype="float16")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

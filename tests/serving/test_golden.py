@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.serving.golden import GOLDEN_FILE, GoldenPrompt, golden_from_items, read_golden, write_golden
+
+
+def item(number, prompt, completion=" yes", generative=True):
+    return ScoredItem(
+        task="t", item_id=number, fingerprint=str(number), score=1.0, generative=generative, prompt=prompt,
+        completion=completion,
+    )  # fmt: skip
+
+
+def test_golden_prompts_survive_a_round_trip(tmp_path):
+    golden = [
+        GoldenPrompt(prompt='a "quoted"\nline\r\n\u2028 é 日本 😀', completion=" \t7\x00", maximum_tokens=3),
+        GoldenPrompt(prompt="plain", completion="", maximum_tokens=1),
+    ]
+    write_golden(tmp_path, golden)
+    assert read_golden(tmp_path) == golden
+
+
+def test_the_file_uses_the_servers_word_for_the_limit(tmp_path):
+    write_golden(tmp_path, [GoldenPrompt(prompt="p", completion="c", maximum_tokens=3)])
+    assert (tmp_path / GOLDEN_FILE).read_text() == '{"prompt": "p", "completion": "c", "max_tokens": 3}\n'
+
+
+def test_a_missing_file_and_a_bad_line_are_integrity_errors(tmp_path):
+    with pytest.raises(IntegrityError, match="no golden prompts"):
+        read_golden(tmp_path)
+    (tmp_path / GOLDEN_FILE).write_text('{"prompt": "p"}\n')
+    with pytest.raises(IntegrityError, match="not a golden prompt"):
+        read_golden(tmp_path)
+
+
+def test_golden_prompts_are_spread_over_all_generative_items():
+    items = [item(number, f"p{number}") for number in range(100)]
+    golden = golden_from_items(items, 4, maximum_tokens=5)
+    assert [prompt.prompt for prompt in golden] == ["p0", "p25", "p50", "p75"]
+    assert {prompt.maximum_tokens for prompt in golden} == {5}
+
+
+def test_only_generative_items_with_an_answer_become_golden_and_each_prompt_once():
+    items = [item(1, "a"), item(2, "a"), item(3, "b", generative=False), item(4, "c", completion=""), item(5, "")]
+    assert [prompt.prompt for prompt in golden_from_items(items, 10, maximum_tokens=5)] == ["a"]
+
+
+def test_no_generative_item_gives_no_golden_prompt():
+    assert golden_from_items([item(1, "b", generative=False)], 10, maximum_tokens=5) == []

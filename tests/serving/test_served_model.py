@@ -1,0 +1,265 @@
+"""The packaged engine on a real tritonserver."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+pytest.importorskip("tritonclient")
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.target import EngineLimits
+from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+from llm_pipeline.serving.golden import GoldenPrompt
+from llm_pipeline.serving.model_repository import write_repository
+from llm_pipeline.serving.triton_server import start_server, stop_server
+
+pytestmark = pytest.mark.slow
+
+LIMITS = EngineLimits(maximum_sequences=4, maximum_queued_requests=4, kv_cache_blocks=64)
+CONTEXT = 128
+PROMPT = "the cat sees a red moon"
+
+
+@pytest.fixture(scope="module")
+def repository(tiny_engine, tmp_path_factory):
+    destination = tmp_path_factory.mktemp("packaged") / "repository"
+    golden = [GoldenPrompt(prompt=PROMPT, completion="?", maximum_tokens=4)]
+    write_repository(tiny_engine, golden, {"weight_format": "native"}, LIMITS, destination)
+    return destination
+
+
+def serve(repository, state, first_port, model_python, triton_home, environment=None):  # noqa: PLR0917
+    ports = ServerPorts(http=first_port, grpc=first_port + 1, metrics=first_port + 2)
+    return start_server(
+        repository, ports, triton_home=triton_home, python=model_python, state=state, environment=environment
+    )
+
+
+@pytest.fixture(scope="module")
+def server(repository, model_python, triton_home, tmp_path_factory):
+    state = tmp_path_factory.mktemp("slot") / "staging"
+    yield serve(repository, state, 18500, model_python, triton_home)
+    stop_server(state)
+
+
+@pytest.fixture(scope="module")
+def drilled(repository, model_python, triton_home, tmp_path_factory):
+    state = tmp_path_factory.mktemp("slot") / "drilled"
+    drill = json.dumps({"delay_milliseconds": 400, "failure_fraction": 0.25})
+    yield serve(repository, state, 18503, model_python, triton_home, {"LLM_PIPELINE_DRILL": drill})
+    stop_server(state)
+
+
+def asking(prompt=PROMPT, maximum_tokens=24, **options):
+    return GenerationRequest(prompt=prompt, maximum_tokens=maximum_tokens, **options)
+
+
+def ask(server, *requests, verb="generate"):
+    async def together():
+        async with GenerationClient(server.http_url) as client:
+            return await asyncio.gather(*(getattr(client, verb)(request) for request in requests))
+
+    answers = asyncio.run(together())
+    return answers[0] if len(requests) == 1 else answers
+
+
+def post(server, body):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"{server.http_url}/v2/models/llm/generate", data)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def metric(server, name):
+    with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def eventually(condition, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_streamed_answer_is_the_whole_answer_in_pieces(server):
+    requests = [asking(f"{PROMPT} {number}", ignore_eos=True, allow_empty=True) for number in range(12)]
+    whole = ask(server, *requests[:8])
+    pieces = ask(server, *requests[:8], verb="stream")
+    assert [answer.error for answer in [*whole, *pieces]] == [""] * 16
+    assert [answer.text for answer in whole] == [answer.text for answer in pieces]
+    assert {answer.output_tokens for answer in [*whole, *pieces]} == {24}
+    assert {answer.finish_reason for answer in pieces} == {"length"}
+    assert all(len(answer.chunk_seconds) > 5 for answer in pieces)
+
+
+def test_characters_of_several_tokens_are_never_split(server):
+    requests = [asking(f"é 日本 😀 {number}", 100, ignore_eos=True, allow_empty=True) for number in range(4)]
+    whole, pieces = ask(server, *requests), ask(server, *requests, verb="stream")
+    assert [answer.text for answer in whole] == [answer.text for answer in pieces]
+
+
+def test_the_same_request_has_the_same_greedy_answer_in_any_company(server):
+    alone = ask(server, asking()).text
+    company = ask(server, *[asking(f"{PROMPT} {number}") for number in range(7)], asking())
+    assert company[-1].text == alone
+
+
+def test_an_answer_ends_before_its_stop_word(server):
+    full = ask(server, asking(maximum_tokens=40, ignore_eos=True)).text
+    word = full[7:10]
+    for verb in ("generate", "stream"):
+        answer = ask(server, asking(maximum_tokens=40, ignore_eos=True, stop=("never there", word)), verb=verb)
+        assert answer.finish_reason == "stop"
+        assert answer.text == full[: full.index(word)]
+        assert answer.output_tokens < 40
+
+
+def test_a_stop_word_that_never_comes_changes_nothing(server):
+    full = ask(server, asking(maximum_tokens=40, ignore_eos=True))
+    stopped = ask(server, asking(maximum_tokens=40, ignore_eos=True, stop=(full.text[-1] + "~never",)), verb="stream")
+    assert stopped.text == full.text
+    assert stopped.finish_reason == "length"
+
+
+def test_temperature_samples(server):
+    answers = ask(server, *[asking(temperature=1.5, ignore_eos=True, allow_empty=True) for _ in range(6)])
+    assert all(answer.ok for answer in answers)
+    assert len({answer.text for answer in answers}) > 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"text_input": ""}, "text_input is empty"),
+        ({"text_input": "   "}, "text_input is empty"),
+        ({"max_tokens": 0}, "max_tokens 0 is not in 1..127"),
+        ({"max_tokens": CONTEXT}, "max_tokens 128 is not in 1..127"),
+        ({"text_input": "red moon " * 200}, "exceed 128"),
+        ({"max_tokens": CONTEXT - 1}, "exceed 128"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"stop": [""]}, "none of them empty"),
+        ({"stop": ["x"] * 9}, "at most 8"),
+    ],
+)
+def test_a_senseless_request_is_the_callers_mistake(change, reason, server):
+    before = metric(server, 'llm_requests_total{outcome="invalid"')
+    status, answer = post(server, {"text_input": PROMPT, "max_tokens": 4, **change})
+    assert status == 400
+    assert reason in answer["error"]
+    assert metric(server, 'llm_requests_total{outcome="invalid"') == before + 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        {"max_tokens": 4},
+        {"text_input": 3},
+        {"text_input": ["a", "b"]},
+        {"text_input": "a", "max_tokens": "x"},
+    ],
+)
+def test_a_malformed_request_is_refused_and_the_server_lives_on(body, server):
+    status, answer = post(server, body)
+    assert status in {400, 500}  # Triton's own front end says 500 to JSON that it cannot map to tensors
+    assert answer["error"]
+    assert ask(server, asking()).ok
+
+
+def test_a_client_that_leaves_frees_its_place(server):
+    before = metric(server, 'llm_requests_total{outcome="cancelled"')
+
+    async def leave():
+        async with GenerationClient(server.http_url) as client:
+            streams = [await client.open_stream(asking(f"{PROMPT} {n}", 100, ignore_eos=True)) for n in range(6)]
+            for stream in streams:
+                stream.close()
+
+    asyncio.run(leave())
+    assert eventually(lambda: metric(server, "llm_active_requests") == 0)
+    assert metric(server, 'llm_requests_total{outcome="cancelled"') > before
+    assert ask(server, asking()).ok
+
+
+def test_metrics_count_what_was_generated(server):
+    tokens, completed = metric(server, "llm_tokens_total"), metric(server, 'llm_requests_total{outcome="completed"')
+    ask(server, asking(maximum_tokens=20, ignore_eos=True), asking(maximum_tokens=10, ignore_eos=True))
+    assert metric(server, "llm_tokens_total") == tokens + 30
+    assert metric(server, 'llm_requests_total{outcome="completed"') == completed + 2
+    assert metric(server, "llm_active_requests") == 0
+
+
+def test_more_requests_than_the_queue_holds_are_refused_as_unavailable(drilled):
+    answers = ask(drilled, *[asking(f"{PROMPT} {n}", allow_empty=True) for n in range(24)], verb="stream")
+    refused = [answer for answer in answers if "queue full" in answer.error]
+    assert refused
+    assert metric(drilled, 'llm_requests_total{outcome="rejected"') >= len(refused)
+    assert eventually(lambda: metric(drilled, "llm_active_requests") == 0)
+
+
+def test_a_drill_delays_every_first_token_and_fails_its_share(drilled):
+    answers = [ask(drilled, asking(allow_empty=True), verb="stream") for _ in range(8)]
+    failed = [answer for answer in answers if "drill" in answer.error]
+    assert len(failed) == 2
+    delays = [answer.first_token_seconds or answer.total_seconds for answer in answers if answer.ok]
+    assert len(delays) == 6
+    assert min(delays) >= 0.4
+    together = ask(drilled, *[asking(f"{PROMPT} {n}", allow_empty=True) for n in range(6)], verb="stream")
+    assert max(answer.total_seconds for answer in together if answer.ok) < 1.2  # delayed side by side, not in turn
+
+
+def test_a_client_that_left_during_the_delay_is_noticed_at_its_first_token(drilled):
+    before = metric(drilled, 'llm_requests_total{outcome="cancelled"')
+
+    async def leave():
+        async with GenerationClient(drilled.http_url, timeout_seconds=0.1) as client:
+            await asyncio.gather(*(client.stream(asking(f"{PROMPT} {n}", 100, ignore_eos=True)) for n in range(4)))
+
+    asyncio.run(leave())
+    assert eventually(lambda: metric(drilled, "llm_active_requests") == 0)  # Triton tells only once it sends
+    assert metric(drilled, 'llm_requests_total{outcome="cancelled"') > before
+
+
+def test_stopping_a_server_with_live_requests_ends_them_and_leaves_nothing(
+    repository, model_python, triton_home, tmp_path
+):
+    state = tmp_path / "stopping"
+    slow = serve(
+        repository, state, 18506, model_python, triton_home, {"LLM_PIPELINE_DRILL": '{"delay_milliseconds": 60000}'}
+    )
+
+    async def ask_and_stop():
+        async with GenerationClient(slow.http_url) as client:
+            answers = asyncio.gather(*(client.stream(asking(f"{PROMPT} {n}")) for n in range(3)))
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(stop_server, state)
+            return await answers
+
+    started = time.monotonic()
+    answers = asyncio.run(ask_and_stop())
+    assert not any(answer.ok for answer in answers)
+    assert time.monotonic() - started < 25
+    assert not slow.process.group_alive
+
+
+def test_a_drill_that_is_not_json_keeps_the_model_from_loading(repository, model_python, triton_home, tmp_path):
+    from llm_pipeline.errors import PipelineError
+
+    with pytest.raises(PipelineError, match=re.compile("json|Expecting", re.IGNORECASE)):
+        serve(repository, tmp_path / "broken", 18506, model_python, triton_home, {"LLM_PIPELINE_DRILL": "slow"})
