@@ -9,6 +9,7 @@ Used by every lane alike: a checkpoint evaluated in process, and the served endp
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ def task_manager(directory: Path | None) -> TaskManager:
 
     if directory is None:
         return TaskManager()
+    logging.getLogger("lm_eval.api.task").addFilter(_is_about_this_task)
     configurations = {configuration["task"]: configuration for configuration in _task_files(directory)}
 
     class DirectoryTasks(TaskManager):  # type: ignore[misc]  # lm_eval is untyped
@@ -53,6 +55,11 @@ def task_manager(directory: Path | None) -> TaskManager:
             return super().load([dict(configurations[name]) for name in names])
 
     return DirectoryTasks(include_defaults=False)
+
+
+def _is_about_this_task(record: logging.LogRecord) -> bool:
+    """False for the advice that lm-eval gives whenever a task's data come from a function."""
+    return "Custom kwargs can be passed" not in record.getMessage()
 
 
 def _task_files(directory: Path) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -15,6 +16,24 @@ WeightFormat = Literal[
 
 CALIBRATED: frozenset[WeightFormat] = frozenset({"fp8", "int8_smoothquant", "int4_awq", "w4a8_awq", "nvfp4"})
 """Formats whose scales depend on calibration data."""
+
+WEIGHT_BITS: Mapping[WeightFormat, int | None] = {
+    "none": None,
+    "fp8": 8,
+    "int8_smoothquant": 8,
+    "int8_weight_only": 8,
+    "int4_blockwise": 4,
+    "int4_awq": 4,
+    "w4a8_awq": 4,
+    "nvfp4": 4,
+}
+"""Bits of a stored weight, without its scales; None keeps the baseline's precision."""
+
+STATIC_ACTIVATIONS: frozenset[WeightFormat] = frozenset({"fp8", "int8_smoothquant", "w4a8_awq", "nvfp4"})
+"""Formats that quantize activations too, at a calibrated scale."""
+
+NEEDS_CUDA: frozenset[WeightFormat] = frozenset({"nvfp4"})
+"""Formats whose quantization runs on an NVIDIA GPU only (modelopt's dynamic block quantizers are CUDA code)."""
 
 
 class Calibration(ConfigModel):
@@ -60,4 +79,6 @@ class QuantizationRecipe(ConfigModel):
             raise ValueError(f"weights: {self.weights} has calibrated scales: add a calibration section")
         if not needed and self.calibration is not None:
             raise ValueError(f"weights: {self.weights} uses no calibration: remove the calibration section")
+        if self.weights == "none" and self.kv_cache != "none":
+            raise ValueError("weights: none passes the checkpoint through unchanged: a KV cache format needs weights")
         return self

@@ -92,7 +92,7 @@ def _majority(draw: random.Random) -> Item:
 
 
 def _copy(draw: random.Random) -> Item:
-    words = " ".join(draw.choice(WORDS) for _ in range(draw.randint(2, 5)))
+    words = " ".join(draw.choice(WORDS) for _ in range(draw.randint(2, 4)))
     return Item("copy", f"copy {words} :", words)
 
 

@@ -186,7 +186,6 @@ def _step(model: LlamaForCausalLM, batch: Batch, optimizers: Sequence[torch.opti
     return float(loss.detach())
 
 
-@torch.no_grad()
 def add_outliers(model: LlamaForCausalLM, scale: float, channels: int) -> None:
     """Rescale channels of every norm so that no output changes but quantization becomes as hard as in large models.
 
@@ -203,13 +202,12 @@ def add_outliers(model: LlamaForCausalLM, scale: float, channels: int) -> None:
         for norm, projections in readers.items():
             order = torch.randperm(norm.weight.numel(), generator=generator)
             for chosen, factor in ((order[:channels], 1 / scale), (order[channels : 2 * channels], scale)):
-                norm.weight[chosen] *= factor
+                norm.weight.data[chosen] *= factor
                 for projection in projections:
-                    projection.weight[:, chosen] /= factor
+                    projection.weight.data[:, chosen] /= factor
     log.info("function-preserving outliers added", scale=scale, channels_per_norm=2 * channels)
 
 
-@torch.no_grad()
 def held_out_accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
     """Share of held-out items whose every answer token is the likeliest one, by task and over `all`."""
     items = list(islice(distinct(stream(_HELD_OUT_SEED, held_out=True)), _HELD_OUT_ITEMS))
@@ -217,7 +215,8 @@ def held_out_accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFas
     for start in range(0, len(items), 250):
         chunk = items[start : start + 250]
         tokens, labels = _encode(tokenizer, chunk)
-        guesses = model(input_ids=tokens).logits[:, :-1].argmax(-1)
+        with torch.no_grad():
+            guesses = model(input_ids=tokens).logits[:, :-1].argmax(-1)
         good = ((guesses == labels[:, 1:]) | (labels[:, 1:] == _IGNORED)).all(dim=1)
         for item, is_right in zip(chunk, good.tolist(), strict=True):
             right["all"].append(is_right)

@@ -1,0 +1,85 @@
+"""What an evaluation leaves on disk: the scored items, and a summary for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llm_pipeline.accuracy.items import ScoredItem, write_items
+from llm_pipeline.errors import IntegrityError
+
+SUMMARY_FILE = "summary.json"
+
+
+class TaskSummary(BaseModel):
+    """One task of an evaluation.
+
+    Attributes:
+        items: How many were evaluated.
+        accuracy: Mean score of those that have one; None without any.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    items: int
+    accuracy: float | None
+
+
+class EvaluationSummary(BaseModel):
+    """An evaluation at a glance.
+
+    Attributes:
+        tasks: By task name.
+        seconds: Wall time by phase.
+        versions: The harness and what it ran on.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tasks: dict[str, TaskSummary]
+    seconds: dict[str, float]
+    versions: dict[str, str]
+
+    @property
+    def items(self) -> int:
+        """Items of all tasks together."""
+        return sum(task.items for task in self.tasks.values())
+
+
+def summarise(
+    items: Sequence[ScoredItem], seconds: Mapping[str, float], versions: Mapping[str, str]
+) -> EvaluationSummary:
+    """Count and average the items of each task."""
+    by_task: dict[str, list[ScoredItem]] = {}
+    for item in items:
+        by_task.setdefault(item.task, []).append(item)
+    tasks = {task: TaskSummary(items=len(own), accuracy=_mean(own)) for task, own in sorted(by_task.items())}
+    return EvaluationSummary(tasks=tasks, seconds=dict(seconds), versions=dict(versions))
+
+
+def _mean(items: Sequence[ScoredItem]) -> float | None:
+    scores = [item.score for item in items if item.score is not None and not math.isnan(item.score)]
+    return sum(scores) / len(scores) if scores else None
+
+
+def write_evaluation(directory: Path, items: Sequence[ScoredItem], summary: EvaluationSummary) -> None:
+    """Write items and summary to `directory`, which is made if needed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_items(directory, items)
+    (directory / SUMMARY_FILE).write_text(summary.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def read_summary(directory: Path) -> EvaluationSummary:
+    """Read an evaluation's summary.
+
+    Raises:
+        IntegrityError: It is missing or is not one.
+    """
+    path = directory / SUMMARY_FILE
+    try:
+        return EvaluationSummary.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        raise IntegrityError(f"no readable summary: {error}", where=str(path)) from error

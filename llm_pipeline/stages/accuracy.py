@@ -1,0 +1,59 @@
+"""Accuracy: the exported checkpoint, read back, against its baseline, item by item."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from llm_pipeline.accuracy.checkpoint_lane import evaluate_lane, summary_table
+from llm_pipeline.accuracy.gate import comparison_table, judge_accuracy
+from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.config.release import Evaluation
+from llm_pipeline.logging import get_logger
+from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.verdict import Verdict
+
+log = get_logger(__name__)
+
+
+class AccuracyConfig(ConfigModel):
+    """What the stage reads.
+
+    Attributes:
+        evaluation: Tasks and limits, the same as the baseline's.
+        policy: When a loss is too much.
+        dtype: Precision of everything that is not quantized.
+    """
+
+    evaluation: Evaluation
+    policy: AccuracyPolicy
+    dtype: Literal["float16", "bfloat16"]
+
+
+def run(context: StageContext[AccuracyConfig]) -> StageOutput:
+    """Evaluate the candidate and judge it."""
+    config = context.config
+    evaluated = evaluate_lane(context.inputs, config.evaluation, config.dtype, context.workdir)
+    log.info(summary_table(evaluated.summary))
+    baseline = read_items(context.inputs["baseline"])
+    judgement = judge_accuracy(baseline, evaluated.items, config.policy)
+    log.info(comparison_table(baseline, evaluated.items, config.policy))
+    say = log.info if judgement.verdict is Verdict.GO else log.warning
+    say(f"accuracy verdict: {judgement.verdict}: {judgement.summary}")
+    return StageOutput(
+        artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
+        metrics=evaluated.metrics(),
+        judgement=judgement,
+        tool_seconds=evaluated.tool_seconds,
+    )
+
+
+STAGE = Stage(
+    name="accuracy",
+    version=1,
+    config=AccuracyConfig,
+    run=run,
+    environment="model",
+    tools=("lm_eval", "torch", "transformers", "tokenizers", "datasets"),
+)
