@@ -25,6 +25,7 @@ _COLOURS = {
 
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "svg.hashsalt": "llm-pipeline",
     "font.family": "sans-serif",
     "font.size": 10.5,
@@ -68,7 +69,7 @@ class Plot:
     """A finished plot.
 
     Attributes:
-        name: Prefix of the ids within it; unique in a report.
+        name: Unique in a report; the ids within start with it.
         title: Read by screen readers first, and shown as the caption.
         description: What the plot shows, in words and figures.
         svg: Inline SVG for a wide column.
@@ -95,8 +96,9 @@ def draw_plot(
 
     `draw` is given the empty figure. Nothing global is changed and no window system is needed.
     """
-    narrow = _svg(f"{name}-narrow", title, description, draw, narrow_size) if narrow_size else ""
-    return Plot(name, title, description, _svg(name, title, description, draw, size), narrow)
+    prefix = re.sub(r"[^A-Za-z0-9]+", "-", name)
+    narrow = _svg(f"{prefix}-narrow", title, description, draw, narrow_size) if narrow_size else ""
+    return Plot(name, title, description, _svg(prefix, title, description, draw, size), narrow)
 
 
 def _svg(name: str, title: str, description: str, draw: Callable[[Any], None], size: tuple[float, float]) -> str:

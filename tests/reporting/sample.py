@@ -153,7 +153,7 @@ class SampleRelease:
         ]
         self.add("baseline", seconds=31.0, artifacts={"evaluation": self.publish_items(self._baseline)}, reused=True)
 
-    def try_recipes(self, recipes: Sequence[str] = tuple(RECIPES)) -> None:
+    def try_recipes(self, recipes: Sequence[str] = tuple(RECIPES), *, choose: bool = True) -> None:
         policy = Policy(
             name="x",
             load_test=LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=1, end_to_end_milliseconds=1)),
@@ -169,6 +169,8 @@ class SampleRelease:
             attempts.append(
                 RecipeAttempt(recipe=recipe, verdict=judgement.verdict, bytes=int(size), summary=judgement.summary)
             )
+        if not choose:
+            return
         choice = choose_recipe(attempts)
         self.add("choose", seconds=0.2, metrics={"recipe": choice.recipe}, judgement=choice.judgement)
 

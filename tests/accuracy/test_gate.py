@@ -1,0 +1,242 @@
+"""The accuracy gate's specification."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from llm_pipeline.accuracy import paired
+from llm_pipeline.accuracy.gate import comparison_table, judge_accuracy, judge_comparison
+from llm_pipeline.accuracy.intervals import tango_bounds
+from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.paired import Comparison, compare
+from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.verdict import Judgement, Verdict
+
+POLICY = AccuracyPolicy(margin=0.01, task_margin=0.03, confidence=0.95, minimum_items=500, anomalous_gain=0.05)
+
+
+def items(scores: Sequence[float | None], task: str = "gsm8k", template: str = "v1") -> list[ScoredItem]:
+    return [
+        ScoredItem(task=task, item_id=number, fingerprint=f"{template}/{number}", score=score, generative=False)
+        for number, score in enumerate(scores)
+    ]
+
+
+def pair(lost: int, gained: int, pairs: int, task: str = "gsm8k") -> tuple[list[ScoredItem], list[ScoredItem]]:
+    """Two evaluations that differ in exactly these flips; about 80 % of the rest is right on both sides."""
+    same = [float(number % 5 != 0) for number in range(pairs - lost - gained)]
+    return items([1.0] * lost + [0.0] * gained + same, task), items([0.0] * lost + [1.0] * gained + same, task)
+
+
+def compared(lost: int, gained: int, pairs: int) -> Comparison:
+    """What `compare` gives for these flips, without the cost of building thousands of items."""
+    scores = [(1.0, 0.0)] * lost + [(0.0, 1.0)] * gained + [(1.0, 1.0)] * (pairs - lost - gained)
+    pooled = paired._summarise(paired.POOLED, scores, 0, POLICY.confidence)
+    return Comparison(confidence=POLICY.confidence, pooled=pooled, tasks=(pooled.model_copy(update={"name": "gsm8k"}),))
+
+
+def verdict(lost: int, gained: int, pairs: int, policy: AccuracyPolicy = POLICY) -> Verdict:
+    return judge_accuracy(*pair(lost, gained, pairs), policy).verdict
+
+
+def by_name(judgement: Judgement) -> dict[str, Verdict]:
+    return {fact.name: fact.verdict for fact in judgement.evidence}
+
+
+def test_a_loss_surely_below_the_margin_is_go() -> None:
+    judgement = judge_accuracy(*pair(6, 5, 3000), POLICY)
+    assert judgement.verdict is Verdict.GO
+    first = judgement.evidence[0]
+    assert (first.name, first.samples, first.limit) == ("accuracy loss, all tasks", 3000, 0.01)
+    assert first.upper is not None
+    assert first.upper < 0.01
+
+
+def test_a_loss_surely_above_the_margin_is_no_go() -> None:
+    assert verdict(120, 20, 3000) is Verdict.NO_GO
+
+
+def test_an_interval_across_the_margin_is_inconclusive_and_says_how_many_items_would_decide() -> None:
+    judgement = judge_accuracy(*pair(12, 6, 1000), POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "more items would decide (90 % power)" in judgement.evidence[0].detail
+
+
+def test_an_observed_loss_on_the_margin_says_that_no_number_of_items_decides() -> None:
+    judgement = judge_accuracy(*pair(20, 10, 1000), POLICY)
+    assert "no number of items decides" in judgement.evidence[0].detail
+
+
+def test_a_good_point_estimate_on_few_items_is_not_enough() -> None:
+    assert verdict(0, 0, 499) is Verdict.INCONCLUSIVE
+
+
+def test_too_few_items_are_inconclusive_whatever_they_show() -> None:
+    assert verdict(300, 0, 400) is Verdict.INCONCLUSIVE
+    assert verdict(0, 300, 400) is Verdict.INCONCLUSIVE
+
+
+def test_a_bound_that_equals_the_margin_does_not_pass() -> None:
+    upper = tango_bounds(6, 5, 3000, 0.95).upper
+    assert verdict(6, 5, 3000, POLICY.model_copy(update={"margin": upper})) is Verdict.INCONCLUSIVE
+    assert verdict(6, 5, 3000, POLICY.model_copy(update={"margin": upper + 1e-12})) is Verdict.GO
+
+
+def test_a_bound_that_equals_the_margin_from_above_does_not_fail() -> None:
+    lower = tango_bounds(120, 20, 3000, 0.95).lower
+    wide = POLICY.model_copy(update={"margin": lower, "task_margin": 0.5})
+    assert verdict(120, 20, 3000, wide) is Verdict.INCONCLUSIVE
+    assert verdict(120, 20, 3000, wide.model_copy(update={"margin": lower - 1e-12})) is Verdict.NO_GO
+
+
+def test_nothing_is_rounded_before_it_is_compared() -> None:
+    """1.004 points of upper bound would be 1.00 on two digits."""
+    lost = next(n for n in range(1, 200) if 0.01 < tango_bounds(n, 5, 5000, 0.95).upper < 0.0105)
+    assert verdict(lost, 5, 5000) is Verdict.INCONCLUSIVE
+
+
+def test_an_improbable_gain_is_anomalous() -> None:
+    assert verdict(5, 300, 3000) is Verdict.ANOMALOUS
+
+
+def test_a_gain_that_may_be_chance_is_not_anomalous() -> None:
+    assert verdict(100, 260, 3000, POLICY) is Verdict.GO
+
+
+def test_no_items_at_all_are_inconclusive() -> None:
+    judgement = judge_accuracy([], [], POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "no item is scored on both sides" in judgement.summary
+
+
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+def test_a_task_that_one_side_lacks_is_never_go(side: str) -> None:
+    both = [*items([1.0] * 2000), *items([1.0] * 2000, "mmlu")]
+    one = both[:2000]
+    judgement = judge_accuracy(one, both, POLICY) if side == "baseline" else judge_accuracy(both, one, POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert by_name(judgement)["accuracy loss, mmlu"] is Verdict.INCONCLUSIVE
+    assert "mmlu: 2000" in next(f.detail for f in judgement.evidence if f.name == "items without a partner or a score")
+
+
+def test_a_task_that_must_be_judged_and_was_never_measured_is_never_go() -> None:
+    judgement = judge_accuracy(*pair(0, 0, 3000), POLICY, tasks=("gsm8k", "mmlu"))
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+
+
+def test_only_the_tasks_asked_for_are_judged() -> None:
+    baseline = [*items([1.0] * 2000), *items([1.0] * 2000, "mmlu")]
+    judgement = judge_accuracy(baseline, baseline[:2000], POLICY, tasks=("gsm8k",))
+    assert judgement.verdict is Verdict.GO
+
+
+def test_an_empty_choice_of_tasks_is_inconclusive() -> None:
+    assert judge_accuracy(*pair(0, 0, 3000), POLICY, tasks=()).verdict is Verdict.INCONCLUSIVE
+
+
+def test_an_item_missing_on_one_side_is_never_go() -> None:
+    baseline, candidate = pair(0, 0, 3000)
+    assert judge_accuracy(baseline, candidate[:-1], POLICY).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("score", [None, float("nan")])
+def test_an_item_without_a_score_is_never_go(score: float | None) -> None:
+    baseline, candidate = pair(0, 0, 3000)
+    candidate[7] = candidate[7].model_copy(update={"score": score})
+    assert judge_accuracy(baseline, candidate, POLICY).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("score", [1.01, -0.2, 85.0, float("inf")])
+def test_scores_on_another_scale_are_refused(score: float) -> None:
+    baseline, candidate = pair(0, 0, 3000)
+    candidate[7] = candidate[7].model_copy(update={"score": score})
+    with pytest.raises(IntegrityError, match="outside 0 to 1"):
+        judge_accuracy(baseline, candidate, POLICY)
+
+
+def test_another_template_or_dataset_is_refused() -> None:
+    with pytest.raises(IntegrityError, match=r"3000 of 3000 items of task gsm8k are other questions"):
+        judge_accuracy(items([1.0] * 3000), items([1.0] * 3000, template="v2"), POLICY)
+
+
+def test_an_item_counted_twice_is_refused() -> None:
+    baseline, candidate = pair(0, 0, 3000)
+    with pytest.raises(IntegrityError, match="occurs twice"):
+        judge_accuracy([*baseline, baseline[0]], candidate, POLICY)
+
+
+def test_the_order_of_the_items_does_not_matter() -> None:
+    baseline, candidate = pair(20, 10, 3000)
+    shuffled = random.Random(1).sample(candidate, len(candidate))  # noqa: S311
+    assert judge_accuracy(baseline, shuffled, POLICY) == judge_accuracy(baseline, candidate, POLICY)
+
+
+def test_one_broken_task_stops_a_release_whose_average_is_fine() -> None:
+    good, broken = pair(0, 0, 9500), pair(40, 0, 500, "code")
+    judgement = judge_accuracy([*good[0], *broken[0]], [*good[1], *broken[1]], POLICY)
+    assert by_name(judgement)["accuracy loss, all tasks"] is Verdict.GO
+    assert by_name(judgement)["accuracy loss, code"] is Verdict.NO_GO
+    assert judgement.verdict is Verdict.NO_GO
+    assert "accuracy loss, code" in judgement.summary
+
+
+def test_one_unlucky_task_of_twenty_does_not_reject_a_lossless_model() -> None:
+    """20 tasks at 5 % each would reject two lossless models in three; Holm keeps the family at 5 %."""
+    baseline, candidate = pair(27, 8, 400, "task00")
+    for number in range(1, 20):
+        more = pair(2, 2, 400, f"task{number:02}")
+        baseline, candidate = [*baseline, *more[0]], [*candidate, *more[1]]
+    alone = tango_bounds(27, 8, 400, 0.95)
+    assert alone.lower > 0.02
+    lenient = POLICY.model_copy(update={"task_margin": 0.02})
+    assert by_name(judge_accuracy(baseline, candidate, lenient))["accuracy loss, task00"] is Verdict.INCONCLUSIVE
+
+
+def test_lossless_models_are_rarely_rejected_and_bad_ones_rarely_pass() -> None:
+    draw = random.Random(11)  # noqa: S311
+    verdicts: dict[float, list[Verdict]] = {}
+    for loss in (0.0, 0.01, 0.04):
+        for _ in range(60):
+            kinds = draw.choices(("lost", "gained", "same"), ((0.05 + loss) / 2, (0.05 - loss) / 2, 0.95), k=4300)
+            comparison = compared(kinds.count("lost"), kinds.count("gained"), 4300)
+            verdicts.setdefault(loss, []).append(judge_comparison(comparison, POLICY).verdict)
+    assert verdicts[0.0].count(Verdict.GO) >= 48
+    assert Verdict.NO_GO not in verdicts[0.0]
+    assert verdicts[0.01].count(Verdict.GO) <= 8
+    assert verdicts[0.04] == [Verdict.NO_GO] * 60
+
+
+def test_a_baseline_that_cannot_lose_proves_nothing() -> None:
+    zeros = items([0.0] * 3000)
+    judgement = judge_accuracy(zeros, zeros, POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "could not show" in judgement.evidence[0].detail
+
+
+def test_graded_scores_are_compared_by_their_mean() -> None:
+    draw = random.Random(5)  # noqa: S311
+    before = [draw.uniform(0.3, 0.9) for _ in range(3000)]
+    near = [min(1.0, max(0.0, score + draw.gauss(0.0, 0.02))) for score in before]
+    far = [score - 0.05 for score in near]
+    assert judge_accuracy(items(before), items(near), POLICY).verdict is Verdict.GO
+    assert judge_accuracy(items(before), items(far), POLICY).verdict is Verdict.NO_GO
+
+
+def test_a_comparison_at_another_confidence_is_refused() -> None:
+    comparison = compare(*pair(0, 0, 3000), confidence=0.8)
+    with pytest.raises(ValueError, match="confidence"):
+        judge_comparison(comparison, POLICY)
+
+
+def test_the_table_is_aligned_and_starts_on_its_own_line() -> None:
+    one, two = pair(6, 5, 3000), pair(3, 1, 700, "a_task_with_a_long_name")
+    table = comparison_table([*one[0], *two[0]], [*one[1], *two[1]], POLICY)
+    assert table.startswith("\n")
+    rows = [line for line in table.splitlines() if "%" in line and not line.startswith("One-sided")]
+    assert [row.split()[0] for row in rows] == ["a_task_with_a_long_name", "gsm8k", "all"]
+    assert len({row.rindex("0") for row in rows}) == 1
+    assert "+0.03" in table

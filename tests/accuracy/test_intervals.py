@@ -1,0 +1,192 @@
+"""The bounds behind the accuracy gate: against published values, against the truth in simulation, at their edges."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from llm_pipeline.accuracy.intervals import (
+    FEW_CHANGES,
+    clopper_pearson_upper,
+    graded_bounds,
+    holm,
+    items_to_decide,
+    mean_bounds,
+    tango_bounds,
+    tango_statistic,
+    tango_upper,
+    wilson_bounds,
+)
+
+Z95 = float(stats.norm.ppf(0.95))
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "pairs", "confidence", "lower", "upper"),
+    [
+        # R, PropCIs::scoreci.mp(25, 28, 618, 0.90)
+        (28, 25, 618, 0.95, -0.0148, 0.0247),
+        # Airway reactivity before and after transplantation (Fagerland and others 2014), R's ratesci and PropCIs
+        (7, 1, 21, 0.975, 0.026, 0.517),
+        # 50 against 31 discordant of 591, R's PropCIs as published with a mentoring study
+        (50, 31, 591, 0.95, 0.0072, 0.0577),
+    ],
+)
+def test_bounds_agree_with_published_tango_intervals(  # noqa: PLR0917
+    lost: int, gained: int, pairs: int, confidence: float, lower: float, upper: float
+) -> None:
+    bounds = tango_bounds(lost, gained, pairs, confidence)
+    digits = len(str(upper).split(".")[1])
+    assert (round(bounds.lower, digits), round(bounds.upper, digits)) == (lower, upper)
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "pairs"), [(9, 4, 500), (1, 1, 40), (60, 61, 2000), (3, 30, 300), (200, 20, 250)]
+)
+def test_bound_is_where_a_numerically_profiled_likelihood_rejects(lost: int, gained: int, pairs: int) -> None:
+    """The nuisance is profiled by a numeric optimiser here, not by Tango's formula."""
+
+    def statistic(loss: float) -> float:
+        def minus_log_likelihood(share: float) -> float:
+            same = 1 - 2 * share - loss
+            return -(
+                lost * math.log(share + loss) + gained * math.log(share) + (pairs - lost - gained) * math.log(same)
+            )
+
+        low, high = max(0.0, -loss) + 1e-12, (1 - loss) / 2 - 1e-12
+        share = optimize.minimize_scalar(
+            minus_log_likelihood, bounds=(low, high), method="bounded", options={"xatol": 1e-13}
+        ).x
+        return float((lost - gained - pairs * loss) / math.sqrt(pairs * (2 * share + loss * (1 - loss))))
+
+    upper = tango_upper(lost, gained, pairs, 0.95)
+    assert statistic(upper) == pytest.approx(-Z95, abs=2e-3)
+
+
+def test_swapping_the_sides_mirrors_the_bounds() -> None:
+    there, back = tango_bounds(12, 5, 700, 0.95), tango_bounds(5, 12, 700, 0.95)
+    assert (there.lower, there.estimate, there.upper) == (-back.upper, -back.estimate, -back.lower)
+
+
+def test_no_flips_still_leave_a_loss_that_cannot_be_excluded() -> None:
+    bounds = tango_bounds(0, 0, 500, 0.95)
+    assert bounds.upper == pytest.approx(1 - 0.05 ** (1 / 500))  # exact: the chance of no loss at all is 5 %
+    assert bounds.lower == -bounds.upper
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3, 10])
+def test_with_nothing_gained_the_bound_is_the_exact_one(lost: int) -> None:
+    upper = tango_upper(lost, 0, 400, 0.95)
+    assert stats.binom.cdf(lost, 400, upper) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "pairs"), [(1, 0, 1), (0, 1, 1), (5, 0, 5), (0, 5, 5), (4, 1, 5), (1, 4, 5)]
+)
+def test_bounds_exist_and_are_ordered_in_the_corners(lost: int, gained: int, pairs: int) -> None:
+    bounds = tango_bounds(lost, gained, pairs, 0.95)
+    assert -1.0 <= bounds.lower <= bounds.estimate <= bounds.upper <= 1.0
+
+
+@pytest.mark.parametrize(("lost", "gained", "pairs"), [(0, 0, 0), (-1, 0, 5), (3, 3, 5)])
+def test_impossible_counts_are_refused(lost: int, gained: int, pairs: int) -> None:
+    with pytest.raises(ValueError, match="pairs"):
+        tango_bounds(lost, gained, pairs, 0.95)
+
+
+def _false_pass(pairs: int, flips: float, margin: float) -> float:
+    """Exact chance that the upper bound falls below the margin when the true loss equals it."""
+    lost_share, gained_share = (flips + margin) / 2, (flips - margin) / 2
+    chance = 0.0
+    for gained in range(int(stats.binom.ppf(1 - 1e-8, pairs, gained_share)) + 2):
+        weight = stats.binom.pmf(gained, pairs, gained_share)
+        passing = [lost for lost in (_most_lost_that_passes(gained, pairs, margin),) if lost >= 0]
+        if weight > 1e-9 and passing:
+            chance += weight * stats.binom.cdf(passing[0], pairs - gained, lost_share / (1 - gained_share))
+    return float(chance)
+
+
+def _most_lost_that_passes(gained: int, pairs: int, margin: float) -> int:
+    def passes(lost: int) -> bool:
+        if gained == 0:
+            return clopper_pearson_upper(lost, pairs, 0.95) < margin
+        return tango_statistic(lost, gained, pairs, margin) < -Z95
+
+    low, high = -1, pairs - gained + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("pairs", [500, 1000, 1750])
+@pytest.mark.parametrize("flips", [0.0101, 0.012, 0.02, 0.03, 0.05, 0.2])
+def test_false_passes_at_the_margin_stay_at_the_stated_five_percent(pairs: int, flips: float) -> None:
+    assert _false_pass(pairs, flips, 0.01) <= 0.052
+
+
+@pytest.mark.parametrize(
+    ("pairs", "flips", "loss"), [(500, 0.02, 0.0), (500, 0.05, 0.02), (2000, 0.08, 0.01), (1000, 0.3, -0.02)]
+)
+def test_both_bounds_cover_the_truth_as_often_as_stated(pairs: int, flips: float, loss: float) -> None:
+    random = np.random.default_rng(20261121)
+    shares = ((flips + loss) / 2, (flips - loss) / 2, 1 - flips)
+    draws = random.multinomial(pairs, shares, size=1500)
+    bounds = [tango_bounds(int(lost), int(gained), pairs, 0.95) for lost, gained, _ in draws]
+    assert 0.935 <= np.mean([bound.upper >= loss for bound in bounds]) <= 0.975
+    assert 0.935 <= np.mean([bound.lower <= loss for bound in bounds]) <= 0.975
+
+
+def test_graded_bounds_cover_the_truth_as_often_as_stated() -> None:
+    random = np.random.default_rng(7)
+    losses = random.normal(0.01, 0.1, size=(1500, 600)).clip(-1, 1)
+    bounds = [graded_bounds(row.tolist(), 0.95) for row in losses]
+    assert 0.935 <= np.mean([bound.upper >= 0.01 for bound in bounds]) <= 0.965
+    assert 0.935 <= np.mean([bound.lower <= 0.01 for bound in bounds]) <= 0.965
+
+
+def test_graded_bounds_stay_honest_when_hardly_an_item_changed() -> None:
+    """Student's t on mostly equal pairs would say that 600 equal scores exclude any loss at all."""
+    unchanged = graded_bounds([0.0] * 600, 0.95)
+    assert unchanged.upper == clopper_pearson_upper(0, 600, 0.95) > 0.0
+    few = graded_bounds([0.3] * (FEW_CHANGES - 1) + [0.0] * 600, 0.95)
+    assert few.upper == clopper_pearson_upper(FEW_CHANGES - 1, 600 + FEW_CHANGES - 1, 0.95)
+
+
+def test_graded_bounds_of_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="no losses"):
+        graded_bounds([], 0.95)
+
+
+def test_an_accuracy_of_right_and_wrong_answers_has_wilson_bounds() -> None:
+    assert mean_bounds([1.0] * 80 + [0.0] * 20, 0.975) == wilson_bounds(80, 100, 0.975)
+    bounds = wilson_bounds(80, 100, 0.975)
+    assert (round(bounds.lower, 4), round(bounds.upper, 4)) == (0.7112, 0.8666)
+
+
+def test_holm_orders_and_multiplies_and_never_falls() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_items_to_decide_is_the_textbook_number() -> None:
+    assert items_to_decide(0.05, 0.01, 0.95) == pytest.approx(8.564 * 0.05 / 0.01**2, rel=1e-3)
+    assert items_to_decide(0.05, 0.0, 0.95) is None
+
+
+def test_that_many_items_decide_nine_times_out_of_ten() -> None:
+    pairs = items_to_decide(0.05, 0.01, 0.95)
+    assert pairs is not None
+    draws = np.random.default_rng(3).multinomial(pairs, (0.025, 0.025, 0.95), size=3000)
+    passed = np.mean([tango_statistic(int(lost), int(gained), pairs, 0.01) < -Z95 for lost, gained, _ in draws])
+    assert passed == pytest.approx(0.90, abs=0.025)
+
+
+def test_without_any_flip_enough_items_are_those_that_exclude_the_margin() -> None:
+    pairs = items_to_decide(0.0, 0.01, 0.95)
+    assert pairs is not None
+    assert tango_upper(0, 0, pairs, 0.95) <= 0.01 < tango_upper(0, 0, pairs - 1, 0.95)

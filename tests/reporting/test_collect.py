@@ -1,0 +1,97 @@
+"""What a report holds, for releases that got far and for those that did not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.reporting.collect import collect
+from llm_pipeline.store.local import LocalStore
+from llm_pipeline.verdict import Verdict
+
+
+def test_a_promoted_release_is_in_production_with_every_part(sample, promoted) -> None:
+    data = collect(promoted.store, sample.RELEASE)
+    assert (data.headline.state, data.headline.verdict) == ("in production", Verdict.GO)
+    assert "fp8 serves on cpu" in data.headline.sentence
+    assert data.gaps == ()
+    assert [variant.name for variant in data.variants if variant.chosen] == ["fp8"]
+    assert [study.name for study in data.accuracy] == [*sample.RECIPES, "served on cpu"]
+    assert len(data.loads) == len(data.canaries) == 1
+    assert {fact.value for fact in data.facts} >= {"example/tiny-llama", "0a1b2c3d" * 5, "fp8"}
+
+
+def test_recipes_that_were_not_released_do_not_decide(sample, promoted) -> None:
+    data = collect(promoted.store, sample.RELEASE)
+    aside = {gate.name: gate.judgement.verdict for gate in data.gates if not gate.decides}
+    assert set(aside) == {"accuracy, int8_smoothquant", "accuracy, int4_awq", "accuracy, int4_naive"}
+    assert Verdict.NO_GO in aside.values()
+
+
+def test_a_release_that_its_canary_took_back_says_so_and_why(sample, rolled_back) -> None:
+    data = collect(rolled_back.store, sample.RELEASE)
+    assert (data.headline.state, data.headline.verdict) == ("rolled back", Verdict.NO_GO)
+    assert data.headline.sentence.startswith("Canary (cpu:25): Slow first tokens")
+    assert [mark.label for mark in data.canaries[0].marks] == ["5 %", "25 %", "rolling back", "traffic on stable"]
+
+
+def test_a_release_that_only_was_resolved_is_on_its_way(sample, tmp_path: Path) -> None:
+    data = collect(sample.SampleRelease(tmp_path).store, sample.RELEASE)
+    assert (data.headline.state, data.headline.verdict) == ("on its way", None)
+    assert data.stages == data.gates == data.variants == ()
+
+
+def test_recipes_still_being_tried_give_no_verdict_yet(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.measure_baseline()
+    release.try_recipes(["int4_awq"], choose=False)
+    data = collect(release.store, sample.RELEASE)
+    assert (data.headline.state, data.headline.verdict) == ("on its way", None)
+
+
+def test_a_release_without_a_passing_recipe_is_stopped(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.measure_baseline()
+    release.try_recipes(["int4_awq", "int4_naive"])
+    data = collect(release.store, sample.RELEASE)
+    assert (data.headline.state, data.headline.verdict) == ("stopped", Verdict.NO_GO)
+    assert "No recipe passed its accuracy gate" in data.headline.sentence
+
+
+def test_an_artifact_that_is_gone_is_a_gap_and_not_a_failure(sample, tmp_path: Path) -> None:
+    release = sample.whole_release(tmp_path)
+    root = Path(urlsplit(release.store.uri).path)
+    shutil.rmtree(root / "artifacts" / "canary")
+    for requests in (root / "artifacts" / "load_test").rglob("requests.jsonl"):
+        requests.chmod(0o644)
+        requests.write_text("not a request\n")
+    data = collect(release.store, sample.RELEASE)
+    assert data.canaries == data.loads == ()
+    assert any("canary" in gap for gap in data.gaps)
+    assert any("load_test" in gap for gap in data.gaps)
+    assert data.headline.state == "in production"
+
+
+def test_a_result_that_cannot_be_read_is_a_gap(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.store.write_document(f"releases/{sample.RELEASE}/results/build.cpu.json", {"stage": "build"}, None)
+    assert any("build.cpu.json" in gap for gap in collect(release.store, sample.RELEASE).gaps)
+
+
+def test_evaluations_of_other_questions_are_a_gap_not_a_plot(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.measure_baseline()
+    other = [item.model_copy(update={"fingerprint": "another"}) for item in release.scored(0.0)]
+    release.add("accuracy", "fp8", artifacts={"evaluation": release.publish_items(other)})
+    data = collect(release.store, sample.RELEASE)
+    assert data.accuracy == ()
+    assert any("other questions" in gap for gap in data.gaps)
+
+
+def test_a_release_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no release"):
+        collect(LocalStore(f"file://{tmp_path}"), "nothing-00000000-00000000")

@@ -1,0 +1,177 @@
+"""The HTML report: inert, self-contained, accessible, complete."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.html import draw_plots, render_report
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}\"'&"
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Collects tags, attributes and ids, and checks that tags close in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def read(html: str) -> Reader:
+    reader = Reader()
+    reader.feed(html)
+    reader.close()
+    return reader
+
+
+@pytest.fixture(scope="module")
+def page(sample, promoted) -> str:
+    return render_report(collect(promoted.store, sample.RELEASE))
+
+
+def test_every_tag_is_closed_in_order(page: str) -> None:
+    assert read(page).open == []
+
+
+def test_nothing_is_loaded_from_anywhere(page: str) -> None:
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", page)
+    references = [value for name, value in read(page).attributes if name in ("src", "href", "xlink:href", "srcset")]
+    assert all(reference.startswith("#") for reference in references)
+
+
+def test_there_is_no_script(page: str) -> None:
+    reader = read(page)
+    assert "script" not in reader.tags
+    assert not [name for name, _ in reader.attributes if name.startswith("on")]
+
+
+def test_text_from_outside_is_inert(sample, tmp_path: Path) -> None:
+    data = collect(sample.whole_release(tmp_path, description=HOSTILE).store, sample.RELEASE)
+    gate = data.gates[0]
+    judgement = gate.judgement.model_copy(update={"summary": HOSTILE})
+    study = data.accuracy[0].model_copy(update={"name": HOSTILE})
+    data = data.model_copy(
+        update={
+            "gates": (gate.model_copy(update={"name": HOSTILE, "judgement": judgement}),),
+            "headline": data.headline.model_copy(update={"sentence": HOSTILE}),
+            "gaps": (HOSTILE,),
+            "accuracy": (study,),
+            "variants": (data.variants[0].model_copy(update={"name": HOSTILE}),),
+            "loads": (data.loads[0].model_copy(update={"target": HOSTILE}),),
+        }
+    )
+    html = render_report(data)
+    reader = read(html)
+    assert "script" not in reader.tags
+    assert "img" not in reader.tags
+    assert not [name for name, _ in reader.attributes if name.startswith("on")]
+    assert "49" not in re.findall(r"alert\(2\)&gt;(.{0,12})", html)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert reader.open == []
+
+
+def test_dollar_signs_in_names_are_not_taken_for_formulas(sample, promoted) -> None:
+    data = collect(promoted.store, sample.RELEASE)
+    study = data.accuracy[0].model_copy(update={"name": r"$\frac{$"})
+    assert r"$\frac{$" in render_report(data.model_copy(update={"accuracy": (study,)}))
+
+
+def test_a_report_follows_light_and_dark_and_print(page: str) -> None:
+    assert "prefers-color-scheme: dark" in page
+    assert "@media print" in page
+
+
+def test_plots_use_the_palette_only(page: str) -> None:
+    svg = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    assert set(re.findall(r"#[0-9a-fA-F]{6}\b", svg)) == set()
+    used = set(re.findall(r"var\((--plot-[a-z]+)\)", svg))
+    light, dark = page.split("prefers-color-scheme: dark")
+    assert all(f"{name}:" in light and f"{name}:" in dark for name in used)
+
+
+def _luminance(colour: str) -> float:
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_text_and_marks_stand_out_from_their_background(page: str, scheme: int) -> None:
+    """WCAG 2.2: 4.5 for text (1.4.3), 3 for graphical marks (1.4.11)."""
+    colours = dict(re.findall(r"(--[a-z-]+): (#[0-9a-f]{6})", page.split("prefers-color-scheme: dark")[scheme]))
+
+    def contrast(front: str, back: str) -> float:
+        bright, dim = sorted((_luminance(colours[front]), _luminance(colours[back])), reverse=True)
+        return (bright + 0.05) / (dim + 0.05)
+
+    for text, back in (("--ink", "--card"), ("--muted", "--card"), ("--good", "--good-soft"), ("--bad", "--bad-soft")):
+        assert contrast(text, back) >= 4.5, (text, back)
+    assert contrast("--unsure", "--unsure-soft") >= 4.5
+    for role in ("baseline", "candidate", "good", "bad", "unsure"):
+        assert contrast(f"--plot-{role}", "--card") >= 3.0, role
+
+
+def test_every_plot_has_a_title_a_description_and_ids_of_its_own(sample, promoted, page: str) -> None:
+    plots = list(draw_plots(collect(promoted.store, sample.RELEASE)))
+    names = ["accuracy", "variants", "latency-cpu", "rate-cpu", "canary-cpu", "timeline"]
+    assert [plot.name for plot in plots] == names
+    assert all("<title id=" in plot.svg and "<desc id=" in plot.svg and 'role="img"' in plot.svg for plot in plots)
+    ids = [value for name, value in read(page).attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+
+
+def test_text_in_plots_is_text(page: str) -> None:
+    svg = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    assert ">int8_smoothquant</text>" in svg
+    assert ">percentage points lost</text>" in svg
+
+
+def test_the_reused_stage_is_hatched(sample, promoted) -> None:
+    timeline = list(draw_plots(collect(promoted.store, sample.RELEASE)))[-1]
+    assert "1 of them reused" in timeline.description
+    assert "<pattern" in timeline.svg
+
+
+def test_a_release_that_stopped_early_still_has_a_report(sample, tmp_path: Path) -> None:
+    html = render_report(collect(sample.SampleRelease(tmp_path).store, sample.RELEASE))
+    assert read(html).open == []
+    assert "No stage has finished yet." in html
+    assert "no verdict yet" in html
+    assert "<figure>" not in html
+
+
+def test_a_stopped_release_shows_what_there_is(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.measure_baseline()
+    release.try_recipes(["int4_naive"])
+    html = render_report(collect(release.store, sample.RELEASE))
+    assert read(html).open == []
+    assert "Accuracy lost against the unquantized baseline" in html
+    assert "Canary, cpu" not in html
+
+
+def test_the_same_release_gives_the_same_report(sample, promoted, page: str) -> None:
+    again = render_report(collect(promoted.store, sample.RELEASE))
+    without_time = re.compile(r"Collected [^<]*")
+    assert without_time.sub("", again) == without_time.sub("", page)
