@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -14,6 +15,7 @@ import httpx
 from llm_pipeline.errors import ConfigError, Transient
 
 _FINISHED = frozenset({"success", "failed"})
+_SECONDS_TO_PARK = 5.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,18 @@ class AirflowClient:
         answer = self._call("POST", f"/api/v2/dags/{_part(dag_id)}/dagRuns", json=body)
         return str(answer["dag_run_id"])
 
+    def latest_run(self, dag_id: str) -> str:
+        """Id of the run that was started last.
+
+        Raises:
+            ConfigError: The DAG has never run.
+        """
+        path = f"/api/v2/dags/{_part(dag_id)}/dagRuns"
+        found = self._call("GET", path, params={"order_by": "-run_after", "limit": 1})["dag_runs"]
+        if not found:
+            raise ConfigError("the DAG has never run", where=dag_id)
+        return str(found[0]["dag_run_id"])
+
     def run_state(self, dag_id: str, run_id: str) -> str:
         """Airflow's state of a run: queued, running, success or failed."""
         return str(self._call("GET", _run_path(dag_id, run_id))["state"])
@@ -116,20 +130,26 @@ class AirflowClient:
         return [_task_state(one) for one in ordered]
 
     def pending_approvals(self, dag_id: str, run_id: str) -> list[tuple[str, int, dict[str, Any]]]:
-        """Unanswered requests to a human: task id, map index and the request itself."""
+        """Requests to a human that can be answered: task id, map index and the request itself.
+
+        A request counts only after it has been there for a few seconds. Airflow 3.3 takes an answer that comes before
+        its scheduler has seen the task park for a crash of that task, and asks again.
+        """
         answer = self._call("GET", f"{_run_path(dag_id, run_id)}/hitlDetails", params={"response_received": False})
+        settled = datetime.now(UTC) - timedelta(seconds=_SECONDS_TO_PARK)
         return [
             (detail["task_instance"]["task_id"], detail["task_instance"]["map_index"], detail)
             for detail in answer["hitl_details"]
             if detail["task_instance"]["state"] == "awaiting_input"
+            and datetime.fromisoformat(detail["created_at"]) < settled
         ]
 
     def answer_approval(
-        self, dag_id: str, run_id: str, choice: str, *, task_id: str = "approve", map_index: int = -1
+        self, dag_id: str, run_id: str, task_id: str = "approve", *, approve: bool, map_index: int = -1
     ) -> None:
-        """Answer a request with one of its options, `Approve` or `Reject`."""
+        """Answer a request with Approve or Reject."""
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{_part(task_id)}/{map_index}/hitlDetails"
-        self._call("PATCH", path, json={"chosen_options": [choice], "params_input": {}})
+        self._call("PATCH", path, json={"chosen_options": ["Approve" if approve else "Reject"], "params_input": {}})
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, *, map_index: int = -1, key: str = "return_value") -> Any:
         """One XCom value."""

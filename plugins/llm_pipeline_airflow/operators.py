@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RELEASE_ID_TEMPLATE = "{{ (ti.xcom_pull(task_ids='resolve') or {}).get('release_id', '') }}"
+RELEASE_ID_TEMPLATE = "{{ ti.xcom_pull(task_ids='resolve') or '' }}"
 LABEL_TEMPLATE = "{{ task.label }}"
 
 _SHORTEST_POLL_SECONDS = 0.05
@@ -76,16 +76,17 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         self._ending = ""
         self._runner: ProcessRunner | None = None
         self._job: Job | None = None
+        self._returned: dict[str, Any] | None = None
 
     @property
     def label(self) -> str:
         """What the UI shows for this task instance: the subject, and how it ended."""
         return " · ".join(part for part in (self.subject or self.stage, self._ending) if part)
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> Any:
         """Run the stage and return its verdict, key, metrics and whether its result was reused."""
         try:
-            returned: dict[str, Any] = self.execute_resumable(context)
+            returned = self.execute_resumable(context)
         except Terminal as error:
             self._ending = type(error).__name__
             raise AirflowFailException(str(error)) from error
@@ -169,11 +170,12 @@ class StageOperator(ResumableJobMixin, BaseOperator):
 
     def get_job_result(self, external_id: JsonValue, context: Context) -> dict[str, Any]:
         """The task's result, or the stage's error; see `ResumableJobMixin`."""
-        job = Job.model_validate(external_id)
-        concluded = context.get("task_state_store")
-        if concluded is not None:
-            concluded.delete(self.external_id_key)  # a cleared task runs its stage again
-        return self.conclude(context, self._runner_here().outcome(job))
+        if self._returned is None:  # a fresh try asks twice: after polling, and for the result
+            job = Job.model_validate(external_id)
+            if (state := context.get("task_state_store")) is not None:
+                state.delete(self.external_id_key)  # a cleared task runs its stage again
+            self._returned = self.conclude(context, self._runner_here().outcome(job))
+        return self._returned
 
     def _runner_here(self) -> ProcessRunner:
         if self._runner is None:
@@ -182,13 +184,17 @@ class StageOperator(ResumableJobMixin, BaseOperator):
 
 
 class ResolveOperator(StageOperator):
-    """Pins the model's revision and names the release; the parameter `revision` overrides the config's."""
+    """Pins the model's revision and returns the release's id; the parameter `revision` overrides the config's."""
 
     template_fields = ()
 
     def __init__(self, *, config_path: str, **kwargs: Any) -> None:
         kwargs.setdefault("stage", "resolve")
         super().__init__(config_path=config_path, **kwargs)
+
+    def execute(self, context: Context) -> Any:
+        """Run the stage and return the release's id."""
+        return super().execute(context)["release_id"]
 
     def request(self, context: Context) -> StageRequest:
         """What the stage is asked to do."""

@@ -110,7 +110,7 @@ class RollbackOperator(StageOperator):
 
 def _passed_targets(context: Context, gate: str) -> list[str]:
     """Targets whose gate ended well in this run; Airflow drops the XCom of a gate that is run again."""
-    returned = context["ti"].xcom_pull(task_ids=gate, map_indexes=None)
+    returned = context["ti"].xcom_pull(task_ids=gate)  # all map indexes; one alone comes without its list
     results = returned if isinstance(returned, list) else [returned]
     return [result["subject"] for result in results if result]
 

@@ -25,5 +25,10 @@ def error_family_policy() -> ExceptionRetryPolicy:
                 action=RetryAction.FAIL,
                 reason="a terminal error: trying again cannot help",
             ),
+            RetryRule(
+                exception=["builtins.ValueError", "builtins.TypeError", "builtins.LookupError", "builtins.AttributeError"],
+                action=RetryAction.FAIL,
+                reason="a fault of the program: trying again cannot help",
+            ),
         ]
     )

@@ -1,0 +1,225 @@
+"""Pictures of the demo's Airflow, taken by a headless Chromium through its own debugging protocol.
+
+    python -m llm_pipeline.demo.screenshots --home .pipeline/airflow --port 8080 --dag release__demo --out .readme
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+import aiohttp
+
+from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
+from llm_pipeline.demo.airflow_services import read_access
+from llm_pipeline.errors import ConfigError, PipelineError, Transient
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
+
+_FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
+)  # fmt: skip
+_LOOK_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One page to photograph.
+
+    Attributes:
+        file: Name of the PNG.
+        path: Path of the page below Airflow's URL.
+        text: Text that the page shows when it is ready.
+        frame: The text is inside the page's frame.
+        press: A key to press once the page is ready.
+    """
+
+    file: str
+    path: str
+    text: str
+    frame: bool = False
+    press: str = ""
+
+
+class Browser:
+    """A headless Chromium with one page, as an asynchronous context manager.
+
+    Raises:
+        ConfigError: There is no Chromium.
+        Transient: A page does not become ready in time.
+    """
+
+    def __init__(self, *, width: int = 1600, height: int = 1000, timeout_seconds: float = 60.0) -> None:
+        self._size = (width, height)
+        self._timeout = timeout_seconds
+        self._number = 0
+
+    async def __aenter__(self) -> Self:
+        program = shutil.which("chromium") or shutil.which("google-chrome")
+        if program is None:
+            raise ConfigError("no chromium is installed", hint="apt-get install chromium")
+        self._profile = Path(tempfile.mkdtemp(prefix="screenshots-"))
+        size = f"--window-size={self._size[0]},{self._size[1]}"
+        self._process = await asyncio.create_subprocess_exec(
+            program, *_FLAGS, size, f"--user-data-dir={self._profile}", "about:blank",
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        self._session = aiohttp.ClientSession()
+        try:
+            await self._attach()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+        self._process.terminate()
+        await self._process.wait()
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+    async def open(self, url: str) -> None:
+        """Go to a page."""
+        await self.call("Page.navigate", url=url)
+
+    async def evaluate(self, script: str) -> Any:
+        """The value of a JavaScript expression in the page."""
+        answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        return answer["result"].get("value")
+
+    async def wait_for(self, script: str, what: str) -> None:
+        """Wait until a JavaScript expression is true."""
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        while not await self.evaluate(script):
+            if asyncio.get_running_loop().time() > deadline:
+                raise Transient(f"the page does not show {what}", where=str(await self.evaluate("location.href")))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def press(self, key: str) -> None:
+        """Press and release a key."""
+        for kind in ("keyDown", "keyUp"):
+            await self.call("Input.dispatchKeyEvent", type=kind, key=key, text=key if kind == "keyDown" else "")
+
+    async def save(self, file: Path) -> None:
+        """Save what the page looks like as a PNG."""
+        answer = await self.call("Page.captureScreenshot", format="png")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(base64.b64decode(answer["data"]))
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command of the debugging protocol."""
+        self._number += 1
+        await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
+        async for message in self._socket:
+            answer = json.loads(message.data)
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise Transient(f"the browser refused {method}: {answer['error']['message']}")
+                return dict(answer["result"])
+        raise Transient(f"the browser closed its connection during {method}")
+
+    async def _attach(self) -> None:
+        port = await self._port()
+        async with self._session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+            pages = [page for page in await answer.json() if page["type"] == "page"]
+        self._socket = await self._session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0)
+        width, height = self._size
+        await self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+
+    async def _port(self) -> int:
+        written = self._profile / "DevToolsActivePort"
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        while not (written.exists() and written.read_text().strip()):
+            if asyncio.get_running_loop().time() > deadline or self._process.returncode is not None:
+                raise Transient("the browser does not start")
+            await asyncio.sleep(_LOOK_SECONDS)
+        return int(written.read_text().split()[0])
+
+
+async def take(access: AirflowAccess, pictures: Sequence[Picture], directory: Path) -> list[Path]:
+    """Log in to Airflow and photograph pages; returns the files.
+
+    Raises:
+        ConfigError: There is no Chromium.
+        Transient: A page does not become ready in time.
+    """
+    files = []
+    async with Browser() as browser:
+        await _log_in(browser, access)
+        for picture in pictures:
+            await browser.open(access.url + picture.path)
+            await browser.wait_for(_shows(picture), repr(picture.text))
+            if picture.press:
+                await browser.press(picture.press)
+            await asyncio.sleep(2.5)  # drawings settle
+            await browser.save(directory / picture.file)
+            files.append(directory / picture.file)
+            log.info("picture taken", file=str(directory / picture.file))
+    return files
+
+
+def release_pictures(dag_id: str, run_id: str) -> list[Picture]:
+    """The pages of a release's run that the documentation shows."""
+    run = f"/dags/{dag_id}/runs/{quote(run_id, safe='')}"
+    return [
+        Picture("dag.png", run, "Accuracy gate", press="g"),
+        Picture("gate.png", f"{run}/tasks/recipes.accuracy/mapped/0", "NO_GO"),
+        Picture("approval.png", f"{run}/tasks/approve/required_actions", "Promote"),
+        Picture("report.png", f"{run}/plugin/release-report", "", frame=True),
+        Picture("releases.png", "/plugin/llm-releases", "", frame=True),
+    ]
+
+
+async def _log_in(browser: Browser, access: AirflowAccess) -> None:
+    await browser.open(f"{access.url}/auth/login")
+    await browser.wait_for("!!document.querySelector('input[name=\"password\"]')", "the login form")
+    for name, value in (("username", access.username), ("password", access.password)):
+        await browser.evaluate(f"document.querySelector('input[name=\"{name}\"]').focus()")
+        await browser.call("Input.insertText", text=value)
+    await browser.evaluate("document.querySelector('button[type=\"submit\"]').click()")
+    await browser.wait_for("!location.pathname.includes('login')", "Airflow after the login")
+
+
+def _shows(picture: Picture) -> str:
+    if picture.frame:
+        body = "document.querySelector('iframe')?.contentDocument?.body"
+        return f"({body}?.innerText ?? '').includes({json.dumps(picture.text)}) && !!{body}?.innerText"
+    return f"(document.body?.innerText ?? '').includes({json.dumps(picture.text)})"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Photograph the latest run of a release's DAG; 0 when all pictures were taken."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--home", type=Path, required=True, help="Airflow's directory")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--dag", required=True)
+    parser.add_argument("--run", help="run id; the latest by default")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    try:
+        access = read_access(options.home, options.port)
+        with AirflowClient(access) as client:
+            run_id = options.run or client.latest_run(options.dag)
+        asyncio.run(take(access, release_pictures(options.dag, run_id), options.out))
+    except PipelineError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return int(error.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

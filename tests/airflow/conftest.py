@@ -1,0 +1,133 @@
+"""Airflow in a directory of its own, and a small release whose stages are real processes that do no work."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STAGES = Path(__file__).parent / "stages_for_tests" / "run_stage.py"
+
+if importlib.util.find_spec("airflow") is None:  # the model environment
+    collect_ignore_glob = ["test_*.py"]
+
+# Airflow reads its home when it is imported first, so it is chosen before any test imports it.
+_HOME = tempfile.mkdtemp(prefix="airflow-tests-")
+os.environ["AIRFLOW_HOME"] = _HOME
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
+os.environ["AIRFLOW__CORE__DAGS_FOLDER"] = str(REPOSITORY / "dags")
+os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{_HOME}/airflow.db"
+os.environ["AIRFLOW__LOGGING__BASE_LOG_FOLDER"] = f"{_HOME}/logs"
+
+RELEASE = """
+description: A release whose stages do no work.
+model: {{ id: demo/tiny }}
+recipes: [small, large]
+targets: [cpu-a, cpu-b]
+policy: quick
+deployment: here
+evaluation: {{ tasks: [a_task], served_tasks: [a_task] }}
+workload: {{ prompts: prompts.jsonl, rate_per_second: 1, duration_seconds: 1 }}
+approval: {{ required: {approval} }}
+"""
+POLICY = """
+load_test: { service_level: { first_token_milliseconds: 100, end_to_end_milliseconds: 200 } }
+canary: { steps_percent: [5, 100] }
+"""
+PLACE = "{{ staging: {{ http: {0}1, grpc: {0}2, metrics: {0}3 }}, blue: {{ http: {0}4, grpc: {0}5, metrics: {0}6 }}, "
+PLACE += "green: {{ http: {0}7, grpc: {0}8, metrics: {0}9 }}, router: {{ port: {1}1, admin_port: {1}2 }} }}"
+DEPLOYMENT = """
+store: {root}/store
+work_root: {root}/work
+state_root: {root}/state
+environments: {{ control: {python}, model: {python} }}
+triton_home: {root}/triton
+places: {{ cpu-a: {place_a}, cpu-b: {place_b} }}
+"""
+TARGET = "{ accelerator: cpu, accelerator_count: 0, engine: openvino_cpu }"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A configs directory in a temporary place.
+
+    Attributes:
+        root: Store, work and state are below it.
+        config: The release config `tiny`.
+    """
+
+    root: Path
+    config: Path
+
+    def script(self, **stages: dict) -> None:
+        """How stages end: `script(**{"accuracy/small": {"verdict": "NO_GO"}})`."""
+        work = self.root / "work"
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "script.json").write_text(json.dumps(stages))
+
+
+def write_project(root: Path, *, approval: bool = False) -> Project:
+    """Write a release config and all that it names."""
+    files = {
+        "releases/tiny.yaml": RELEASE.format(approval=str(approval).lower()),
+        "policies/quick.yaml": POLICY,
+        "deployments/here.yaml": DEPLOYMENT.format(
+            root=root, python=_interpreter(root), place_a=PLACE.format(1861, 1862), place_b=PLACE.format(1863, 1864)
+        ),
+        "quantization/small.yaml": "weights: int4_blockwise",
+        "quantization/large.yaml": "weights: int8_weight_only",
+        "targets/cpu-a.yaml": TARGET,
+        "targets/cpu-b.yaml": TARGET,
+        "prompts.jsonl": '{"prompt": "a"}',
+    }
+    for name, text in files.items():
+        path = root / "configs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Project(root=root, config=root / "configs/releases/tiny.yaml")
+
+
+def _interpreter(root: Path) -> Path:
+    """A python whose `-m llm_pipeline` is the tests' stages."""
+    script = root / "python"
+    script.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {STAGES} "$@"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return script
+
+
+@pytest.fixture()
+def project(tmp_path: Path) -> Project:
+    """A release that needs no approval."""
+    return write_project(tmp_path)
+
+
+@pytest.fixture()
+def make_project() -> Callable[..., Project]:
+    """Makes releases of other kinds."""
+    return write_project
+
+
+@pytest.fixture(scope="session")
+def airflow_database() -> str:
+    """Airflow's database, made once."""
+    subprocess.run(
+        [sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True, timeout=300
+    )
+    return _HOME
+
+
+def pytest_sessionfinish() -> None:
+    """Leave nothing behind."""
+    shutil.rmtree(_HOME, ignore_errors=True)

@@ -1,0 +1,119 @@
+"""The interpreter of the tests' deployment runs this instead of `-m llm_pipeline`: the real stage process, whose
+stages keep their names, configurations and keys but do no work. `script.json` in the work root tells how each ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.logging import get_logger
+from llm_pipeline.release_record import PROMPTS_DATASET, ReleaseRecord, record_name
+from llm_pipeline.stages import execute, registry
+from llm_pipeline.stages.contract import ArtifactRef, Produced, Stage, StageContext, StageOutput
+from llm_pipeline.verdict import Evidence, Verdict, judge
+
+GATES = ("accuracy", "staging", "served_accuracy", "load_test", "canary")
+OUTPUTS = {
+    "download": ("checkpoint", "checkpoint"),
+    "baseline": ("evaluation", "evaluation"),
+    "quantize": ("checkpoint", "checkpoint"),
+    "accuracy": ("evaluation", "evaluation"),
+    "build": ("engine", "engine"),
+    "package": ("repository", "model_repository"),
+}
+REAL = ("choose",)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+log = get_logger("tests.stage")
+real_load_stage = registry.load_stage
+
+
+def load_stage(name: str) -> Stage:
+    stage = real_load_stage(name)
+    return stage if name in REAL else dataclasses.replace(stage, run=run, tools=())
+
+
+def run(context: StageContext) -> StageOutput:
+    request = context.request
+    plan = scripted(request)
+    if plan.get("file"):
+        Path(plan["file"]).open("a").write("started\n")
+    log.info("working", stage=request.stage)
+    log.warning("a warning of the stage", subject=request.subject)
+    for _ in range(int(plan.get("seconds", 0) * 10)):
+        time.sleep(0.1)
+    if plan.get("error") == "terminal":
+        raise ConfigError("the test asked for a terminal error", hint="nothing to do")
+    if plan.get("error") == "transient" and not _tried_before(context):
+        raise Transient("the test asked for one transient error")
+    if request.stage == "resolve":
+        return resolve(context)
+    return output(context, plan)
+
+
+def scripted(request) -> dict:
+    script = Path(request.work_root) / "script.json"
+    plans = json.loads(script.read_text()) if script.exists() else {}
+    return plans.get(f"{request.stage}/{request.subject}".rstrip("/"), {})
+
+
+def _tried_before(context: StageContext) -> bool:
+    mark = Path(context.request.work_root) / f"tried.{context.request.stage}"
+    there = mark.exists()
+    mark.touch()
+    return there
+
+
+def output(context: StageContext, plan: dict) -> StageOutput:
+    request = context.request
+    artifacts = {}
+    if request.stage in OUTPUTS:
+        name, kind = OUTPUTS[request.stage]
+        directory = context.workdir / "out"
+        directory.mkdir(exist_ok=True)
+        (directory / "file.txt").write_text(f"{request.stage} {request.subject}")
+        artifacts[name] = Produced(kind=kind, directory=directory)
+    if request.stage == "report":
+        from llm_pipeline.stages.report import report_name
+
+        context.store.write_file(report_name(request.release_id), b"<!doctype html><h1>the report</h1>")
+    judgement = None
+    if request.stage in GATES:
+        verdict = Verdict(plan.get("verdict", "GO"))
+        fact = Evidence(name="a fact", verdict=verdict, measured=0.5, limit=0.1, unit="fraction", samples=7)
+        judgement = judge(f"the test says {verdict}", [fact])
+    return StageOutput(artifacts=artifacts, metrics={"bytes": 1000 + len(request.subject)}, judgement=judgement)
+
+
+def resolve(context: StageContext) -> StageOutput:
+    loaded = load_release(Path(context.config.config_path))
+    release_id = f"{loaded.config.name}-{(context.config.revision or COMMIT)[:8]}-00000000"
+    prompts = context.workdir / "prompts"
+    prompts.mkdir(exist_ok=True)
+    (prompts / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    ref: ArtifactRef = context.store.publish("dataset", prompts, {})
+    record = ReleaseRecord(
+        release_id=release_id,
+        release=loaded.release,
+        deployment=loaded.deployment,
+        model=PinnedModel(id=loaded.config.model.id, commit=COMMIT, files=(HubFile(path="model.safetensors", size=1, sha256="0" * 64, blob_sha1="0" * 40),)),
+        datasets={PROMPTS_DATASET: ref},
+        created_at=datetime.now(UTC),
+    )
+    execute.replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
+    return StageOutput(release_id=release_id, metrics={"release_id": release_id})
+
+
+if __name__ == "__main__":
+    execute.load_stage = load_stage
+    from llm_pipeline.cli import main
+
+    raise SystemExit(main(sys.argv[1:]))

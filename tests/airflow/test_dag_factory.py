@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from airflow.sdk import DAG
+from llm_pipeline_airflow.dag_factory import release_dag
+
+
+@pytest.fixture()
+def dag(project) -> DAG:
+    return release_dag(project.config)
+
+
+def upstream(dag: DAG, task_id: str) -> set[str]:
+    return set(dag.get_task(task_id).upstream_task_ids)
+
+
+def test_the_dag_is_named_after_the_release_config(dag):
+    assert dag.dag_id == "release__tiny"
+    assert dag.description == "A release whose stages do no work."
+
+
+def test_a_release_config_runs_once_at_a_time_and_is_never_caught_up(dag):
+    assert dag.max_active_runs == 1
+    assert dag.catchup is False
+
+
+def test_quantizing_waits_for_the_download_but_not_for_the_baseline(dag):
+    assert upstream(dag, "recipes.quantize") == {"download"}
+    assert upstream(dag, "recipes.accuracy") == {"recipes.quantize", "baseline"}
+
+
+def test_no_engine_is_built_before_a_recipe_was_chosen(dag):
+    assert upstream(dag, "targets.build") == {"choose"}
+    assert upstream(dag, "choose") == {"recipes.accuracy"}
+
+
+def test_one_recipe_that_passed_is_enough_to_choose(dag):
+    assert dag.get_task("choose").trigger_rule == "all_done_min_one_success"
+
+
+def test_no_traffic_moves_before_the_approval(dag):
+    assert upstream(dag, "promotion.canary_5") == {"approve"}
+    assert upstream(dag, "approve") == {"targets.load_test"}
+
+
+def test_there_is_one_task_for_each_canary_step(dag):
+    steps = [task.task_id for task in dag.topological_sort() if "canary" in task.task_id]
+    assert steps == ["promotion.canary_5", "promotion.canary_100"]
+
+
+def test_the_staging_server_is_taken_down_also_when_its_own_gate_failed(dag):
+    down = dag.get_task("targets.staging_down")
+    assert down.is_teardown
+    setups = {task_id for task_id in down.upstream_task_ids if dag.get_task(task_id).is_setup}
+    assert setups == {"targets.package", "targets.staging"}
+
+
+def test_rollback_and_report_always_run_and_never_hide_a_failure(dag):
+    for task_id in ("promotion.rollback", "report", "targets.staging_down"):
+        task = dag.get_task(task_id)
+        assert task.is_teardown
+        assert not task.on_failure_fail_dagrun
+
+
+def test_promotion_is_the_only_leaf_that_decides_about_the_run(dag):
+    leaves = [
+        task.task_id
+        for task in dag.tasks
+        if not task.is_teardown and all(dag.get_task(below).is_teardown for below in task.downstream_task_ids)
+    ]
+    assert leaves == ["promotion.settle"]
+
+
+def test_every_task_says_what_it_does(dag):
+    for task in dag.tasks:
+        assert task.doc_md
+        assert task.task_display_name != task.task_id
+
+
+def test_groups_are_mapped_over_the_names_in_the_config(dag):
+    groups = dag.task_group.get_task_group_dict()
+    assert groups["recipes"]._expand_input.value == {"recipe": ["small", "large"]}
+    assert groups["targets"]._expand_input.value == {"target": ["cpu-a", "cpu-b"]}
+    assert groups["promotion"]._expand_input.value == {"target": ["cpu-a", "cpu-b"]}
+
+
+def test_the_form_offers_another_revision(dag):
+    revision = dag.params.get_param("revision")
+    assert revision.value is None
+    assert revision.schema["title"] == "Revision"
+    assert "demo/tiny" in str(revision.description)
+
+
+def test_a_human_is_asked_when_the_config_requires_it(tmp_path: Path, make_project):
+    task = release_dag(make_project(tmp_path, approval=True).config).get_task("approve")
+    assert task.defaults == ["Reject"]
+    assert task.response_timeout.total_seconds() == 24 * 3600
+
+
+def test_a_release_without_approval_goes_on_by_itself(dag):
+    assert dag.get_task("approve").task_type == "EmptyOperator"
+
+
+def test_the_dag_can_be_serialized_with_its_retry_policy(dag):
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    assert DagSerialization.to_dict(dag)["dag"]["dag_id"] == "release__tiny"
