@@ -21,6 +21,7 @@ from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.repository_layout import (
     CONFIG_FILE,
     ENGINE_DIRECTORY,
+    ENGINE_FILES,
     FACT_PREFIX,
     FACTS_FILE,
     INPUTS,
@@ -83,8 +84,7 @@ def write_repository(
     description = EngineDescription.read(engine)
     limits = _within_context(limits, description.facts.context_length)
     version = destination / MODEL_NAME / str(MODEL_VERSION)
-    version.mkdir(parents=True)
-    shutil.copytree(engine, version / ENGINE_DIRECTORY)
+    _copy_engine(engine, version / ENGINE_DIRECTORY)
     shutil.copyfile(Path(__file__).with_name("openvino_model.py"), version / MODEL_FILE)
     (destination / MODEL_NAME / CONFIG_FILE).write_text(_text(model_config(limits, facts)), encoding="utf-8")
     golden_prompts.write_golden(destination, golden)
@@ -119,6 +119,14 @@ def model_config(limits: EngineLimits, facts: Mapping[str, Fact]) -> ModelConfig
     for name, value in _parameters(limits, facts).items():
         config.parameters[name].string_value = value
     return config
+
+
+def _copy_engine(engine: Path, destination: Path) -> None:
+    """The runtime's files only: a store keeps its own beside them. The lint tells of a missing one."""
+    destination.mkdir(parents=True)
+    for name in ENGINE_FILES:
+        if (engine / name).is_file():
+            shutil.copyfile(engine / name, destination / name)
 
 
 def _within_context(limits: EngineLimits, context_length: int) -> EngineLimits:

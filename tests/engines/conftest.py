@@ -33,12 +33,30 @@ def exported(checkpoint, tmp_path_factory):
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def target():
     from llm_pipeline.config.target import Target
 
     def make(weight_format="native", **changes):
         fields = {"name": "cpu", "accelerator": "cpu", "accelerator_count": 0, "engine": "openvino_cpu"}
         return Target(**{**fields, "weight_format": weight_format, **changes})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def built(checkpoint, exported, target, tmp_path_factory):
+    """Engines by recipe (None for the plain checkpoint) and weight format, each built once: directory and facts."""
+    from llm_pipeline.engines.builder import engine_builder
+
+    made = {}
+
+    def make(recipe, weight_format="native"):
+        if (recipe, weight_format) not in made:
+            source = exported(recipe) if recipe else checkpoint
+            engine = tmp_path_factory.mktemp("built") / "engine"
+            facts = engine_builder("openvino_cpu").build(source, target(weight_format), engine, dtype="float16")
+            made[recipe, weight_format] = (engine, facts)
+        return made[recipe, weight_format]
 
     return make

@@ -21,5 +21,5 @@ def test_an_interpreter_without_the_library_is_told_where_to_run():
 
 
 def test_a_directory_without_a_description_is_not_an_engine(tmp_path):
-    with pytest.raises(IntegrityError, match="engine.json"):
+    with pytest.raises(IntegrityError, match=r"engine\.json"):
         EngineDescription.read(tmp_path)

@@ -11,10 +11,12 @@ pytest.importorskip("modelopt")
 import numpy as np
 import openvino as ov
 import tiny_llama
+import torch
 
 from llm_pipeline.engines.builder import EngineDescription, EngineFacts, engine_builder
 from llm_pipeline.engines.openvino_cpu import PARITY_PROPERTIES, SERVING_FILES
 from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.quantization.checkpoint import load_tensors, quantize_fp8, quantize_int8
 
 pytestmark = pytest.mark.slow
 
@@ -31,78 +33,74 @@ def differing(left, right) -> int:
     return sum(a != b for a, b in zip(left, right, strict=True))
 
 
-@pytest.mark.parametrize("recipe", tiny_llama.RECIPES)
-def test_a_native_engine_generates_what_the_read_back_checkpoint_generates(recipe, exported, target, tmp_path):
-    artifact = exported(recipe)
-    facts = build(artifact, target(), tmp_path / "engine")
+def flips(artifact, engine) -> int:
+    """How many of the prompts the engine continues in another way than the checkpoint read back."""
     expected = tiny_llama.greedy_torch(tiny_llama.read_back(artifact), artifact, PROMPTS, TOKENS)
-    flips = differing(tiny_llama.greedy_engine(tmp_path / "engine", PROMPTS, TOKENS), expected)
+    return differing(tiny_llama.greedy_engine(engine, PROMPTS, TOKENS), expected)
+
+
+@pytest.mark.parametrize("recipe", tiny_llama.RECIPES)
+def test_a_native_engine_generates_what_the_read_back_checkpoint_generates(recipe, exported, built):
+    engine, facts = built(recipe)
     # A sum in another order may fall on the other side of an activation quantizer's rounding step.
-    assert flips <= (2 if recipe in ACTIVATIONS_QUANTIZED else 0)
+    assert flips(exported(recipe), engine) <= (2 if recipe in ACTIVATIONS_QUANTIZED else 0)
     assert facts.linears_quantized == 14
     assert facts.activation_quantizers == (14 if recipe in ACTIVATIONS_QUANTIZED else 0)
 
 
-def test_a_plain_checkpoint_keeps_its_16_bit_weights_and_generates_the_same(checkpoint, target, tmp_path):
-    facts = build(checkpoint, target(), tmp_path / "engine")
-    model = tiny_llama.LlamaForCausalLM.from_pretrained(checkpoint, dtype=tiny_llama.torch.float32)
-    expected = tiny_llama.greedy_torch(model, checkpoint, PROMPTS, TOKENS)
-    assert differing(tiny_llama.greedy_engine(tmp_path / "engine", PROMPTS, TOKENS), expected) == 0
+def test_a_plain_checkpoint_keeps_its_16_bit_weights_and_generates_the_same(checkpoint, built):
+    engine, facts = built(None)
+    assert flips(checkpoint, engine) == 0
     assert facts.quantization is None
     assert facts.linears_quantized == 0
     weights = (checkpoint / "model.safetensors").stat().st_size
-    assert (tmp_path / "engine" / "openvino_model.bin").stat().st_size < 1.1 * weights
+    assert (engine / "openvino_model.bin").stat().st_size < 1.1 * weights
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "int4_awq"])
-def test_a_native_engine_holds_the_artifacts_own_bytes(recipe, exported, target, tmp_path):
-    artifact = exported(recipe)
-    build(artifact, target(), tmp_path / "engine")
-    stored = (tmp_path / "engine" / "openvino_model.bin").read_bytes()
-    tensors = tiny_llama.load_tensors(artifact)
+def test_a_native_engine_holds_the_artifacts_own_bytes(recipe, exported, built):
+    artifact, (engine, _) = exported(recipe), built(recipe)
+    stored = (engine / "openvino_model.bin").read_bytes()
+    tensors = load_tensors(artifact)
     packed = tensors["model.layers.1.mlp.down_proj.weight"]
     if recipe == "fp8":
-        assert packed.view(tiny_llama.torch.uint8).numpy().tobytes() in stored
-    embedding = tensors["model.embed_tokens.weight"].numpy().tobytes()
-    assert embedding in stored
+        assert packed.view(torch.uint8).numpy().tobytes() in stored
+    assert tensors["model.embed_tokens.weight"].numpy().tobytes() in stored
     assert len(stored) < 1.3 * (artifact / "model.safetensors").stat().st_size
 
 
-def test_a_second_quantizer_changes_what_is_served(exported, target, tmp_path):
-    artifact = exported("fp8")
-    facts = build(artifact, target("int4"), tmp_path / "engine")
-    expected = tiny_llama.greedy_torch(tiny_llama.read_back(artifact), artifact, PROMPTS, TOKENS)
-    flips = differing(tiny_llama.greedy_engine(tmp_path / "engine", PROMPTS, TOKENS), expected)
-    assert flips > len(PROMPTS) // 2
+def test_a_second_quantizer_changes_what_is_served(exported, built):
+    engine, facts = built("fp8", "int4")
+    assert flips(exported("fp8"), engine) > len(PROMPTS) // 2
     assert facts.weight_format == "int4"
     assert facts.linears_quantized > 0
 
 
 @pytest.mark.parametrize("weight_format", ["fp32", "int8"])
-def test_other_weight_formats_build_and_generate(weight_format, checkpoint, target, tmp_path):
-    facts = build(checkpoint, target(weight_format), tmp_path / "engine")
+def test_other_weight_formats_build_and_generate(weight_format, built):
+    _, facts = built(None, weight_format)
     assert facts.single_stream_tokens_per_second > 0
     assert facts.batched_tokens_per_second > 0
     assert (facts.linears_quantized > 0) == (weight_format == "int8")
 
 
-def test_the_engine_directory_holds_what_serving_needs_and_nothing_else(exported, target, tmp_path):
-    facts = build(exported("fp8"), target(), tmp_path / "engine")
-    assert {path.name for path in (tmp_path / "engine").iterdir()} == {*SERVING_FILES, "engine.json"}
-    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
-    sizes = {path.name: path.stat().st_size for path in (tmp_path / "engine").iterdir()}
+def test_the_engine_directory_holds_what_serving_needs_and_nothing_else(built):
+    engine, facts = built("fp8")
+    assert {path.name for path in engine.iterdir()} == {*SERVING_FILES, "engine.json"}
+    assert [path.name for path in engine.parent.iterdir()] == ["engine"]
+    sizes = {path.name: path.stat().st_size for path in engine.iterdir()}
     assert facts.bytes == sum(sizes.values()) - sizes["engine.json"]
 
 
-def test_the_engine_says_how_it_must_be_run_and_where_it_was_built(checkpoint, target, tmp_path):
-    facts = build(checkpoint, target(), tmp_path / "engine")
-    description = EngineDescription.read(tmp_path / "engine")
+def test_the_engine_says_how_it_must_be_run_and_where_it_was_built(built, target):
+    engine, facts = built("fp8")
+    description = EngineDescription.read(engine)
     assert description.facts == facts
     assert description.target == target()
     assert description.runtime_properties.items() >= PARITY_PROPERTIES.items()
     assert description.device_properties["FULL_DEVICE_NAME"] == facts.device != ""
     assert facts.context_length == tiny_llama.CONTEXT
-    assert {"dequantize", "trace", "weights", "measure"} == set(facts.seconds)
+    assert set(facts.seconds) == {"dequantize", "trace", "weights", "measure"}
 
 
 def test_a_layer_that_the_graph_does_not_have_is_refused_not_dropped(exported, target, tmp_path):
@@ -110,11 +108,11 @@ def test_a_layer_that_the_graph_does_not_have_is_refused_not_dropped(exported, t
 
     broken = tmp_path / "broken"
     shutil.copytree(exported("fp8"), broken)
-    tensors = tiny_llama.load_tensors(broken)
+    tensors = load_tensors(broken)
     for suffix in ("weight", "weight_scale", "input_scale"):
         tensors[f"model.layers.7.mlp.up_proj.{suffix}"] = tensors[f"model.layers.0.mlp.up_proj.{suffix}"].clone()
     save_file(tensors, broken / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Unsupported, match="layers.7"):
+    with pytest.raises(Unsupported, match=r"layers\.7"):
         build(broken, target(), tmp_path / "engine")
     assert not (tmp_path / "engine").exists()
 
@@ -148,14 +146,14 @@ def test_the_activation_quantizers_round_exactly_as_the_checkpoint_reader_does()
 
     from llm_pipeline.engines.openvino_graph import _round_to_fp8, _round_to_int8
 
-    torch, scale = tiny_llama.torch, 0.0173
+    scale = 0.0173
     fp8 = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     middles = (fp8[1:] + fp8[:-1]) / 2
     near = [np.nextafter(values, np.float32(to)) for values in (fp8, middles) for to in (-1e9, 1e9)]
     random = np.random.default_rng(0).standard_normal(4096) * np.logspace(-4, 3, 4096)
     values = np.concatenate([fp8, middles, *near, random]).astype(np.float32)
     values = np.concatenate([values, -values])[None, :]
-    for rounded, expected in ((_round_to_fp8, tiny_llama.quantize_fp8), (_round_to_int8, tiny_llama.quantize_int8)):
+    for rounded, expected in ((_round_to_fp8, quantize_fp8), (_round_to_int8, quantize_int8)):
         for at in (1.0, scale):
             source = op.parameter([1, -1], np.float32)
             model = ov.Model([rounded(source.output(0), at)], [source])

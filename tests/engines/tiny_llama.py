@@ -14,15 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from llm_pipeline.quantization.checkpoint import (
-    DequantizedLayer,
-    dequantize_layer,
-    load_tensors,
-    plain_tensors,
-    quantize_fp8,
-    quantize_int8,
-    quantized_layers,
-)
+from llm_pipeline.quantization.readback import load_model
 
 WORDS = ("the", "cat", "sees", "a", "red", "moon", "over", "two", "old", "trees", "while", "seven", "dogs", "sing")
 RECIPES = {
@@ -87,36 +79,12 @@ def export_quantized(checkpoint: Path, recipe: str, directory: Path) -> Path:
     return directory
 
 
-class QuantizedLinear(nn.Module):
-    """A linear layer as the exported checkpoint describes it, activation quantizer included."""
-
-    def __init__(self, layer: DequantizedLayer) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        layer = self.layer
-        if layer.pre_quant_scale is not None:
-            values = values * layer.pre_quant_scale
-        if layer.input_scale is not None:
-            quantize = quantize_fp8 if layer.activation == "fp8" else quantize_int8
-            values = quantize(values, layer.input_scale)
-        return nn.functional.linear(values, layer.weight)
+def read_back(checkpoint: Path) -> Any:
+    """The checkpoint in fp32, plain or quantized: what the accuracy gate judges."""
+    return load_model(checkpoint, torch.float32)
 
 
-def read_back(checkpoint: Path) -> LlamaForCausalLM:
-    """The exported checkpoint in fp32, by plain torch: what the accuracy gate judges."""
-    tensors = load_tensors(checkpoint)
-    config = LlamaConfig.from_pretrained(checkpoint)
-    model = LlamaForCausalLM(config).float().eval()
-    for name in quantized_layers(tensors):
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, QuantizedLinear(dequantize_layer(tensors, name)))
-    model.load_state_dict({key: value.float() for key, value in plain_tensors(tensors).items()}, strict=False)
-    return model
-
-
-def greedy_torch(model: LlamaForCausalLM, checkpoint: Path, texts: list[str], tokens: int) -> list[list[int]]:
+def greedy_torch(model: Any, checkpoint: Path, texts: list[str], tokens: int) -> list[list[int]]:
     """Greedy token ids of each text, the end token ignored."""
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(checkpoint)
     outputs = []

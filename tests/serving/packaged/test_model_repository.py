@@ -58,6 +58,12 @@ def test_a_request_may_never_be_longer_than_the_models_context(repository):
     assert read_config(repository).parameters["maximum_tokens_per_request"].string_value == "128"
 
 
+def test_what_a_store_keeps_beside_the_engine_does_not_get_in(pretended_engine, tmp_path):
+    (pretended_engine / "_MANIFEST.json").write_text("{}")
+    write_repository(pretended_engine, GOLDEN, FACTS, EngineLimits(), tmp_path / "repository")
+    assert not (tmp_path / "repository/llm/1/engine/_MANIFEST.json").exists()
+
+
 def test_equal_inputs_give_an_equal_repository(repository, pretended_engine, tmp_path):
     write_repository(pretended_engine, GOLDEN, dict(reversed(FACTS.items())), EngineLimits(), tmp_path / "again")
     for path in repository.rglob("*"):

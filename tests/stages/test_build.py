@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openvino_genai")
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
+import tiny_llama
+
+from llm_pipeline.engines.builder import EngineDescription
+from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.execute import execute
+from llm_pipeline.store import open_store
+
+pytestmark = pytest.mark.slow
+
+TARGET = {"name": "cpu", "accelerator": "cpu", "accelerator_count": 0, "engine": "openvino_cpu"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def request_build(place):
+    uri = f"file://{place / 'store'}"
+    checkpoint = open_store(uri).publish("checkpoint", tiny_llama.make_checkpoint(place / "checkpoint"), {})
+
+    def make(**changes):
+        return StageRequest(
+            release_id="r1", stage="build", subject="cpu", config={"target": {**TARGET, **changes}, "dtype": "float16"},
+            inputs={"checkpoint": checkpoint}, store=uri, work_root=str(place / "work"),
+        )  # fmt: skip
+
+    return make
+
+
+def test_a_build_publishes_an_engine_with_everything_the_report_needs_and_a_second_one_reuses_it(place, request_build):
+    first = execute(request_build())
+    assert isinstance(first, StageResult), first
+    engine = open_store(f"file://{place / 'store'}").fetch(first.artifacts["engine"])
+    facts = EngineDescription.read(engine).facts
+    assert first.metrics["engine_bytes"] == facts.bytes > 0
+    assert first.metrics["weight_format"] == "native"
+    assert first.metrics["single_stream_tokens_per_second"] > 0
+    assert first.metrics["batched_tokens_per_second"] > 0
+    assert {"seconds_import", "seconds_trace", "seconds_weights", "seconds_measure"} <= set(first.metrics)
+    assert first.timings.tool_seconds > 0
+    again = execute(request_build())
+    assert again.reused
+    assert again.artifacts == first.artifacts
+
+
+def test_a_builder_that_does_not_exist_here_is_a_terminal_failure(request_build):
+    failure = execute(request_build(engine="tensorrt_llm_llmapi", accelerator="h100", accelerator_count=1))
+    assert isinstance(failure, StageFailure)
+    assert (failure.error.type, failure.error.family) == ("Unsupported", "terminal")
