@@ -104,11 +104,11 @@ class _Collector:
             self._gaps.append(f"{what}: {error}")
             return None
 
-    def _directory(self, stage: str, subject: str, name: str) -> Path | None:
+    def _directory(self, stage: str, subject: str, kind: str) -> Path | None:
         result = self._results.get((stage, subject))
-        ref = result.artifacts.get(name) if result else None
+        ref = next((ref for ref in result.artifacts.values() if ref.kind == kind), None) if result else None
         return (
-            None if ref is None else self._try(f"{name} of {stage} {subject}".rstrip(), lambda: self._store.fetch(ref))
+            None if ref is None else self._try(f"{kind} of {stage} {subject}".rstrip(), lambda: self._store.fetch(ref))
         )
 
     def _items(self, stage: str, subject: str) -> list[ScoredItem] | None:
@@ -127,14 +127,13 @@ class _Collector:
         if baseline is None:
             return ()
         policy = self._record.release.policy
-        served_tasks = self._record.release.evaluation.served_tasks
         studies = []
         for result in _by_flow(self._results):
             if result.stage == "accuracy":
-                studies.append(self._study(result, result.subject, baseline, policy.accuracy, None))
+                studies.append(self._study(result, result.subject, baseline, policy.accuracy))
             elif result.stage == "served_accuracy":
                 name = f"served on {result.subject}"
-                studies.append(self._study(result, name, baseline, policy.served_accuracy, served_tasks))
+                studies.append(self._study(result, name, baseline, policy.served_accuracy))
         return tuple(study for study in studies if study is not None)
 
     def _study(
@@ -143,11 +142,11 @@ class _Collector:
         name: str,
         baseline: list[ScoredItem],
         policy: AccuracyPolicy,
-        tasks: tuple[str, ...] | None,
     ) -> AccuracyStudy | None:
         items = self._items(result.stage, result.subject)
         if items is None:
             return None
+        tasks = {item.task for item in items} if result.stage == "served_accuracy" else None
         comparison = self._try(f"accuracy of {name}", lambda: compare(baseline, items, policy.confidence, tasks))
         if comparison is None:
             return None
@@ -193,7 +192,7 @@ class _Collector:
         return tuple(study for target in targets if (study := self._load(target)) is not None)
 
     def _load(self, target: str) -> LoadStudy | None:
-        directory = self._directory("load_test", target, "measurements")
+        directory = self._directory("load_test", target, "load_test")
         if directory is None:
             return None
         return self._try(f"load test on {target}", lambda: read_load(directory, target, self._record.release))

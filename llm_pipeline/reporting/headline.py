@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.reporting.model import Fact, Headline, State
@@ -40,11 +41,21 @@ def release_headline(record: ReleaseRecord, results: Results, pointers: Mapping[
 def _state(release_id: str, results: Results, pointers: Mapping[str, Pointers], verdict: Verdict | None) -> State:
     if any(_is(place.production, release_id) for place in pointers.values()):
         return "in production"
-    if any(stage == "rollback" for stage, _ in results):
+    if _ended_in_rollback(results):
         return "rolled back"
     if any(_is(place.previous, release_id) for place in pointers.values()):
         return "replaced"
     return "on its way" if verdict in (None, Verdict.GO) else "stopped"
+
+
+def _ended_in_rollback(results: Results) -> bool:
+    """A rollback counts until a canary is tried again."""
+    last = max((r for r in results.values() if r.stage in ("canary", "rollback")), key=_started, default=None)
+    return last is not None and last.stage == "rollback"
+
+
+def _started(result: StageResult) -> tuple[datetime, str]:
+    return result.timings.started_at, result.stage
 
 
 def _is(pointer: Pointer | None, release_id: str) -> bool:
@@ -85,7 +96,7 @@ def _why(results: Results) -> str:
 def _progress(results: Results) -> str:
     if not results:
         return "No stage has finished yet."
-    last = max(results.values(), key=lambda result: (result.timings.started_at, result.stage))
+    last = max(results.values(), key=_started)
     subject = f" ({last.subject})" if last.subject else ""
     return f"Nothing has failed so far; the last finished stage is {last.stage.replace('_', ' ')}{subject}."
 

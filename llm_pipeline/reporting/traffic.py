@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
@@ -9,6 +11,9 @@ from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.loadtest.records import RequestRecord, read_records
 from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy, LoadStudy, RequestPoint
+
+MOST_SAMPLES = 240
+"""Intervals of a canary that the report keeps; more cannot be told apart in a plot."""
 
 
 def read_load(directory: Path, target: str, release: ResolvedRelease) -> LoadStudy:
@@ -46,22 +51,32 @@ def read_canary(directory: Path, target: str) -> CanaryStudy:
     """
     summary, points = read_timeline(directory)
     marks = (CanaryMark(seconds=mark.at_seconds, label=mark.label.partition(":")[0]) for mark in summary.marks)
-    return CanaryStudy(target=target, samples=tuple(map(_sample, points)), marks=tuple(marks))
+    return CanaryStudy(target=target, samples=tuple(_thinned(points)), marks=tuple(marks))
 
 
-def _sample(point: TimelinePoint) -> CanarySample:
-    return CanarySample(
-        seconds=point.at_seconds,
-        percent=100 * point.intended_share,
-        stable=_arm(point.stable),
-        canary=_arm(point.candidate),
-    )
+def _thinned(points: Sequence[TimelinePoint]) -> Iterator[CanarySample]:
+    """At most `MOST_SAMPLES` intervals: counts add up, latencies are averaged by requests."""
+    step = max(1, math.ceil(len(points) / MOST_SAMPLES))
+    for first in range(0, len(points), step):
+        group = points[first : first + step]
+        yield CanarySample(
+            seconds=group[0].at_seconds,
+            percent=100 * group[-1].intended_share,
+            stable=_arm([point.stable for point in group]),
+            canary=_arm([point.candidate for point in group]),
+        )
 
 
-def _arm(point: ArmPoint) -> ArmSample:
+def _arm(points: Sequence[ArmPoint]) -> ArmSample:
     return ArmSample(
-        requests=point.requests,
-        errors=point.errors,
-        first_token_p50=point.first_token_p50,
-        first_token_p95=point.first_token_p95,
+        requests=sum(point.requests for point in points),
+        errors=sum(point.errors for point in points),
+        first_token_p50=_average((point.first_token_p50, point.requests) for point in points),
+        first_token_p95=_average((point.first_token_p95, point.requests) for point in points),
     )
+
+
+def _average(weighted: Iterable[tuple[float | None, int]]) -> float | None:
+    known = [(value, weight) for value, weight in weighted if value is not None and weight]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else None

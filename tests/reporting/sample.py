@@ -213,7 +213,7 @@ class SampleRelease:
             "load_test",
             "cpu",
             64.0,
-            artifacts={"measurements": self.publish("load_test", {"requests.jsonl": data})},
+            artifacts={"load_test": self.publish("load_test", {"requests.jsonl": data})},
             metrics={"output_tokens_per_second": 412.6},
             judgement=_one("requests within the service level", 0.985, 0.95, "fraction", len(records)),
         )

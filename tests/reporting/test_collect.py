@@ -8,8 +8,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.traffic import MOST_SAMPLES, _thinned
 from llm_pipeline.store.local import LocalStore
 from llm_pipeline.verdict import Verdict
 
@@ -37,6 +39,30 @@ def test_a_release_that_its_canary_took_back_says_so_and_why(sample, rolled_back
     assert (data.headline.state, data.headline.verdict) == ("rolled back", Verdict.NO_GO)
     assert data.headline.sentence.startswith("Canary (cpu:25): Slow first tokens")
     assert [mark.label for mark in data.canaries[0].marks] == ["5 %", "25 %", "rolling back", "traffic on stable"]
+
+
+def test_a_canary_tried_again_after_a_rollback_is_on_its_way_again(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.add("rollback", "cpu")
+    assert collect(release.store, sample.RELEASE).headline.state == "rolled back"
+    release.add("canary", "cpu:5", judgement=sample._one("errors, ratio to stable", 1.0, 2.0, "", 400))
+    assert collect(release.store, sample.RELEASE).headline.state == "on its way"
+
+
+def test_a_long_canary_is_thinned_without_losing_an_error() -> None:
+    arm = ArmPoint(
+        requests=3, errors=1, lost=0, first_token_p50=50.0, first_token_p95=90.0, end_to_end_p50=1.0, end_to_end_p95=1.0
+    )
+    silent = arm.model_copy(update={"requests": 0, "errors": 0, "first_token_p50": None, "first_token_p95": None})
+    points = [
+        TimelinePoint(at_seconds=second, intended_share=0.25, candidate=arm if second % 2 else silent, stable=arm)
+        for second in range(3601)
+    ]
+    samples = list(_thinned(points))
+    assert len(samples) <= MOST_SAMPLES
+    assert sum(sample.canary.errors for sample in samples) == 1800
+    assert {sample.canary.first_token_p50 for sample in samples} <= {50.0, None}
+    assert samples[0].percent == 25.0
 
 
 def test_a_release_that_only_was_resolved_is_on_its_way(sample, tmp_path: Path) -> None:
