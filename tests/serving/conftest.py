@@ -45,12 +45,6 @@ class Slot:
         stop_server(self.state, **options)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _needs_triton():
-    if not TRITON_HOME.exists() or not MODEL_PYTHON.exists():
-        pytest.skip("no tritonserver or no model interpreter here")
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     return Path(shutil.copytree(TOY, tmp_path / "repository"))
@@ -58,6 +52,8 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def slot(tmp_path: Path, repository: Path):
+    if not TRITON_HOME.exists() or not MODEL_PYTHON.exists():
+        pytest.skip("no tritonserver or no model interpreter here")
     slot = Slot(tmp_path / "slot", repository)
     yield slot
     slot.stop()

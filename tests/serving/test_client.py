@@ -1,0 +1,125 @@
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+from aiohttp import web
+
+from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
+
+REQUEST = GenerationRequest("2+2=", 3)
+
+
+def chunk(text: str, tokens: int = 1, reason: str = "") -> dict:
+    return {"text_output": text, "output_tokens": tokens, "finish_reason": reason, "served_version": 1}
+
+
+WHOLE = (chunk("a"), chunk("b"), chunk("c", 1, "length"))
+
+
+def against(
+    chunks: Sequence[dict | str], *, status: int = 200, pause: float = 0.0, stream: bool = True, drop: bool = False,
+    request: GenerationRequest = REQUEST, timeout: float = 5.0,
+) -> Generation:  # fmt: skip
+    """The client's answer to a server that says exactly this: faults that a healthy Triton cannot be made to show."""
+
+    async def answer(asked: web.Request) -> web.StreamResponse:
+        if not stream or status != 200:
+            text = chunks[0] if isinstance(chunks[0], str) else json.dumps(chunks[0])
+            return web.Response(status=status, text=text)
+        response = web.StreamResponse()
+        await response.prepare(asked)
+        for said in chunks:
+            line = said if isinstance(said, str) else json.dumps(said)
+            await response.write(f"data: {line}\n\n".encode())
+            await asyncio.sleep(pause)
+        if drop:
+            asked.transport.abort()
+        return response
+
+    async def both() -> Generation:
+        application = web.Application()
+        application.router.add_post("/v2/models/llm/{verb}", answer)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]
+        try:
+            async with GenerationClient(f"http://127.0.0.1:{port}/", timeout_seconds=timeout) as client:
+                return await (client.stream(request) if stream else client.generate(request))
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(both())
+
+
+def test_a_whole_stream_is_text_tokens_and_times():
+    answer = against(WHOLE, pause=0.02)
+    assert answer.ok
+    assert (answer.text, answer.output_tokens, answer.finish_reason, answer.status) == ("abc", 3, "length", 200)
+    assert len(answer.chunk_seconds) == 3
+    assert answer.first_token_seconds == answer.chunk_seconds[0]
+    assert answer.chunk_seconds[2] - answer.chunk_seconds[0] >= 0.04
+    assert answer.total_seconds >= answer.chunk_seconds[2]
+
+
+def test_the_first_token_is_the_first_chunk_with_text_in_it():
+    answer = against((chunk(""), chunk("b"), chunk("c", 1, "length")), pause=0.05)
+    assert answer.ok
+    assert answer.first_token_seconds == answer.chunk_seconds[1]
+    assert answer.first_token_seconds >= 0.05
+
+
+FAULTS = {
+    "an error under HTTP 200": (({"error": "CUDA out of memory"},), {}, "CUDA out of memory"),
+    "an error in the middle of a stream": ((chunk("a"), {"error": "Stub process is not healthy."}), {}, "not healthy"),
+    "a stream that just ends": (WHOLE[:2], {}, "final chunk is missing after 2 tokens"),
+    "an empty stream": ((), {}, "final chunk is missing"),
+    "a cut connection": (WHOLE[:2], {"drop": True}, "ClientPayloadError|ServerDisconnected"),
+    "too many tokens": ((chunk("abcd", 4, "length"),), {}, "4 tokens came, 3 were asked for"),
+    "too few tokens for the reason given": ((chunk("a", 1, "length"),), {}, "only 1 of 3"),
+    "too few tokens although the end was to be ignored": (
+        (chunk("a", 1, "stop"),),
+        {"request": GenerationRequest("x", 3, ignore_eos=True)},
+        "only 1 of 3",
+    ),
+    "no text": ((chunk("", 3, "length"),), {}, "no text"),
+    "a cancelled answer": ((chunk("a", 1, "cancelled"),), {}, "cancelled"),
+    "something that is no answer": (({"text": "a"},), {}, "not an answer of the model"),
+    "something that is no JSON": (("oops",), {}, "not an answer of the model"),
+    "a refusal": (({"error": "max_tokens 0"},), {"status": 400}, "HTTP 400: max_tokens 0"),
+    "a proxy's plain text": (("upstream connect error",), {"status": 503}, "HTTP 503: upstream connect error"),
+    "an answer that does not end in time": (WHOLE, {"pause": 0.5, "timeout": 0.4}, "within 0.4 s"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_an_error_is(name: str):
+    chunks, options, expected = FAULTS[name]
+    answer = against(chunks, **options)
+    assert not answer.ok
+    assert any(part in answer.error for part in expected.split("|")), answer.error
+
+
+def test_an_early_stop_is_no_error():
+    assert against((chunk("4", 1, "stop"),)).ok
+
+
+def test_no_text_is_fine_for_a_caller_that_says_so():
+    assert against((chunk("", 1, "stop"),), request=GenerationRequest("x", 3, allow_empty=True)).ok
+
+
+def test_a_whole_answer_is_checked_the_same():
+    assert against((chunk("abc", 3, "length"),), stream=False).text == "abc"
+    assert against(({"error": "boom"},), stream=False).error == "boom"
+
+
+def test_nobody_there_is_an_error_and_no_exception():
+    async def ask() -> Generation:
+        async with GenerationClient("http://127.0.0.1:9") as client:
+            return await client.stream(REQUEST)
+
+    answer = asyncio.run(ask())
+    assert answer.status == 0
+    assert "Connect" in answer.error

@@ -1,0 +1,212 @@
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.serving.shared_memory import segment_prefix, segments
+from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy, find_server, stop_server
+
+pytestmark = pytest.mark.slow
+
+
+def ask(port: int, text: str, tokens: int = 3) -> dict:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection.request("POST", "/v2/models/llm/generate", json.dumps({"text_input": text, "max_tokens": tokens}))
+    return json.loads(connection.getresponse().read())
+
+
+def runs(pid: int) -> bool:
+    """A zombie, which only its parent can remove, does not run."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def group(pid: int) -> list[int]:
+    return [process.pid for process in psutil.process_iter() if os.getpgid(process.pid) == pid and runs(process.pid)]
+
+
+def files(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*")}
+
+
+def test_a_started_server_answers_is_found_again_and_leaves_nothing_when_stopped(slot, repository):
+    before = files(repository)
+    server = slot.start()
+    assert ask(server.ports.http, "a b c d")["text_output"] == " a b c"
+    assert find_server(slot.state) == server
+    assert segments(segment_prefix(slot.state)), "its shared memory carries its own prefix"
+    slot.stop()
+    assert find_server(slot.state) is None
+    assert not server.alive
+    assert group(server.pid) == []
+    assert segments(segment_prefix(slot.state)) == []
+    assert files(repository) == before, "the repository is an artifact: not even bytecode is added"
+
+
+def test_starting_the_same_again_returns_the_running_server(slot):
+    assert slot.start() == slot.start()
+
+
+def test_the_endpoint_tells_which_repository_it_serves(slot):
+    server = slot.start(digest="ab" * 32)
+    connection = http.client.HTTPConnection("127.0.0.1", server.ports.http)
+    connection.request("GET", "/v2")
+    assert json.loads(connection.getresponse().read())["name"] == "llm_pipeline:" + "ab" * 32
+
+
+def test_a_slot_that_serves_another_repository_is_refused_and_names_it(slot, tmp_path):
+    server = slot.start()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "llm").symlink_to(slot.repository / "llm")
+    with pytest.raises(SlotBusy, match=f"{server.ports.http}.*pid {server.pid}.*{slot.repository}"):
+        slot.start(repository=other)
+    assert server.alive
+
+
+def test_the_same_repository_with_another_environment_is_another_server(slot):
+    slot.start()
+    with pytest.raises(SlotBusy):
+        slot.start("drift")
+
+
+def test_a_taken_port_is_refused_before_the_start_with_its_owner(slot):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", slot.ports.grpc))
+        taken.listen()
+        with pytest.raises(ConfigError, match=rf"grpc port {slot.ports.grpc} is in use by pid {os.getpid()} \("):
+            slot.start()
+    assert not (slot.state / "server.log").exists()
+
+
+def test_a_model_that_raises_at_its_load_shows_the_exception(slot):
+    with pytest.raises(ServerFailed, match=r"rank0\.engine was built for another GPU") as failure:
+        slot.start("crash")
+    assert "model.py" in str(failure.value), "and where it was raised"
+    assert find_server(slot.state) is None
+    assert segments(segment_prefix(slot.state)) == []
+
+
+def test_after_a_failed_start_the_slot_starts_again(slot):
+    with pytest.raises(ServerFailed):
+        slot.start("crash")
+    assert slot.start().ready
+
+
+def test_a_killed_server_leaves_orphans_that_the_next_start_removes(slot):
+    server = slot.start()
+    stubs = [pid for pid in group(server.pid) if pid != server.pid]
+    left = segments(segment_prefix(slot.state))
+    os.kill(server.pid, signal.SIGKILL)
+    os.waitpid(server.pid, 0)
+    assert find_server(slot.state) is None
+    assert stubs
+    assert left
+    again = slot.start()
+    assert again.pid != server.pid
+    assert not any(runs(stub) for stub in stubs)
+    assert not any(segment.exists() for segment in left)
+    assert ask(again.ports.http, "x")["text_output"] == " x x x"
+
+
+def test_a_killed_servers_orphans_are_removed_by_stop_too(slot):
+    server = slot.start()
+    os.kill(server.pid, signal.SIGKILL)
+    os.waitpid(server.pid, 0)
+    slot.stop()
+    assert group(server.pid) == []
+    assert segments(segment_prefix(slot.state)) == []
+
+
+def test_stopping_one_slot_does_not_touch_anothers_shared_memory(slot, tmp_path, repository):
+    one = slot.start()
+    other = type(slot)(tmp_path / "other_slot", repository)
+    try:
+        other.start()
+        stop_server(other.state)
+        assert segments(segment_prefix(slot.state))
+        assert ask(one.ports.http, "still here", 2)["text_output"] == " still here"
+    finally:
+        other.stop()
+
+
+def test_stopping_nothing_is_fine(tmp_path):
+    stop_server(tmp_path / "never")
+
+
+def test_draining_lets_a_request_in_flight_end(slot):
+    server = slot.start(environment={"TOY_STEP_SECONDS": "0.05"})
+    client = subprocess.Popen(
+        [sys.executable, "-c", _CLIENT, str(server.ports.http)], stdout=subprocess.PIPE, text=True
+    )
+    time.sleep(0.5)
+    slot.stop(drain_seconds=10)
+    assert client.communicate(timeout=10)[0].strip() == "40"
+
+
+_CLIENT = """
+import http.client, json, sys
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+connection.request("POST", "/v2/models/llm/generate", json.dumps({"text_input": "w", "max_tokens": 40}))
+print(json.loads(connection.getresponse().read())["output_tokens"])
+"""
+
+
+def test_an_interpreter_without_numpy_1_is_refused_before_the_start(slot, tmp_path):
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    with pytest.raises(Unsupported, match=r"numpy is missing.*numpy==1\.26\.4"):
+        slot.start(python=environment / "bin" / "python")
+    site = next(environment.glob("lib/python3*/site-packages"))
+    (site / "numpy-2.2.0.dist-info").mkdir()
+    (site / "numpy-2.2.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 2.2.0\n")
+    with pytest.raises(Unsupported, match=r"numpy is 2\.2\.0"):
+        slot.start(python=environment / "bin" / "python")
+
+
+def test_an_interpreter_without_a_shared_libpython_is_refused_before_the_start(slot, tmp_path):
+    fake = tmp_path / "bin" / "python3"
+    fake.parent.mkdir()
+    fake.write_text(
+        '#!/bin/sh\necho \'{"version": "3.11", "library_directory": "/usr/lib", "library": "", "numpy": "1.26.4"}\'\n'
+    )
+    fake.chmod(0o755)
+    with pytest.raises(Unsupported, match="no shared libpython"):
+        slot.start(python=fake)
+
+
+def test_a_missing_wheel_and_a_repository_without_the_model_are_named(slot, tmp_path):
+    with pytest.raises(ConfigError, match="nvidia-pytriton"):
+        slot.start(triton_home=tmp_path)
+    with pytest.raises(ConfigError, match="no model 'llm'"):
+        slot.start(repository=tmp_path)
+
+
+def test_nothing_of_our_environment_leaks_into_the_server(slot, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    server = slot.start()
+    environment = psutil.Process(server.pid).environ()
+    assert "HF_TOKEN" not in environment
+    assert "PYTHONPATH" not in environment
+
+
+def test_ports_are_loopback_only(slot):
+    server = slot.start()
+    listening = {
+        connection.laddr
+        for connection in psutil.Process(server.pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert {address.ip for address in listening} <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    wanted: ServerPorts = server.ports
+    assert {address.port for address in listening} == {wanted.http, wanted.grpc, wanted.metrics}

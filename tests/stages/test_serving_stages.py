@@ -1,0 +1,142 @@
+"""Staging, load test and staging down through the stage contract, on a real Triton server with a small model."""
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.serving.triton_server import find_server, start_server, stop_server
+from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.execute import execute
+from llm_pipeline.store import open_store
+from llm_pipeline.verdict import Verdict
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TRITON_HOME, PYTHON = ROOT / ".envs" / "triton", ROOT / ".envs" / "model" / "bin" / "python"
+TOY = ROOT / "tests" / "serving" / "toy_repository"
+
+
+def free_ports() -> dict[str, int]:
+    sockets = [socket.socket() for _ in range(3)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    numbers = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return dict(zip(("http", "grpc", "metrics"), numbers, strict=True))
+
+
+class Release:
+    """One release's requests."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.state, self.ports = root, root / "slot", free_ports()
+        self.store = open_store(f"file://{root}/store")
+        self.repository = self.publish_repository()
+        prompts = root / "prompts"
+        prompts.mkdir()
+        (prompts / "p.jsonl").write_text("".join(json.dumps({"prompt": f"w{n} v{n}"}) + "\n" for n in range(40)))
+        self.prompts = self.store.publish("dataset", prompts, {})
+
+    def publish_repository(self, golden: str = "a b a") -> ArtifactRef:
+        directory = self.root / f"repository {golden}"
+        shutil.copytree(TOY, directory, ignore=shutil.ignore_patterns("__pycache__"))
+        line = json.dumps({"prompt": "a b", "completion": golden, "max_tokens": 3}) + "\n"
+        (directory / "golden.jsonl").write_text(line * 20)
+        return self.store.publish("model_repository", directory, {})
+
+    def run(self, stage: str, config: dict, **inputs: ArtifactRef) -> StageResult | StageFailure:
+        return execute(
+            StageRequest(
+                release_id="r1", stage=stage, subject="cpu", config=config, inputs=inputs,
+                store=self.store.uri, work_root=str(self.root / "work"),
+            )
+        )  # fmt: skip
+
+    def stage(self, repository: ArtifactRef | None = None) -> StageResult | StageFailure:
+        config = {
+            "ports": self.ports, "policy": {"ready_timeout_seconds": 20}, "triton_home": str(TRITON_HOME),
+            "python": str(PYTHON), "state": str(self.state),
+        }  # fmt: skip
+        return self.run("staging", config, repository=repository or self.repository)
+
+    def load_test(self, digest: str | None = None) -> StageResult | StageFailure:
+        config = {
+            "endpoint": f"http://127.0.0.1:{self.ports['http']}",
+            "repository_digest": digest or self.repository.digest,
+            "workload": {"prompts": "p.jsonl", "rate_per_second": 30, "duration_seconds": 4, "warmup_requests": 5},
+            "policy": {"service_level": {"first_token_milliseconds": 500, "end_to_end_milliseconds": 1000},
+                       "minimum_requests": 60, "maximum_client_lag_milliseconds": 200},
+        }  # fmt: skip
+        return self.run("load_test", config, prompts=self.prompts, repository=self.repository)
+
+
+@pytest.fixture
+def release(tmp_path):
+    if not TRITON_HOME.exists() or not PYTHON.exists():
+        pytest.skip("no tritonserver or no model interpreter here")
+    release = Release(tmp_path)
+    yield release
+    stop_server(release.state)
+
+
+def test_a_candidate_is_staged_measured_and_taken_down(release):
+    staged = release.stage()
+    assert isinstance(staged, StageResult), staged
+    assert staged.judgement.verdict is Verdict.GO
+    assert staged.metrics["endpoint"] == f"http://127.0.0.1:{release.ports['http']}"
+
+    measured = release.load_test()
+    assert isinstance(measured, StageResult), measured
+    assert measured.judgement.verdict is Verdict.GO, measured.judgement.summary
+    files = release.store.fetch(measured.artifacts["load_test"])
+    assert sum(1 for _ in (files / "requests.jsonl").open()) == measured.metrics["requests"]
+    assert json.loads((files / "summary.json").read_text())["failed"] == 0
+    assert release.load_test().reused, "the same repository and traffic: measured once"
+
+    down = release.run("staging_down", {"state": str(release.state)})
+    assert down.metrics["was_running"] == 1
+    assert find_server(release.state) is None
+    assert release.run("staging_down", {"state": str(release.state)}).metrics["was_running"] == 0
+
+
+def test_a_candidate_that_fails_its_probes_is_stopped(release):
+    staged = release.stage(release.publish_repository("other words"))
+    assert staged.judgement.verdict is Verdict.NO_GO
+    assert find_server(release.state) is None
+
+
+def test_a_second_candidate_waits_for_the_first(release):
+    release.stage()
+    refused = release.stage(release.publish_repository("other words"))
+    assert isinstance(refused, StageFailure)
+    assert refused.error.family == "transient"
+    assert "another candidate is being staged" in refused.error.message
+
+
+def test_a_load_test_of_another_repository_than_the_one_served_is_refused(release):
+    release.stage()
+    failure = release.load_test("0" * 64)
+    assert isinstance(failure, StageFailure)
+    assert failure.error.type == "IntegrityError"
+    assert failure.error.family == "terminal"
+
+
+def test_a_load_test_without_a_server_may_be_tried_again(release):
+    failure = release.load_test()
+    assert isinstance(failure, StageFailure)
+    assert failure.error.family == "transient"
+
+
+def test_a_server_that_somebody_started_without_a_name_is_not_trusted(release):
+    from llm_pipeline.config.deployment import ServerPorts
+
+    start_server(
+        release.store.fetch(release.repository), ServerPorts(**release.ports),
+        triton_home=TRITON_HOME, python=PYTHON, state=release.state,
+    )  # fmt: skip
+    assert release.load_test().error.type == "IntegrityError"
