@@ -21,7 +21,7 @@ from llm_pipeline.canary import analysis
 from llm_pipeline.canary.analysis import AnalysisState, Decision, Outcome
 from llm_pipeline.canary.observations import AccessLog
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
-from llm_pipeline.canary.rollback import Patience, retire, traffic_to, wait_converged
+from llm_pipeline.canary.rollback import Patience, retire, traffic_to, wait_converged, wait_usable
 from llm_pipeline.canary.router import (
     ALL,
     Fenced,
@@ -184,6 +184,10 @@ class CanaryController:
                 detail="the candidate answers nothing",
             )
             return self._condemn(record, judge("the candidate does not answer", [fact]))
+        if not wait_usable(self._router, record.candidate, self._plan.patience.usable):
+            detail = "the router's health checks do not accept the candidate"
+            fact = _fact("candidate's health", Verdict.NO_GO, 0.0, samples=1, detail=detail)
+            return self._condemn(record, judge("the router does not reach the candidate", [fact]))
         if record.stable is None:
             return self._deploy_first(record, warm.answered, warm.prompts)
         return self._begin_tests(record, percent)

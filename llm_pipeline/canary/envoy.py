@@ -168,6 +168,20 @@ class EnvoyRouter:
             raise RouterUnavailable("the admin interface answered nonsense", where=self._where) from error
         return {slot: _endpoint(listing, (ports.http, ports.grpc)) for slot, ports in self.slots.items()}
 
+    def usable(self, slot: SlotName) -> bool | None:
+        """See `TrafficRouter.usable`."""
+        try:
+            return self.statistics()[slot].healthy
+        except RouterUnavailable:
+            return None
+
+    def active_requests(self, slot: SlotName) -> int | None:
+        """See `TrafficRouter.active_requests`."""
+        try:
+            return self.statistics()[slot].active
+        except RouterUnavailable:
+            return None
+
     def slot_of_address(self, address: str | None) -> SlotName | None:
         """The slot of an upstream address as the access log has it."""
         for slot, ports in self.slots.items():

@@ -8,6 +8,7 @@ All of them exist from the start: moving traffic changes routes only, never clus
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,8 +53,9 @@ function envoy_on_response(handle)
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 then
-      local head = chunk:getBytes(0, math.min(length, 64))
-      if string.find(head, "^data: *{ *\\"error\\"") or string.find(head, "^{ *\\"error\\"") then
+      local text = chunk:getBytes(0, length)
+      if string.find(text, "^data: *{ *\\"error\\"") or string.find(text, "\\ndata: *{ *\\"error\\"")
+          or string.find(text, "^{ *\\"error\\"") then
         handle:streamInfo():dynamicMetadata():set("envoy.filters.http.lua", "error", "1")
       end
     end
@@ -163,7 +165,7 @@ def _weighted(state: RouteState, protocol: Protocol) -> Json:
         "weighted_clusters": {"clusters": _arms(state, protocol)},
         "timeout": "0s",
         "idle_timeout": STREAM_IDLE,
-        "retry_policy": _retry_policy(protocol),
+        "retry_policy": _retry_policy(protocol, on_trial=state.candidate is not None),
     }
     if state.sticky_header:
         action["weighted_clusters"]["use_hash_policy"] = True
@@ -180,12 +182,15 @@ def _arms(state: RouteState, protocol: Protocol) -> list[Json]:
     ]
 
 
-def _retry_policy(protocol: Protocol) -> Json:
-    """Only before the first byte, and to the next priority: a candidate's failure is answered by stable."""
+def _retry_policy(protocol: Protocol, *, on_trial: bool) -> Json:
+    """Only before the first byte, and to the next priority: a candidate's failure is answered by stable.
+
+    Triton answers every error of a decoupled model with 400, its own internal ones and a full queue too, so while
+    a candidate is on trial a 400 gets a second opinion from stable; a request that really is wrong gets it twice.
+    """
     conditions = ["reset", "connect-failure", "refused-stream"]
     conditions += ["5xx"] if protocol == "http" else ["unavailable", "internal", "resource-exhausted"]
-    return {
-        "retry_on": ",".join(conditions),
+    policy: Json = {
         "num_retries": 2,
         "retry_back_off": {"base_interval": "0.02s", "max_interval": "0.2s"},
         "retry_priority": _named(
@@ -194,6 +199,10 @@ def _retry_policy(protocol: Protocol) -> Json:
             update_frequency=1,
         ),
     }
+    if on_trial and protocol == "http":
+        conditions.append("retriable-status-codes")
+        policy["retriable_status_codes"] = [HTTPStatus.BAD_REQUEST.value]
+    return {**policy, "retry_on": ",".join(conditions)}
 
 
 def _slot_clusters(slot: SlotName, protocol: Protocol, port: int) -> list[Json]:

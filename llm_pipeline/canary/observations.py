@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class ObservedRequest:
         arm: The slot that the router chose.
         on_trial: The arm was the candidate's at that time (with fail-over).
         fault: The server of the arm failed it, hidden by fail-over or not.
-        error: A fault, or an answer that says no (4xx).
+        error: A fault, or an answer that says no (4xx, to which every server that was asked agreed).
         lost: The user saw a failure.
         cancelled: The user went away; says nothing about the server.
         streaming: The answer was a stream of tokens.
@@ -223,10 +224,13 @@ def _parse(line: bytes, slot_of_address: Callable[[str | None], SlotName | None]
         return None
     flags = set(str(entry.get("flags") or "-").split(",")) - {"-"}
     cancelled = bool(flags & _CANCELLED_FLAGS)
-    said_no = entry.get("reported_error") is not None or entry.get("grpc_status") in _SERVER_GRPC_STATUSES
-    broken = not cancelled and (code >= 500 or code == 0 or bool(flags & _FAULT_FLAGS) or said_no)  # noqa: PLR2004
-    hidden = not cancelled and (attempts > 1 or slot_of_address(entry.get("host")) != arm)
-    refused = not cancelled and code >= 400  # noqa: PLR2004
+    inside = code == HTTPStatus.OK and entry.get("reported_error") is not None
+    said_no = inside or entry.get("grpc_status") in _SERVER_GRPC_STATUSES
+    broken = not cancelled and (
+        code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == 0 or bool(flags & _FAULT_FLAGS) or said_no
+    )
+    refused = not cancelled and HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR
+    hidden = not (cancelled or refused) and (attempts > 1 or slot_of_address(entry.get("host")) != arm)
     return ObservedRequest(
         started_at=started_at,
         arm=arm,

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, take_over
 from llm_pipeline.canary.router import (
     RouterRejected,
@@ -44,12 +43,14 @@ class Patience:
         write: For writing the routes; then the rollback fails and is retried by its caller.
         confirm: For the router's acknowledgement; then it goes on unconfirmed.
         drain: For requests in flight at the candidate; then they are cut.
+        usable: For the router's health checks to accept a fresh candidate; then it is not tried.
         blind_drain: Waited instead when the router does not tell what is in flight.
     """
 
     write: float = 60.0
     confirm: float = 5.0
     drain: float = 15.0
+    usable: float = 15.0
     blind_drain: float = 2.0
 
 
@@ -123,6 +124,11 @@ def wait_converged(router: TrafficRouter, revision: str, seconds: float) -> bool
         return False
 
 
+def wait_usable(router: TrafficRouter, slot: SlotName, seconds: float) -> bool:
+    """Wait until the router's own health checks accept the slot; a router that cannot tell is taken at its word."""
+    return _wait(lambda: router.usable(slot) is not False, seconds)
+
+
 def retire(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, patience: Patience) -> None:
     """Let requests in flight finish, then stop the slot's server."""
     if slots.alive(slot):
@@ -168,18 +174,10 @@ def _router_epoch(router: TrafficRouter | None) -> int:
 
 
 def _drain(router: TrafficRouter | None, slot: SlotName, patience: Patience) -> None:
-    if not isinstance(router, EnvoyRouter):
+    if router is None or router.active_requests(slot) is None:
         time.sleep(patience.blind_drain)
-        return
-
-    def idle() -> bool:
-        return router.statistics()[slot].active == 0
-
-    try:
-        if not _wait(idle, patience.drain):
-            log.warning("requests still in flight are cut", slot=slot, seconds=patience.drain)
-    except RouterUnavailable:
-        time.sleep(patience.blind_drain)
+    elif not _wait(lambda: not router.active_requests(slot), patience.drain):
+        log.warning("requests still in flight are cut", slot=slot, seconds=patience.drain)
 
 
 def _write_with_retries(router: TrafficRouter, want: RouteState, seconds: float) -> str:

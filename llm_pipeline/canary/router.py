@@ -107,3 +107,9 @@ class TrafficRouter(Protocol):
         Raises:
             RouterRejected: The data plane refused it and kept its old state.
         """
+
+    def usable(self, slot: SlotName) -> bool | None:
+        """Whether the router would send requests to the slot now; None when that cannot be known."""
+
+    def active_requests(self, slot: SlotName) -> int | None:
+        """Requests in flight at the slot; None when that cannot be known."""

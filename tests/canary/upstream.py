@@ -1,4 +1,7 @@
-"""A small server that looks like Triton's HTTP side; one slot of the canary tests. Run: upstream.py NAME PORT."""
+"""A small server that answers like Triton's HTTP side; what serves in a slot of the canary tests.
+
+Run: upstream.py NAME PORT. It obeys LLM_PIPELINE_DRILL, and like Triton it reports the model's errors with 400.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,40 @@ NAME = sys.argv[1]
 DRILL = json.loads(os.environ.get("LLM_PIPELINE_DRILL", "{}"))
 DELAY_SECONDS = DRILL.get("delay_milliseconds", 0.0) / 1000
 FAILURE_FRACTION = DRILL.get("failure_fraction", 0.0)
-BASE_SECONDS = float(os.environ.get("BASE_MILLISECONDS", "5")) / 1000
+BASE_SECONDS = float(os.environ.get("BASE_MILLISECONDS", "4")) / 1000
 HEADERS = {"x-served-by": NAME}
 
 
-async def generate(request: web.Request) -> web.Response:
-    await request.read()
+def answer(tokens: int, text: str, *, last: bool) -> dict[str, object]:
+    return {"text_output": text, "output_tokens": tokens, "finish_reason": "length" if last else ""}
+
+
+async def think() -> bool:
     await asyncio.sleep(random.expovariate(1 / BASE_SECONDS) + DELAY_SECONDS)
-    if random.random() < FAILURE_FRACTION:
-        return web.json_response({"error": "drill"}, status=500, headers=HEADERS)
-    return web.json_response({"text_output": NAME, "output_tokens": 1}, headers=HEADERS)
+    return random.random() >= FAILURE_FRACTION
+
+
+async def generate(request: web.Request) -> web.Response:
+    asked = await request.json()
+    if not await think():
+        return web.json_response({"error": "drill"}, status=400, headers=HEADERS)
+    return web.json_response(answer(int(asked["max_tokens"]), NAME, last=True), headers=HEADERS)
 
 
 async def generate_stream(request: web.Request) -> web.StreamResponse:
-    await request.read()
-    await asyncio.sleep(random.expovariate(1 / BASE_SECONDS) + DELAY_SECONDS)
-    if random.random() < FAILURE_FRACTION:
-        return web.json_response({"error": "drill"}, status=500, headers=HEADERS)
+    asked = await request.json()
+    if not await think():
+        return web.json_response({"error": "drill"}, status=400, headers=HEADERS)
     response = web.StreamResponse(headers={"content-type": "text/event-stream", **HEADERS})
     await response.prepare(request)
-    for number in range(4):
-        if request.query.get("fail") == "1" and number == 2:
-            await response.write(b'data: {"error":"in the middle"}\n\n')
+    tokens = int(asked["max_tokens"])
+    for number in range(tokens):
+        if asked["text_input"] == "break in the middle" and number == 2:
+            await response.write(b'data: {"error":"broke in the middle"}\n\n')
             break
-        await response.write(b"data: " + json.dumps({"text_output": NAME, "output_tokens": 1}).encode() + b"\n\n")
-        await asyncio.sleep(BASE_SECONDS)
+        chunk = json.dumps(answer(1, NAME, last=number == tokens - 1))
+        await response.write(f"data: {chunk}\n\n".encode())
+        await asyncio.sleep(BASE_SECONDS / 4)
     await response.write_eof()
     return response
 

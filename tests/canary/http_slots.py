@@ -1,0 +1,62 @@
+"""Slots of the canary tests: the `SlotControl` port over `upstream.py` processes that outlive the controller."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.slots import WarmUp
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.runners import detached
+from llm_pipeline.stages.contract import ArtifactRef
+
+UPSTREAM = Path(__file__).with_name("upstream.py")
+
+
+class HttpSlots:
+    def __init__(self, root: Path, ports: dict[SlotName, ServerPorts], drill: dict[str, float] | None = None) -> None:
+        self.root = root
+        self.ports = ports
+        self.drill = drill
+
+    def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:
+        if not self.alive(slot):
+            self._start(slot, {})
+
+    def replace(self, slot: SlotName, repository: ArtifactRef) -> None:
+        if not self.alive(slot):
+            self._start(slot, {"LLM_PIPELINE_DRILL": json.dumps(self.drill)} if self.drill else {})
+
+    def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
+        return WarmUp(prompts=1, answered=1, matched=1, seconds=0.0)
+
+    def alive(self, slot: SlotName) -> bool:
+        process = detached.load(self.record(slot))
+        return process is not None and process.alive
+
+    def stop(self, slot: SlotName) -> None:
+        if process := detached.load(self.record(slot)):
+            detached.stop(process)
+
+    def pid(self, slot: SlotName) -> int:
+        process = detached.load(self.record(slot))
+        assert process is not None
+        return process.pid
+
+    def record(self, slot: SlotName) -> Path:
+        return self.root / slot / "process.json"
+
+    def _start(self, slot: SlotName, environment: dict[str, str]) -> None:
+        port = self.ports[slot].http
+        command = [sys.executable, str(UPSTREAM), slot, str(port)]
+        log = self.root / slot / "log"
+        detached.start(slot, command, self.record(slot), log=log, environment={**os.environ, **environment})
+        deadline = time.monotonic() + 15
+        while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from llm_pipeline.canary.analysis import (
+    AnalysisState,
+    Decision,
+    Outcome,
+    Thresholds,
+    begin,
+    begin_step,
+    decide,
+    fix_thresholds,
+    observe,
+    window,
+)
+from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.verdict import Verdict
+
+POLICY = CanaryPolicy(minimum_bake_seconds=10, maximum_bake_seconds=60, minimum_requests=20)
+LIMITS = Thresholds(first_token_milliseconds=50.0, end_to_end_milliseconds=100.0, requests=100)
+
+
+def request(arm="blue", *, at=0.0, fault=False, refused=False, total=20.0, first=10.0, **changes) -> ObservedRequest:
+    values = {
+        "started_at": at,
+        "arm": arm,
+        "on_trial": arm == "green",
+        "fault": fault,
+        "error": fault or refused,
+        "lost": refused,
+        "cancelled": False,
+        "streaming": True,
+        "first_byte_milliseconds": first,
+        "total_milliseconds": total,
+        "bytes_sent": 100,
+    }
+    return ObservedRequest(**{**values, **changes})
+
+
+def started(share: float = 0.5, thresholds: Thresholds = LIMITS) -> AnalysisState:
+    return begin_step(begin(thresholds, POLICY), share)
+
+
+def look(
+    state: AnalysisState, requests: list[ObservedRequest], elapsed: float = 30.0
+) -> tuple[AnalysisState, Decision]:
+    state = observe(state, window(requests, "green", LIMITS, 0.0))
+    return state, decide(state, POLICY, elapsed)
+
+
+def verdicts(decision: Decision) -> dict[str, Verdict]:
+    return {fact.name: fact.verdict for fact in decision.judgement.evidence}
+
+
+def mixed(candidate: int, stable: int, **of_candidate) -> list[ObservedRequest]:
+    """Slow and fast requests, 10 % slow in both arms, unless said otherwise of the candidate."""
+    both = [request("blue", at=number, total=150.0 if number % 10 == 0 else 20.0) for number in range(stable)]
+    both += [
+        request("green", at=number, **{"total": 150.0 if number % 10 == 0 else 20.0, **of_candidate})
+        for number in range(candidate)
+    ]
+    return both
+
+
+def test_a_clean_step_passes() -> None:
+    _, decision = look(started(), mixed(50, 50))
+    assert decision.outcome is Outcome.PASS
+    assert decision.judgement.verdict is Verdict.GO
+
+
+def test_a_clean_step_bakes_for_its_minimum_time() -> None:
+    _, decision = look(started(), mixed(50, 50), elapsed=9.9)
+    assert decision.outcome is Outcome.CONTINUE
+
+
+def test_a_step_with_too_few_candidate_requests_goes_on_and_is_undecided_at_the_end() -> None:
+    state, decision = look(started(0.05), mixed(2, 40))
+    assert decision.outcome is Outcome.CONTINUE
+    _, decision = look(state, [], elapsed=60.0)
+    assert decision.outcome is Outcome.UNDECIDED
+    assert decision.judgement.verdict is Verdict.INCONCLUSIVE
+
+
+def test_no_traffic_at_all_never_passes() -> None:
+    _, decision = look(started(), [], elapsed=60.0)
+    assert decision.outcome is Outcome.UNDECIDED
+
+
+def test_consecutive_failures_roll_back_at_once() -> None:
+    faults = [request("green", at=100 + number, fault=True) for number in range(5)]
+    _, decision = look(started(), [*mixed(3, 8), *faults], elapsed=0.5)
+    assert decision.outcome is Outcome.REGRESSED
+    assert verdicts(decision) == {"immediate guard": Verdict.NO_GO}
+
+
+def test_a_run_of_failures_is_counted_across_looks() -> None:
+    state, decision = look(started(), [request("green", fault=True) for _ in range(3)], elapsed=0.5)
+    assert decision.outcome is Outcome.CONTINUE
+    state, decision = look(state, [request("blue")], elapsed=1.0)
+    state, decision = look(state, [request("green", fault=True) for _ in range(2)], elapsed=1.5)
+    assert decision.outcome is Outcome.REGRESSED
+
+
+def test_a_success_ends_the_run_of_failures() -> None:
+    state, _ = look(started(), [request("green", fault=True) for _ in range(4)], elapsed=0.5)
+    state, _ = look(state, [request("green", at=1), request("blue", at=1)], elapsed=1.0)
+    assert state.step is not None
+    assert state.step.faults_in_a_row == 0
+
+
+def test_a_clients_bad_requests_are_nobodys_failures_in_a_row() -> None:
+    refused = [request("green", at=number, refused=True) for number in range(8)]
+    refused += [request("blue", at=number, refused=True) for number in range(8)]
+    _, decision = look(started(), refused, elapsed=0.5)
+    assert decision.outcome is Outcome.CONTINUE
+
+
+def test_half_of_twenty_requests_failing_rolls_back_at_once() -> None:
+    alternating = [request("green", at=number, fault=number % 2 == 0) for number in range(20)]
+    _, decision = look(started(), alternating + [request("blue", at=n) for n in range(20)], elapsed=0.5)
+    assert decision.outcome is Outcome.REGRESSED
+
+
+def test_a_slower_candidate_regresses_and_the_evidence_names_the_metric() -> None:
+    _, decision = look(started(), mixed(60, 60, total=500.0, first=400.0), elapsed=3.0)
+    assert decision.outcome is Outcome.REGRESSED
+    assert verdicts(decision)["slow end to end"] is Verdict.NO_GO
+    assert verdicts(decision)["slow first token"] is Verdict.NO_GO
+    assert verdicts(decision)["errors"] is Verdict.GO
+
+
+def test_a_late_first_token_alone_regresses() -> None:
+    _, decision = look(started(), mixed(60, 60, first=90.0), elapsed=3.0)
+    assert [name for name, verdict in verdicts(decision).items() if verdict is Verdict.NO_GO] == ["slow first token"]
+
+
+def test_a_wrong_split_is_anomalous_before_any_comparison() -> None:
+    _, decision = look(started(0.05), mixed(200, 200, total=500.0))
+    assert decision.outcome is Outcome.ANOMALOUS
+    assert verdicts(decision) == {"sample ratio": Verdict.ANOMALOUS}
+
+
+def test_the_guard_protects_users_even_when_the_split_is_wrong() -> None:
+    faults = [request("green", at=number, fault=True) for number in range(200)]
+    _, decision = look(started(0.05), faults, elapsed=0.5)
+    assert decision.outcome is Outcome.REGRESSED
+
+
+def test_both_arms_failing_blames_nobody_and_holds() -> None:
+    both = [request(arm, at=number, fault=True) for number in range(40) for arm in ("blue", "green")]
+    state, decision = look(started(), both)
+    assert decision.outcome is Outcome.CONTINUE
+    assert verdicts(decision)["stable itself"] is Verdict.INCONCLUSIVE
+    _, decision = look(state, [], elapsed=60.0)
+    assert decision.outcome is Outcome.UNDECIDED
+
+
+def test_requests_that_started_before_the_step_do_not_count() -> None:
+    seen = window([request("green", at=1.0), request("green", at=3.0)], "green", LIMITS, 2.0)
+    assert seen.candidate.requests == 1
+
+
+def test_cancelled_requests_count_for_the_split_and_nothing_else() -> None:
+    seen = window([request("green", cancelled=True, total=900.0)], "green", LIMITS, 0.0)
+    assert (seen.candidate.requests, seen.candidate.answered, seen.candidate.slow) == (1, 0, 0)
+
+
+def test_a_small_clean_step_says_that_parity_is_not_proven_and_a_large_one_that_it_is() -> None:
+    _, decision = look(started(), mixed(30, 30))
+    slow = next(fact for fact in decision.judgement.evidence if fact.name == "slow end to end")
+    assert "no regression seen, parity not proven" in slow.detail
+    _, decision = look(started(), mixed(4000, 4000))
+    slow = next(fact for fact in decision.judgement.evidence if fact.name == "slow end to end")
+    assert slow.detail.startswith("parity proven")
+
+
+def test_at_100_percent_there_is_nothing_to_compare_with_and_the_earlier_comparison_stands() -> None:
+    state, _ = look(started(0.5), mixed(50, 50))
+    before = state.metrics
+    state, decision = look(begin_step(state, 1.0), [request("green", at=number) for number in range(40)])
+    assert state.metrics == before
+    assert decision.outcome is Outcome.PASS
+
+
+def test_alpha_is_split_over_the_metrics() -> None:
+    _, decision = look(started(), mixed(50, 50))
+    assert "(limit 60)" in next(fact.detail for fact in decision.judgement.evidence if fact.name == "errors")
+
+
+def test_the_state_survives_storage() -> None:
+    state, _ = look(started(), mixed(50, 50))
+    assert AnalysisState.model_validate_json(state.model_dump_json()) == state
+
+
+def test_slow_is_stables_quantile() -> None:
+    found = fix_thresholds([request(total=float(number), first=number / 2) for number in range(1, 101)], POLICY)
+    assert found == Thresholds(first_token_milliseconds=45.0, end_to_end_milliseconds=90.0, requests=100)
+
+
+def test_too_little_traffic_fixes_no_threshold() -> None:
+    assert fix_thresholds([request() for _ in range(19)], POLICY) is None
+
+
+def test_without_streams_the_first_token_is_not_judged() -> None:
+    found = fix_thresholds([request(streaming=False) for _ in range(50)], POLICY)
+    assert found is not None
+    assert found.first_token_milliseconds is None
+    assert [metric.name for metric in begin(found, POLICY).metrics] == ["errors", "slow end to end"]
+
+
+@pytest.mark.slow
+def test_good_candidates_pass_and_slow_ones_do_not_over_whole_canaries() -> None:
+    good = [canary(random.Random(seed), delay=0.0) for seed in range(60)]
+    slow = [canary(random.Random(seed), delay=60.0) for seed in range(30)]
+    assert good.count(Outcome.PASS) >= 57
+    assert slow.count(Outcome.REGRESSED) == 30
+
+
+def canary(draws: random.Random, delay: float) -> Outcome:
+    """A canary of 5, 25, 50 and 100 % at 20 requests a second with lognormal latencies, second by second."""
+
+    def one(arm: str, at: float) -> ObservedRequest:
+        total = math.exp(draws.gauss(3.0, 0.5)) + (delay if arm == "green" else 0.0)
+        return request(arm, at=at, total=total, first=total / 2)
+
+    thresholds = fix_thresholds([one("blue", 0.0) for _ in range(200)], POLICY)
+    assert thresholds is not None
+    state = begin(thresholds, POLICY)
+    for share in (0.05, 0.25, 0.5, 1.0):
+        state, second, outcome = begin_step(state, share), 0, Outcome.CONTINUE
+        while outcome is Outcome.CONTINUE:
+            second += 1
+            now = [one("green" if draws.random() < share else "blue", second) for _ in range(20)]
+            state = observe(state, window(now, "green", thresholds, 0.0))
+            outcome = decide(state, POLICY, second).outcome
+        if outcome is not Outcome.PASS:
+            return outcome
+    return Outcome.PASS

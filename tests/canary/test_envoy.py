@@ -1,0 +1,189 @@
+"""The Envoy adapter against the real proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections import Counter
+
+import aiohttp
+import pytest
+
+from llm_pipeline.canary.envoy import replace_json
+from llm_pipeline.canary.envoy_process import find_router, stop_router
+from llm_pipeline.canary.observations import AccessLog, LogCursor
+from llm_pipeline.canary.router import Fenced, RouterConflict, RouterRejected, RouteState, all_to
+from llm_pipeline.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+
+
+def split(percent: float, epoch: int = 1, **changes) -> RouteState:
+    green = round(percent * 100)
+    values = {"weights": {"blue": 10_000 - green, "green": green}, "candidate": "green", "owner": "t", "epoch": epoch}
+    return RouteState(**{**values, **changes})
+
+
+def shift(site, want: RouteState) -> str:
+    revision = site.router.write(want, None)
+    deadline = time.monotonic() + 5
+    while not site.router.converged(revision):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return revision
+
+
+def ask(site, count: int, *, verb="generate", prompt="one", headers=None) -> list[tuple[int, str, str]]:
+    """Status, server and attempts of `count` requests, eight at a time."""
+
+    async def all_of_them() -> list[tuple[int, str, str]]:
+        limit = asyncio.Semaphore(8)
+        async with aiohttp.ClientSession() as session:
+
+            async def one(number: int) -> tuple[int, str, str]:
+                body = {"text_input": prompt, "max_tokens": 4}
+                extra = headers(number) if headers else {}
+                url = f"{site.url}/v2/models/llm/{verb}"
+                async with limit, session.post(url, json=body, headers=extra) as answer:
+                    await answer.read()
+                    seen = answer.headers
+                    return answer.status, seen.get("x-served-by", ""), seen.get("x-envoy-attempt-count", "")
+
+            return await asyncio.gather(*(one(number) for number in range(count)))
+
+    return asyncio.run(all_of_them())
+
+
+def both_up(site, drill=None) -> None:
+    site.control.drill = drill
+    site.control.replace("green", None)
+    deadline = time.monotonic() + 10
+    while not site.router.usable("green"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_measured_split_is_the_written_one(site) -> None:
+    both_up(site)
+    shift(site, split(25))
+    share = sum(server == "green" for _, server, _ in ask(site, 1200)) / 1200
+    assert 0.19 < share < 0.31, "within five standard deviations"
+
+
+def test_read_gives_back_what_was_written(site) -> None:
+    want = split(5, epoch=3, sticky_header="x-session-id")
+    revision = shift(site, want)
+    assert site.router.read() == (want, revision)
+    assert revision.startswith("3:")
+
+
+def test_the_same_write_twice_is_one_revision(site) -> None:
+    assert shift(site, split(5)) == site.router.write(split(5), None)
+
+
+def test_an_old_epoch_is_fenced(site) -> None:
+    shift(site, split(5, epoch=7))
+    with pytest.raises(Fenced, match="epoch 6 is over"):
+        site.router.write(split(50, epoch=6), None)
+    assert site.router.read()[0].weights["green"] == 500
+
+
+def test_a_write_over_a_changed_revision_is_a_conflict(site) -> None:
+    _, old = site.router.read()
+    shift(site, split(5))
+    with pytest.raises(RouterConflict):
+        site.router.write(split(25), old)
+
+
+def test_routes_to_an_unknown_cluster_are_refused_and_traffic_goes_on(site) -> None:
+    shift(site, split(5))
+    revision = site.router.write(split(6), None)
+    document = json.loads(site.router.files.routes.read_text())
+    text = json.dumps(document).replace("green_failover", "purple").replace(revision, "1:99:t")
+    replace_json(site.router.files.routes, json.loads(text))
+    deadline = time.monotonic() + 5
+    with pytest.raises(RouterRejected):
+        while time.monotonic() < deadline:
+            site.router.converged("1:99:t")
+            time.sleep(0.05)
+    assert {status for status, _, _ in ask(site, 50)} == {200}
+
+
+def test_an_unacknowledged_revision_is_not_converged(site) -> None:
+    assert site.router.converged("1:2:nobody") is False
+
+
+def test_without_an_admin_interface_convergence_is_unknown(site) -> None:
+    revision = shift(site, split(5))
+    stop_router(site.router_state)
+    assert site.router.converged(revision) is None
+
+
+def test_the_router_comes_back_with_the_weights_it_had(site) -> None:
+    both_up(site)
+    shift(site, split(25))
+    stop_router(site.router_state)
+    assert find_router(site.router_state) is None
+    site.start_router()
+    assert site.router.read()[0] == split(25)
+    assert len({server for _, server, _ in ask(site, 100)}) == 2
+
+
+def test_starting_it_again_finds_the_running_one(site) -> None:
+    process = site.router.files.record.read_text()
+    site.start_router()
+    assert site.router.files.record.read_text() == process
+
+
+def test_a_port_in_use_is_a_clear_error(site) -> None:
+    stop_router(site.router_state)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", site.place.port))
+        other.listen()
+        with pytest.raises(ConfigError, match=f"port {site.place.port} of the router is in use"):
+            site.start_router()
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_a_candidate_that_fails_every_request_fails_none_for_users(site, verb) -> None:
+    both_up(site, {"failure_fraction": 1.0})
+    shift(site, split(50))
+    answers = ask(site, 200, verb=verb)
+    assert {(status, server) for status, server, _ in answers} == {(200, "blue")}
+    assert any(attempts == "2" for _, _, attempts in answers)
+    time.sleep(0.8)
+    requests, _ = AccessLog(site.router.files.access_log, site.router.slot_of_address).read(LogCursor())
+    candidate = [request for request in requests if request.arm == "green"]
+    assert len(candidate) > 50
+    assert all(request.fault and not request.lost for request in candidate)
+    statistics = site.router.statistics()["green"]
+    assert statistics.failures >= 0.9 * len(candidate), "the router's own counters agree"
+
+
+def test_an_error_inside_a_stream_is_seen_in_the_access_log(site) -> None:
+    ask(site, 3, verb="generate_stream", prompt="break in the middle")
+    time.sleep(0.8)
+    requests, _ = AccessLog(site.router.files.access_log, site.router.slot_of_address).read(LogCursor())
+    assert Counter(request.lost for request in requests) == {True: 3}
+
+
+def test_sessions_stay_in_their_arm_and_none_leaves_the_candidate_while_it_grows(site) -> None:
+    both_up(site)
+    on_candidate: set[int] = set()
+    for percent in (5, 25, 50):
+        shift(site, split(percent, epoch=int(percent), sticky_header="x-session-id"))
+        answers = ask(site, 300, headers=lambda number: {"x-session-id": f"user-{number}"})
+        now = {number for number, (_, server, _) in enumerate(answers) if server == "green"}
+        assert on_candidate <= now
+        on_candidate = now
+    assert len(on_candidate) > 100
+
+
+def test_all_traffic_to_one_slot_is_all_traffic(site) -> None:
+    both_up(site)
+    shift(site, split(50))
+    shift(site, all_to("green", owner="t", epoch=2))
+    assert {server for _, server, _ in ask(site, 100)} == {"green"}

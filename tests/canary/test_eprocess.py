@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from llm_pipeline.canary.eprocess import RateTest, SplitTest
+
+Windows = list[tuple[int, int, int, int]]
+
+
+def after(test: RateTest, windows: Windows) -> RateTest:
+    for e_c, e_s, n_c, n_s in windows:
+        test = test.observe(candidate_events=e_c, stable_events=e_s, candidate_requests=n_c, stable_requests=n_s)
+    return test
+
+
+def direct(test: RateTest, windows: Windows) -> float:
+    """The formula of the module's docstring, written out."""
+    total = 0.0
+    for ratio in test.alternatives:
+        product = 1.0
+        for e_c, e_s, n_c, n_s in windows:
+            p, p0 = n_c * ratio / (n_c * ratio + n_s), n_c * test.ratio / (n_c * test.ratio + n_s)
+            product *= (p / p0) ** e_c * ((1 - p) / (1 - p0)) ** e_s
+        total += product
+    return total / len(test.alternatives)
+
+
+def rejections(
+    test: RateTest, *, base: float, ratio: float, rate: float, share: float, looks: int, runs: int, alpha: float
+) -> float:
+    draws = np.random.default_rng(20261121)
+    rejected = 0
+    for _ in range(runs):
+        state = test
+        n_c, n_s = draws.poisson(rate * share, looks), draws.poisson(rate * (1 - share), looks)
+        e_c, e_s = draws.binomial(n_c, min(1.0, base * ratio)), draws.binomial(n_s, base)
+        for window in zip(e_c, e_s, n_c, n_s, strict=True):
+            state = after(state, [tuple(int(value) for value in window)])
+            if state.rejects(alpha):
+                rejected += 1
+                break
+    return rejected / runs
+
+
+@pytest.mark.parametrize("side", ["hi", "lo"])
+def test_it_is_the_formula(side) -> None:
+    windows = [(2, 3, 10, 190), (0, 1, 7, 150), (4, 2, 60, 140)]
+    test = after(RateTest.start(side, 1.5), windows)
+    assert test.value == pytest.approx(direct(test, windows), rel=1e-9)
+
+
+def test_without_data_the_e_value_is_one() -> None:
+    assert RateTest.start("hi", 1.5).value == 1.0
+
+
+def test_a_window_with_an_empty_arm_waits_for_the_next_one() -> None:
+    split = after(RateTest.start("hi", 1.5), [(0, 2, 0, 30), (3, 1, 12, 40)])
+    whole = after(RateTest.start("hi", 1.5), [(3, 3, 12, 70)])
+    assert split.value == pytest.approx(whole.value)
+
+
+def test_a_stored_test_continues_as_the_same_test() -> None:
+    windows = [(1, 3, 10, 190), (2, 2, 11, 201)]
+    half = after(RateTest.start("hi", 2.0), windows[:1])
+    resumed = RateTest.model_validate_json(half.model_dump_json())
+    assert after(resumed, windows[1:]) == after(RateTest.start("hi", 2.0), windows)
+
+
+def test_an_early_rejection_is_not_forgotten() -> None:
+    test = after(RateTest.start("hi", 1.5), [(20, 0, 20, 380)])
+    later = after(test, [(0, 40, 2000, 2000)] * 5)
+    assert later.value < 1.0 < later.largest
+    assert later.rejects(0.05)
+
+
+def test_more_events_than_requests_are_refused() -> None:
+    with pytest.raises(ValueError, match="between 0"):
+        RateTest.start("hi", 1.5).observe(candidate_events=2, stable_events=0, candidate_requests=1, stable_requests=1)
+
+
+@pytest.mark.parametrize(("base", "share", "ratio"), [(0.002, 0.05, 1.5), (0.1, 0.05, 2.0), (0.1, 0.5, 2.0)])
+def test_a_candidate_at_the_tolerated_limit_is_rolled_back_no_more_often_than_alpha(base, share, ratio) -> None:
+    found = rejections(
+        RateTest.start("hi", ratio), base=base, ratio=ratio, rate=20, share=share, looks=120, runs=200, alpha=0.05
+    )
+    assert found <= 0.05
+
+
+def test_an_equal_candidate_is_practically_never_rolled_back() -> None:
+    test = RateTest.start("hi", 1.5)
+    assert rejections(test, base=0.02, ratio=1.0, rate=20, share=0.25, looks=120, runs=200, alpha=0.05) <= 0.01
+
+
+def test_a_tenfold_error_rate_is_caught() -> None:
+    test = RateTest.start("hi", 1.5)
+    assert rejections(test, base=0.01, ratio=10.0, rate=20, share=0.25, looks=120, runs=100, alpha=0.05 / 3) >= 0.95
+
+
+def test_non_inferiority_is_proven_with_enough_traffic_and_only_for_good_candidates() -> None:
+    test = RateTest.start("lo", 2.0)
+    good = rejections(test, base=0.1, ratio=1.0, rate=50, share=0.5, looks=120, runs=60, alpha=0.05)
+    bad = rejections(test, base=0.1, ratio=2.0, rate=50, share=0.5, looks=120, runs=200, alpha=0.05)
+    assert good >= 0.95
+    assert bad <= 0.05
+
+
+def test_a_wrong_split_is_found_and_a_right_one_is_not() -> None:
+    draws = np.random.default_rng(3)
+    right = wrong = SplitTest(intended=0.25)
+    for _ in range(100):
+        n = int(draws.poisson(20))
+        for_right, for_wrong = int(draws.binomial(n, 0.25)), int(draws.binomial(n, 0.10))
+        right = right.observe(candidate_requests=for_right, stable_requests=n - for_right)
+        wrong = wrong.observe(candidate_requests=for_wrong, stable_requests=n - for_wrong)
+    assert not right.rejects(0.001)
+    assert wrong.rejects(0.001)
+
+
+def test_right_splits_are_called_wrong_no_more_often_than_alpha() -> None:
+    draws = np.random.default_rng(4)
+    rejected = 0
+    for _ in range(300):
+        test = SplitTest(intended=0.05)
+        for chosen in draws.binomial(20, 0.05, 60):
+            test = test.observe(candidate_requests=int(chosen), stable_requests=20 - int(chosen))
+        rejected += test.rejects(0.05)
+    assert rejected / 300 <= 0.05
+
+
+def test_at_100_percent_one_request_to_stable_is_decisive() -> None:
+    test = SplitTest(intended=1.0).observe(candidate_requests=500, stable_requests=0)
+    assert not test.rejects(0.001)
+    assert test.observe(candidate_requests=0, stable_requests=1).rejects(0.001)
+
+
+def test_huge_evidence_does_not_overflow() -> None:
+    test = after(RateTest.start("hi", 1.5), [(1000, 0, 1000, 100_000)])
+    assert math.isfinite(test.value)
+    assert RateTest.model_validate_json(test.model_dump_json()) == test

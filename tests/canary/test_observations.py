@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.canary.observations import AccessLog, LogCursor, ObservedRequest, timeline
+
+ADDRESSES = {"127.0.0.1:1": "blue", "127.0.0.1:2": "green"}
+
+
+def line(**changes) -> str:
+    entry = {
+        "started_at": "100.000",
+        "cluster": "blue",
+        "host": "127.0.0.1:1",
+        "code": 200,
+        "grpc_status": None,
+        "flags": "-",
+        "first_byte_ms": 5,
+        "total_ms": 9,
+        "bytes": 40,
+        "attempts": 1,
+        "path": "/v2/models/llm/generate",
+        "reported_error": None,
+    }
+    return json.dumps({**entry, **changes}) + "\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "access.jsonl"
+
+
+def log(path: Path) -> AccessLog:
+    return AccessLog(path, ADDRESSES.get)
+
+
+def one(log_path: Path, **changes) -> ObservedRequest:
+    log_path.write_text(line(**changes))
+    (request,) = log(log_path).read(LogCursor())[0]
+    return request
+
+
+def test_a_request_is_read_with_its_arm_and_times(path) -> None:
+    request = one(path, cluster="green_failover", host="127.0.0.1:2", path="/v2/models/llm/generate_stream?x=1")
+    assert (request.arm, request.on_trial, request.streaming) == ("green", True, True)
+    assert (request.first_byte_milliseconds, request.total_milliseconds, request.started_at) == (5.0, 9.0, 100.0)
+    assert not (request.error or request.fault or request.lost)
+
+
+def test_grpc_arms_are_the_same_slots(path) -> None:
+    assert one(path, cluster="green_grpc_failover", host="127.0.0.1:2", path="/x/ModelStreamInfer").arm == "green"
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        {"host": "127.0.0.1:1", "attempts": 2},
+        {"host": "127.0.0.1:1", "attempts": 1},
+        {"host": "127.0.0.1:2", "attempts": 2},
+    ],
+    ids=["answered by stable", "ejected", "second attempt"],
+)
+def test_a_failure_that_failover_hid_is_charged_to_the_candidate_and_not_lost(path, hidden) -> None:
+    request = one(path, cluster="green_failover", **hidden)
+    assert (request.fault, request.error, request.lost) == (True, True, False)
+
+
+@pytest.mark.parametrize(
+    "failure", [{"code": 503}, {"code": 0}, {"flags": "UC"}, {"grpc_status": 14}, {"reported_error": "1"}]
+)
+def test_a_failure_that_a_user_saw_is_lost(path, failure) -> None:
+    request = one(path, **failure)
+    assert (request.fault, request.lost) == (True, True)
+
+
+def test_a_request_that_every_server_refuses_is_an_error_and_no_fault(path) -> None:
+    request = one(path, code=400, attempts=3, reported_error="1", cluster="green_failover")
+    assert (request.error, request.fault, request.lost) == (True, False, True)
+
+
+def test_a_user_who_goes_away_is_no_failure(path) -> None:
+    request = one(path, code=0, flags="DC")
+    assert (request.cancelled, request.error, request.fault) == (True, False, False)
+
+
+def test_requests_without_an_arm_and_damaged_lines_are_left_out(path) -> None:
+    path.write_text(line(cluster=None) + '{"half":\n' + line())
+    assert len(log(path).read(LogCursor())[0]) == 1
+
+
+def test_a_line_is_read_once_and_only_when_it_is_whole(path) -> None:
+    path.write_text(line() + line()[:20])
+    requests, cursor = log(path).read(LogCursor())
+    assert len(requests) == 1
+    path.write_text(line() + line())
+    requests, cursor = log(path).read(cursor)
+    assert len(requests) == 1
+    assert log(path).read(cursor)[0] == []
+
+
+def test_rotation_loses_and_repeats_nothing(path) -> None:
+    path.write_text(line(started_at="1"))
+    _, cursor = log(path).read(LogCursor())
+    with path.open("a") as stream:
+        stream.write(line(started_at="2"))
+    path.rename(path.with_name("access.jsonl.1"))
+    path.write_text(line(started_at="3"))
+    requests, cursor = log(path).read(cursor)
+    assert [request.started_at for request in requests] == [2.0, 3.0]
+    assert log(path).read(cursor)[0] == []
+
+
+def test_a_truncated_log_is_read_from_its_start(path) -> None:
+    path.write_text(line() * 3)
+    _, cursor = log(path).read(LogCursor())
+    path.write_text(line(started_at="7"))
+    assert [request.started_at for request in log(path).read(cursor)[0]] == [7.0]
+
+
+def test_a_missing_log_is_no_requests(path) -> None:
+    assert log(path).read(LogCursor()) == ([], LogCursor())
+    assert log(path).end() == LogCursor()
+
+
+def test_recent_requests_are_those_since_then(path) -> None:
+    path.write_text(line(started_at="5") + line(started_at="15"))
+    assert [request.started_at for request in log(path).recent(10.0)] == [15.0]
+
+
+def test_the_timeline_shows_both_arms_and_the_intended_share(path) -> None:
+    stream = "/v2/models/llm/generate_stream"
+    path.write_text(
+        line(started_at="100.2", path=stream)
+        + line(started_at="101.5", cluster="green_failover", host="127.0.0.1:2", path=stream, first_byte_ms=30)
+        + line(started_at="101.6", cluster="green_failover", attempts=2)
+    )
+    requests, _ = log(path).read(LogCursor())
+    points = timeline(requests, [(101.0, 0.25)], candidate="green", began_at=100.0)
+    assert [(p.at_seconds, p.stable.requests, p.candidate.requests) for p in points] == [(0.0, 1, 0), (1.0, 0, 2)]
+    assert [point.intended_share for point in points] == [0.25, 0.25]
+    assert (points[1].candidate.errors, points[1].candidate.lost) == (1, 0)
+    assert points[1].candidate.first_token_p50 == 30.0
+    assert points[0].candidate.first_token_p50 is None
