@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from llm_pipeline.config.model import ConfigModel, Name, Port
 from llm_pipeline.stages.contract import EnvironmentName
@@ -77,9 +77,10 @@ class Deployment(ConfigModel):
     triton_home: str
     places: dict[Name, TargetPlace] = Field(default={})
 
-    @model_validator(mode="after")
-    def _ports_are_distinct(self) -> Deployment:
-        ports = [port for place in self.places.values() for port in place.ports()]
+    @field_validator("places")
+    @classmethod
+    def _ports_are_distinct(cls, places: dict[Name, TargetPlace]) -> dict[Name, TargetPlace]:
+        ports = [port for place in places.values() for port in place.ports()]
         if twice := sorted({port for port in ports if ports.count(port) > 1}):
             raise ValueError(f"ports {twice} are used twice")
-        return self
+        return places

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -22,6 +21,9 @@ from llm_pipeline.errors import ConfigError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Location = tuple[int | str, ...]
+
+_LONGEST_INPUT_SHOWN = 80
+"""Characters of a wrong value that an error quotes; a whole section is not repeated."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
     """
     text = _read(path)
     node = _compose(path, text)
-    data = yaml.safe_load(text)
+    data = _construct(path, node)
     if not isinstance(data, dict):
         raise ConfigError("expected keys and values", where=f"{path}:1")
     for key, value in fixed.items():
@@ -59,7 +61,7 @@ def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        mistakes = [_mistake(path, node, model, details) for details in error.errors()]
+        mistakes = [_mistake(path, node, model, details) for details in _told_once(model, error.errors())]
         raise ConfigError("\n".join(mistakes), hint=f"correct {path.name}; nothing was started") from error
 
 
@@ -133,12 +135,22 @@ def _read(path: Path) -> str:
 def _compose(path: Path, text: str) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=_StrictLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"not valid YAML: {error.problem}", where=where) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"not valid YAML: {error}", where=str(path)) from error
+        raise _not_yaml(path, error) from error
+
+
+def _construct(path: Path, node: yaml.Node | None) -> Any:
+    try:
+        return None if node is None else yaml.SafeLoader("").construct_document(node)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date but is none
+        raise _not_yaml(path, error) from error
+
+
+def _not_yaml(path: Path, error: Exception) -> ConfigError:
+    if isinstance(error, yaml.MarkedYAMLError):
+        where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else str(path)
+        return ConfigError(f"not valid YAML: {error.problem}", where=where)
+    return ConfigError(f"not valid YAML: {error}", where=str(path))
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -148,10 +160,19 @@ class _StrictLoader(yaml.SafeLoader):
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key.start_mark)
             if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
             seen.add(key.value)
         return node
+
+
+def _told_once(model: type[BaseModel], errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without the missing keys that are there but misspelt: their unknown key says it already."""
+    unknown = [details["loc"] for details in errors if details["type"] == "extra_forbidden"]
+    misspelt = {(*location[:-1], _nearest_key(model, location)) for location in unknown}
+    return [details for details in errors if details["type"] != "missing" or details["loc"] not in misspelt]
 
 
 def _mistake(path: Path, node: yaml.Node | None, model: type[BaseModel], details: ErrorDetails) -> str:
@@ -163,7 +184,9 @@ def _mistake(path: Path, node: yaml.Node | None, model: type[BaseModel], details
     if details["type"] == "missing":
         return f"{place}: missing key {key}"
     message = details["msg"].removeprefix("Value error, ")
-    return f"{place}: {key}: {message} (got {details['input']!r})"[:500]
+    given = repr(details["input"])
+    shown = f" (got {given})" if len(given) <= _LONGEST_INPUT_SHOWN else ""
+    return f"{place}: {key}: {message}{shown}"
 
 
 def _line(node: yaml.Node | None, location: Location) -> int:
@@ -182,17 +205,28 @@ def _line(node: yaml.Node | None, location: Location) -> int:
 
 
 def _suggest_key(model: type[BaseModel], location: Location) -> str:
-    known: Sequence[str] = ()
-    current: Any = model
+    if nearest := _nearest_key(model, location):
+        return f": did you mean {nearest}?"
+    return f": known keys are {', '.join(_known_keys(model, location))}"
+
+
+def _nearest_key(model: type[BaseModel], location: Location) -> str:
+    close = difflib.get_close_matches(str(location[-1]), _known_keys(model, location), n=1)
+    return close[0] if close else ""
+
+
+def _known_keys(model: type[BaseModel], location: Location) -> list[str]:
+    """The keys that the model at a location has; numbers and free names in it are parts of lists and mappings."""
     for part in location[:-1]:
-        field = current.model_fields.get(str(part)) if hasattr(current, "model_fields") else None
-        current = field.annotation if field else None
-    if hasattr(current, "model_fields"):
-        known = list(current.model_fields)
-    close = difflib.get_close_matches(str(location[-1]), known, n=1)
-    if close:
-        return f": did you mean {close[0]}?"
-    return f": known keys are {', '.join(known)}" if known else ""
+        if field := model.model_fields.get(str(part)):
+            model = _model_within(field.annotation) or model
+    return list(model.model_fields)
+
+
+def _model_within(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_within, get_args(annotation))), None)
 
 
 def _suggest_file(path: Path) -> str:
@@ -200,30 +234,41 @@ def _suggest_file(path: Path) -> str:
     return f"{path.parent.name}/ has: {', '.join(there)}" if there else "check the path"
 
 
+def _where(path: Path, location: Location) -> str:
+    return f"{path}:{_line(_compose(path, _read(path)), location)}"
+
+
 def _named(root: Path, folder: str, name: str, source: Path, key: str) -> Path:
     path = root / folder / f"{name}.yaml"
     if not path.is_file():
         there = sorted(found.stem for found in (root / folder).glob("*.yaml"))
-        line = _line(_compose(source, _read(source)), (key,))
         raise ConfigError(
             f"{key}: there is no {folder}/{name}.yaml",
-            where=f"{source}:{line}",
+            where=_where(source, (key,)),
             hint=f"{folder}/ has: {', '.join(there) or 'nothing'}",
         )
     return path
 
 
 def _check_data_files(path: Path, root: Path, release: ResolvedRelease) -> None:
-    wanted = [("workload.prompts", release.workload.prompts)]
-    wanted += [("calibration.dataset", r.calibration.dataset) for r in release.recipes if r.calibration]
+    wanted: list[tuple[Path, Location, str]] = [(path, ("workload", "prompts"), release.workload.prompts)]
+    for recipe in release.recipes:
+        if recipe.calibration:
+            source = root / "quantization" / f"{recipe.name}.yaml"
+            wanted.append((source, ("calibration", "dataset"), recipe.calibration.dataset))
     if release.evaluation.task_directory:
-        wanted.append(("evaluation.task_directory", release.evaluation.task_directory))
-    for key, name in wanted:
-        found = (root / name).resolve()
-        if not found.is_relative_to(root):
-            raise ConfigError(f"{key}: {name} lies outside {root}", where=str(path))
-        if not found.exists():
-            raise ConfigError(f"{key}: {name} does not exist below {root}", where=str(path))
+        wanted.append((path, ("evaluation", "task_directory"), release.evaluation.task_directory))
+    for source, location, name in wanted:
+        _check_data_file(root, name, source, location)
+
+
+def _check_data_file(root: Path, name: str, source: Path, location: Location) -> None:
+    key = ".".join(map(str, location))
+    found = (root / name).resolve()
+    if not found.is_relative_to(root):
+        raise ConfigError(f"{key}: {name} lies outside {root}", where=_where(source, location))
+    if not found.exists():
+        raise ConfigError(f"{key}: {name} does not exist below {root}", where=_where(source, location))
 
 
 def _check_places(path: Path, release: ResolvedRelease, deployment: Deployment) -> None:
@@ -231,6 +276,6 @@ def _check_places(path: Path, release: ResolvedRelease, deployment: Deployment) 
         if target.name not in deployment.places:
             raise ConfigError(
                 f"targets: {target.name} has no place in deployment {deployment.name}",
-                where=str(path),
+                where=_where(path, ("targets",)),
                 hint=f"add places.{target.name} to deployments/{deployment.name}.yaml",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from llm_pipeline.config.model import ConfigModel, HubId, Name, Revision
 from llm_pipeline.config.policy import Policy
@@ -136,6 +136,13 @@ class ReleaseConfig(ConfigModel):
     approval: Approval = Approval()
     drill: Drill | None = None
     schedule: str | None = None
+
+    @field_validator("recipes", "targets")
+    @classmethod
+    def _named_once(cls, names: tuple[Name, ...]) -> tuple[Name, ...]:
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)} is named twice")
+        return names
 
 
 class ResolvedRelease(ConfigModel):

@@ -98,5 +98,10 @@ class Plan(Frozen):
     warnings: tuple[str, ...]
 
 
+def format_bytes(count: int) -> str:
+    """Bytes for people, in decimal units as disks and hubs count them."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"  # noqa: PLR2004 - from 10 MB on
+
+
 def _short(what: str, need: int, free: int) -> tuple[str, ...]:
-    return (f"{what}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free",) if need > free else ()
+    return (f"{what}: {format_bytes(need)} needed, {format_bytes(free)} free",) if need > free else ()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from llm_pipeline.planning.memory import MemoryFit
-from llm_pipeline.planning.model import Plan, TargetPlan
+from llm_pipeline.planning.model import Plan, TargetPlan, format_bytes
 from llm_pipeline.planning.stage_graph import PlannedStage
 
 _HEADER = ("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits", "largest batch")
@@ -24,7 +24,7 @@ def format_plan(plan: Plan) -> str:
 def _headline(plan: Plan) -> list[str]:
     size = "size not known"
     if plan.parameters and plan.checkpoint_bytes:
-        size = f"{_count(plan.parameters)} parameters, {_gigabytes(plan.checkpoint_bytes)}"
+        size = f"{_count(plan.parameters)} parameters, {format_bytes(plan.checkpoint_bytes)}"
     return [
         f"plan of {plan.release}",
         f"  model       {plan.model}@{plan.revision}, {plan.dtype}, {size}",
@@ -74,9 +74,9 @@ def _memory(fit: MemoryFit | None) -> tuple[str, ...]:
         return ("-",) * (len(_HEADER) - _NUMBERS_FROM)
     fits = "yes" if fit.fits else "NO"
     return (
-        _gigabytes(fit.weights),
-        _gigabytes(fit.kv_wanted),
-        _gigabytes(fit.kv_available),
+        format_bytes(fit.weights),
+        format_bytes(fit.kv_wanted),
+        format_bytes(fit.kv_available),
         fits,
         str(fit.largest_batch),
     )
@@ -96,18 +96,14 @@ def _disk(plan: Plan) -> list[str]:
     if plan.disk is None:
         return []
     need, shared = plan.disk.need, ", same file system" if plan.disk.one_file_system else ""
-    free = "not a file system" if plan.disk.free_store is None else f"{_gigabytes(plan.disk.free_store)} free"
-    parts = f"download {_gigabytes(need.download)}, recipes {_gigabytes(need.recipes)}"
+    free = "not a file system" if plan.disk.free_store is None else f"{format_bytes(plan.disk.free_store)} free"
+    parts = f"download {format_bytes(need.download)}, recipes {format_bytes(need.recipes)}"
     return [
         "disk (at most, when nothing of it exists yet)",
-        f"  store  {_gigabytes(need.store)} of {free} ({parts}, engines {_gigabytes(need.engines)})",
-        f"  work   {_gigabytes(need.work)} of {_gigabytes(plan.disk.free_work)} free{shared}",
+        f"  store  {format_bytes(need.store)} of {free} ({parts}, engines {format_bytes(need.engines)})",
+        f"  work   {format_bytes(need.work)} of {format_bytes(plan.disk.free_work)} free{shared}",
     ]
 
 
 def _count(parameters: int) -> str:
-    return f"{parameters / 1e9:.2f} bn" if parameters >= 1e8 else f"{parameters / 1e6:.2f} m"  # noqa: PLR2004
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e6:.2f} MB"  # noqa: PLR2004
+    return f"{parameters / 1e9:.2f} bn" if parameters >= 1e8 else f"{parameters / 1e6:.2f} m"  # noqa: PLR2004 - from 0.1 bn on

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.config.loading import load_deployment, load_release
+from llm_pipeline.errors import ConfigError, ExitCode
+
+COMMITTED = sorted((Path(__file__).parents[2] / "configs" / "releases").glob("*.yaml"))
+
+
+def mistake_of(path: Path) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_release(path)
+    assert caught.value.exit_code is ExitCode.BAD_INPUT
+    return caught.value
+
+
+def assert_says_once(error: ConfigError, path: Path, line: int, *fragments: str) -> None:
+    """One clear error: the file and line once, and what is wrong there."""
+    text = str(error)
+    assert f"{path}:{line}: " in text, text
+    assert len(re.findall(r"\.yaml:\d+", text)) == 1, text
+    for fragment in fragments:
+        assert fragment in text, text
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_every_committed_release_config_loads(path: Path):
+    assert load_release(path).release.name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "fragments"),
+    [
+        pytest.param(
+            "releases/demo.yaml", ("  required: true", "  requird: true"),
+            ("unknown key approval.requird", "did you mean required?"), id="unknown_key",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("targets: [cpu]", "target: [cpu]"),
+            ("unknown key target", "did you mean targets?"), id="misspelt_required_key_is_told_once",
+        ),
+        pytest.param(
+            "releases/demo-rollback.yaml", ("  delay_milliseconds: 400", "  delay_seconds: 0.4"),
+            ("unknown key drill.delay_seconds", "did you mean delay_milliseconds?"), id="unit_in_optional_section",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("  duration_seconds: 12", "  duration_minutes: 1"),
+            ("unknown key workload.duration_minutes", "did you mean duration_seconds?"), id="wrong_unit_in_key",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("  duration_seconds: 12", "  duration_seconds: 12s"),
+            ("workload.duration_seconds", "valid number", "'12s'"), id="unit_in_value",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("  rate_per_second: 20", "  rate_per_second: -3"),
+            ("workload.rate_per_second", "greater than 0", "-3"), id="out_of_range",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("  dtype: float16", "  dtype: float8"),
+            ("baseline.dtype", "'float16' or 'bfloat16'", "'float8'"), id="not_one_of",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("  id: demo/tiny-llama", "  id: tiny-llama"),
+            ("model.id", "'tiny-llama'"), id="hub_id_without_organisation",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("policy: demo", "policy: demos"),
+            ("policy: there is no policies/demos.yaml", "policies/ has: demo, production"), id="unknown_policy",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("deployment: local", "deployment: moon"),
+            ("deployment: there is no deployments/moon.yaml", "gpu-cluster, local"), id="unknown_deployment",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("targets: [cpu]", "targets: [tpu]"),
+            ("targets: there is no targets/tpu.yaml", "cpu", "h100"), id="unknown_target",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("recipes: [int4_naive,", "recipes: [int3_naive,"),
+            ("recipes: there is no quantization/int3_naive.yaml", "int4_naive"), id="unknown_recipe",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("targets: [cpu]", "targets: [cpu, cpu]"),
+            ("targets: cpu is named twice",), id="target_named_twice",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("targets: [cpu]", "targets: [h100]"),
+            ("targets: h100 has no place in deployment local", "add places.h100"), id="target_without_place",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("  prompts: workloads/demo.jsonl", "  prompts: ../outside.jsonl"),
+            ("workload.prompts: ../outside.jsonl lies outside",), id="path_outside_configs",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("  prompts: workloads/demo.jsonl", "  prompts: /etc/hostname"),
+            ("workload.prompts: /etc/hostname lies outside",), id="absolute_path_outside_configs",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("  prompts: workloads/demo.jsonl", "  prompts: workloads/none.jsonl"),
+            ("workload.prompts: workloads/none.jsonl does not exist",), id="missing_prompts",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("policy: demo", "policy: !!python/name:os.system"),
+            ("not valid YAML", "could not determine a constructor"), id="tag_that_would_run_code",
+        ),
+        pytest.param(
+            "releases/demo.yaml", ("policy: demo", "? [policy]\n: demo"),
+            ("not valid YAML", "a key must be a plain word"), id="key_that_is_a_list",
+        ),
+        pytest.param(
+            "policies/demo.yaml", ("alpha: 0.05", "alpha: .nan"),
+            ("canary.alpha", "finite number"), id="not_a_number",
+        ),
+        pytest.param(
+            "policies/demo.yaml", ("  attainment: 0.95", "  attainment: 95"),
+            ("load_test.attainment", "less than 1", "95"), id="percent_where_a_fraction_is_meant",
+        ),
+        pytest.param(
+            "quantization/fp8.yaml", ("weights: fp8", "weights: fp6"),
+            ("weights", "'fp6'"), id="unknown_weight_format",
+        ),
+        pytest.param(
+            "targets/cpu.yaml", ("engine: openvino_cpu", "engine: tensorrtllm"),
+            ("engine", "'tensorrtllm'"), id="unknown_engine_builder",
+        ),
+        pytest.param(
+            "deployments/local.yaml", ("http: 18400", "http: 80"),
+            ("places.cpu.staging.http", "greater than or equal to 1024"), id="privileged_port",
+        ),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_error_that_names_file_line_and_key(configs, edit, name, change, fragments):
+    line = edit(name, *change)
+
+    error = mistake_of(configs / "releases" / ("demo-rollback.yaml" if "rollback" in name else "demo.yaml"))
+
+    assert_says_once(error, configs / name, line, *fragments)
+
+
+def test_a_served_task_that_the_baseline_does_not_score_is_refused(configs: Path, edit):
+    edit("releases/demo.yaml", "  served_tasks: [demo_generate]", "  served_tasks: [gsm8k]")
+    path = configs / "releases" / "demo.yaml"
+    section = path.read_text().splitlines().index("evaluation:") + 1
+    assert_says_once(mistake_of(path), path, section, "evaluation: served_tasks ['gsm8k'] are not in tasks")
+
+
+def test_an_open_quote_is_refused(configs: Path, edit):
+    edit("releases/demo.yaml", "policy: demo", 'policy: "demo')
+    error = mistake_of(configs / "releases" / "demo.yaml")
+    assert re.search(r"demo\.yaml:\d+: not valid YAML", str(error))
+
+
+def test_missing_keys_are_all_told_at_once(configs: Path):
+    path = configs / "releases" / "demo.yaml"
+    path.write_text("policy: demo\n")
+    text = str(mistake_of(path))
+    for key in ("model", "recipes", "targets", "deployment", "evaluation", "workload"):
+        assert f"missing key {key}" in text
+
+
+def test_a_missing_file_lists_what_is_there(configs: Path):
+    text = str(mistake_of(configs / "releases" / "dmeo.yaml"))
+    assert "dmeo.yaml: no such file" in text
+    assert "demo-baseline" in text
+
+
+def test_an_empty_file_is_refused(configs: Path):
+    path = configs / "releases" / "demo.yaml"
+    path.write_text("# nothing yet\n")
+    assert_says_once(mistake_of(path), path, 1, "expected keys and values")
+
+
+def test_a_file_that_is_not_text_is_refused(configs: Path):
+    path = configs / "releases" / "demo.yaml"
+    path.write_bytes(b"\xff\xfe\x00policy")
+    assert "cannot be read" in str(mistake_of(path))
+
+
+def test_a_key_given_twice_is_refused_at_the_second(configs: Path):
+    path = configs / "releases" / "demo.yaml"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, "policy: production", ""]))
+    assert_says_once(mistake_of(path), path, len(lines) + 1, "the key 'policy' is given twice")
+
+
+def test_a_date_that_does_not_exist_is_refused(configs: Path):
+    path = configs / "releases" / "demo.yaml"
+    path.write_text(path.read_text() + "schedule: 2024-02-31\n")
+    assert "not valid YAML" in str(mistake_of(path))
+
+
+@pytest.mark.parametrize("steps", ["[25, 5, 50, 100]", "[5, 25, 25, 100]", "[5, 25, 50]", "[]"])
+def test_canary_steps_must_rise_and_end_at_100(configs: Path, edit, steps: str):
+    edit("policies/demo.yaml", "[5, 25, 50, 100]", steps)
+    path = configs / "policies" / "demo.yaml"
+    section = path.read_text().splitlines().index("canary:") + 1
+    error = mistake_of(configs / "releases" / "demo.yaml")
+    assert_says_once(error, path, section, "canary: steps_percent must rise and end at 100")
+
+
+def test_a_port_used_twice_is_refused(configs: Path, edit):
+    edit("deployments/local.yaml", "http: 18410", "http: 18400")
+    path = configs / "deployments" / "local.yaml"
+    places = path.read_text().splitlines().index("places:") + 1
+    error = mistake_of(configs / "releases" / "demo.yaml")
+    assert_says_once(error, path, places, "places: ports [18400] are used twice")
+
+
+def test_a_recipe_whose_calibration_set_is_missing_is_named(configs: Path, edit):
+    line = edit("quantization/fp8.yaml", "calibration/demo.jsonl", "calibration/none.jsonl")
+    error = mistake_of(configs / "releases" / "demo.yaml")
+    fragments = ("calibration.dataset: calibration/none.jsonl does not exist",)
+    assert_says_once(error, configs / "quantization" / "fp8.yaml", line, *fragments)
+
+
+def test_calibrated_formats_need_a_calibration_section(configs: Path):
+    path = configs / "quantization" / "fp8.yaml"
+    path.write_text("weights: fp8\n")
+    assert "has calibrated scales: add a calibration section" in str(mistake_of(configs / "releases" / "demo.yaml"))
+
+
+def test_a_file_whose_name_key_differs_is_refused(configs: Path):
+    path = configs / "targets" / "cpu.yaml"
+    path.write_text(path.read_text().replace("name: cpu\n", "") + "name: gpu\n")
+    line = len(path.read_text().splitlines())
+    error = mistake_of(configs / "releases" / "demo.yaml")
+    assert_says_once(error, path, line, "name is 'gpu' but the file is named 'cpu'")
+
+
+def test_relative_paths_of_a_deployment_are_relative_to_its_file(configs: Path):
+    deployment = load_deployment(configs / "deployments" / "local.yaml")
+    assert deployment.store == f"file://{configs.parent}/.pipeline/store"
+    assert deployment.environments["control"] == f"{configs.parent}/.envs/control/bin/python"

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.planning.catalog import containers, find_gpu, find_support, gpus, runtime_releases
+
+
+def test_every_gpu_has_memory_and_an_architecture():
+    assert len(gpus()) >= 12
+    for gpu in gpus().values():
+        assert gpu.sm.startswith("sm")
+        assert 10e9 < gpu.usable_bytes < 250e9
+
+
+def test_usable_memory_is_what_the_driver_reports_where_that_is_known():
+    assert find_gpu("L40S").usable_bytes == 46068 * 2**20
+    assert find_gpu("H200-SXM-141GB").usable_bytes == 139 * 2**30
+
+
+def test_usable_memory_is_below_the_nominal_size_where_nothing_was_measured():
+    gpu = find_gpu("L4")
+    assert gpu.usable_bytes < gpu.memory_gib * 2**30
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [("H100", "H100-SXM5-80GB"), ("h200", "H200-SXM-141GB"), ("l40", "L40S"), ("A100-80GB", "A100-SXM4-80GB")],
+)
+def test_an_unknown_gpu_is_refused_with_the_nearest_names(asked: str, near: str):
+    with pytest.raises(ConfigError, match=f"unknown accelerator '{asked}'") as caught:
+        find_gpu(asked)
+    assert near in caught.value.hint
+    assert "B200" not in caught.value.hint
+
+
+def test_containers_name_the_version_inside():
+    inside = {container.image: container.tensorrt_llm for container in containers()}
+    assert inside["nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"] == "1.2.1"
+    assert inside["nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3"] == "1.1.0"
+
+
+def test_only_releases_before_1_3_rc16_have_the_engine_path():
+    have = {release.version: release.has_engine_path for release in runtime_releases()}
+    assert have["1.2.1"]
+    assert have["1.3.0rc15"]
+    assert not have["1.3.0rc22"]
+
+
+def test_a_cell_that_the_matrix_lacks_is_unknown_and_says_so():
+    cell = find_support("sm90", "int4_wo", "pytorch_1_2")
+    assert cell.value == "unknown"
+    assert "no entry for int4_wo on sm90" in cell.why

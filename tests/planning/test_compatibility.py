@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
+from llm_pipeline.config.target import Target
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.planning.compatibility import (
+    Legal,
+    Refused,
+    has_engine_compiler,
+    judge_compatibility,
+    release_numbers,
+)
+
+TRITON_1_2_1 = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+TRITON_1_1_0 = "nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3"
+RELEASE_1_3 = "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc22"
+
+
+def gpu_target(accelerator: str = "H100-SXM5-80GB", **changes: Any) -> Target:
+    fields = {
+        "name": "t",
+        "accelerator": accelerator,
+        "engine": "tensorrt_llm_llmapi",
+        "runtime_version": "1.2.1",
+        "container": TRITON_1_2_1,
+    }
+    return Target.model_validate(fields | changes)
+
+
+def cpu_target(**changes: Any) -> Target:
+    fields = {"name": "cpu", "accelerator": "cpu", "accelerator_count": 0, "engine": "openvino_cpu"}
+    return Target.model_validate(fields | changes)
+
+
+def recipe(weights: str, kv_cache: str = "none") -> QuantizationRecipe:
+    fields: dict[str, Any] = {"name": "r", "weights": weights, "kv_cache": kv_cache}
+    if weights in CALIBRATED or kv_cache != "none":
+        fields["calibration"] = {"dataset": "c.jsonl", "samples": 1, "maximum_tokens": 8}
+    return QuantizationRecipe.model_validate(fields)
+
+
+def judge(target: Target, weights: str, kv_cache: str = "none", dtype: Any = "bfloat16") -> Legal | Refused:
+    return judge_compatibility(target, recipe(weights, kv_cache), dtype)
+
+
+def refusal(target: Target, weights: str = "fp8", kv_cache: str = "none") -> Refused:
+    judged = judge(target, weights, kv_cache)
+    assert isinstance(judged, Refused), judged
+    return judged
+
+
+@pytest.mark.parametrize("accelerator", ["L40S", "L4", "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB"])
+def test_fp8_is_legal_from_ada_on(accelerator: str):
+    assert judge(gpu_target(accelerator), "fp8") == Legal()
+
+
+def test_fp8_is_refused_on_ampere_with_what_runs_there_instead():
+    judged = refusal(gpu_target("A100-SXM4-80GB"))
+    assert "fp8 does not run on sm80" in judged.reason
+    assert judged.nearest == "weights: int4_awq"
+
+
+def test_fp8_on_ampere_with_an_engine_is_refused_towards_int8():
+    judged = refusal(gpu_target("A100-SXM4-80GB", engine="tensorrt_llm_engine"))
+    assert judged.nearest == "weights: int8_smoothquant"
+
+
+def test_nvfp4_is_legal_on_blackwell_and_refused_before():
+    assert judge(gpu_target("B200-SXM-180GB"), "nvfp4") == Legal()
+    judged = refusal(gpu_target(), "nvfp4")
+    assert "nvfp4 does not run on sm90" in judged.reason
+    assert judged.nearest == "weights: int4_awq"
+
+
+def test_int4_awq_is_refused_on_blackwell():
+    assert refusal(gpu_target("B200-SXM-180GB"), "int4_awq").nearest == "weights: nvfp4"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_no_quantization_is_legal_on_every_generation(dtype: str):
+    for accelerator in ("A10", "L4", "H100-PCIe-80GB", "B200-SXM-180GB"):
+        assert judge(gpu_target(accelerator), "none", dtype=dtype) == Legal()
+
+
+@pytest.mark.parametrize("weights", ["int8_smoothquant", "int8_weight_only", "int4_blockwise"])
+def test_what_the_matrix_does_not_know_is_legal_with_a_warning_that_says_so(weights: str):
+    judged = judge(gpu_target(), weights)
+    assert isinstance(judged, Legal)
+    assert len(judged.warnings) == 1
+    assert "is unknown in our tables" in judged.warnings[0]
+
+
+def test_an_fp8_kv_cache_is_judged_with_the_weights():
+    assert judge(gpu_target(), "fp8", "fp8") == Legal()
+    judged = judge(gpu_target("A100-SXM4-80GB", engine="tensorrt_llm_engine"), "int4_awq", "fp8")
+    assert isinstance(judged, Legal)
+    assert "fp8 KV cache on sm80 is unknown" in judged.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("version", "offered"),
+    [("0.21.0", False), ("1.0.0", True), ("1.2.1", True), ("1.3.0rc15", False), ("1.3.0rc22", False), ("2.0", False)],
+)
+def test_the_engine_compiler_is_offered_from_1_0_to_1_2(version: str, offered: bool):
+    assert has_engine_compiler(version) is offered
+
+
+def test_engines_on_1_3_are_refused_towards_the_llm_api_or_1_2_1():
+    judged = refusal(gpu_target(engine="tensorrt_llm_engine", runtime_version="1.3.0rc22", container=RELEASE_1_3))
+    assert "engine compiler was removed" in judged.reason
+    assert judged.nearest == "engine: tensorrt_llm_llmapi, or runtime_version: 1.2.1"
+
+
+def test_the_llm_api_runs_on_1_3():
+    assert judge(gpu_target(runtime_version="1.3.0rc22", container=RELEASE_1_3), "fp8") == Legal()
+
+
+def test_a_container_with_another_version_is_refused_with_the_right_one():
+    judged = refusal(gpu_target(container=TRITON_1_1_0))
+    assert "holds TensorRT-LLM 1.1.0, runtime_version is 1.2.1" in judged.reason
+    assert judged.nearest == f"container: {TRITON_1_2_1}"
+
+
+def test_an_unknown_container_is_refused():
+    judged = refusal(gpu_target(container="nvcr.io/nvidia/tritonserver:27.99-trtllm-python-py3"))
+    assert "is not a known one" in judged.reason
+    assert judged.nearest == f"container: {TRITON_1_2_1}"
+
+
+def test_a_version_in_no_container_is_refused_towards_the_one_inside():
+    judged = refusal(gpu_target(runtime_version="1.2.7"))
+    assert judged.nearest == "runtime_version: 1.2.1"
+
+
+def test_a_container_may_be_pinned_by_digest():
+    assert judge(gpu_target(container=f"{TRITON_1_2_1}@sha256:{'0' * 64}"), "fp8") == Legal()
+
+
+@pytest.mark.parametrize("missing", ["runtime_version", "container"])
+def test_gpu_targets_need_a_runtime_version_and_a_container(missing: str):
+    judged = refusal(gpu_target(**{missing: None}))
+    assert judged.reason == f"a GPU target needs {missing}"
+    assert TRITON_1_2_1 in judged.nearest
+
+
+def test_the_number_of_gpus_must_be_that_of_the_ranks():
+    judged = refusal(gpu_target(accelerator_count=1, parallelism={"tensor": 2, "pipeline": 2}))
+    assert judged.nearest == "accelerator_count: 4"
+
+
+def test_an_unknown_gpu_is_a_config_error():
+    with pytest.raises(ConfigError, match="unknown accelerator 'H100'"):
+        judge(gpu_target("H100"), "fp8")
+
+
+@pytest.mark.parametrize(
+    "weights", ["none", "fp8", "int8_smoothquant", "int8_weight_only", "int4_blockwise", "int4_awq"]
+)
+def test_the_cpu_engine_serves(weights: str):
+    assert judge(cpu_target(), weights) == Legal()
+
+
+def test_the_cpu_engine_cannot_serve_w4a8():
+    assert refusal(cpu_target(), "w4a8_awq").nearest == "weights: int4_awq"
+
+
+def test_nvfp4_on_a_cpu_is_refused_for_serving_and_for_calibration():
+    judged = refusal(cpu_target(), "nvfp4")
+    assert "needs CUDA to calibrate" in judged.reason
+    assert judged.nearest == "weights: int4_awq"
+
+
+def test_a_quantized_kv_cache_on_the_cpu_is_a_warning():
+    judged = judge(cpu_target(), "fp8", "fp8")
+    assert isinstance(judged, Legal)
+    assert "keeps its KV cache in 32 bit" in judged.warnings[0]
+
+
+def test_a_second_quantizer_on_the_cpu_is_a_warning():
+    judged = judge(cpu_target(weight_format="int4"), "fp8")
+    assert isinstance(judged, Legal)
+    assert "quantizes again (int4)" in judged.warnings[0]
+
+
+def test_gpu_builders_do_not_run_on_a_cpu_nor_the_cpu_builder_on_a_gpu():
+    assert refusal(cpu_target(engine="tensorrt_llm_llmapi")).nearest == "engine: openvino_cpu"
+    assert refusal(gpu_target(engine="openvino_cpu")).nearest == "engine: tensorrt_llm_llmapi"
+
+
+def test_a_gpu_engine_takes_the_artifacts_own_weights():
+    assert refusal(gpu_target(weight_format="int8")).nearest == "weight_format: native"
+
+
+def test_transformers_serves_unquantized_weights_only():
+    target = gpu_target(engine="transformers_torch")
+    assert judge(target, "none") == Legal()
+    assert "drops their scales" in refusal(target).reason
+
+
+def test_versions_are_read_as_numbers():
+    assert release_numbers("1.10.0") == (1, 10)
+    assert release_numbers("1.3.0rc22") == (1, 3)
+    assert release_numbers("latest") == (0, 0)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.planning import host
+from llm_pipeline.runners import detached
+
+
+def deployment(tmp_path: Path, base: int) -> Deployment:
+    server = {"http": base, "grpc": base + 1, "metrics": base + 2}
+    place = {
+        "staging": server,
+        "blue": {name: port + 10 for name, port in server.items()},
+        "green": {name: port + 20 for name, port in server.items()},
+        "router": {"port": base + 30, "admin_port": base + 31},
+    }
+    return Deployment.model_validate(
+        {
+            "name": "d",
+            "store": f"file://{tmp_path}/store",
+            "work_root": f"{tmp_path}/work",
+            "state_root": f"{tmp_path}/state",
+            "environments": {"control": sys.executable, "model": sys.executable},
+            "triton_home": "/opt/triton",
+            "places": {"cpu": place},
+        }
+    )
+
+
+def listening() -> tuple[socket.socket, int]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return listener, listener.getsockname()[1]
+
+
+def test_a_foreign_listener_is_reported_and_our_own_server_is_not(tmp_path: Path):
+    listener, port = listening()
+    with listener:
+        place = deployment(tmp_path, 20000)
+        staging = place.places["cpu"].staging.model_copy(update={"http": port})
+        changed = place.places["cpu"].model_copy(update={"staging": staging})
+        place = place.model_copy(update={"places": {"cpu": changed}})
+        assert any(f"places.cpu.staging: this port {port}" in line for line in host.busy_ports(place, ("cpu",)))
+
+        state = tmp_path / "state" / "cpu" / "staging"
+        process = detached.start("server", ["sleep", "60"], state / "process.json", log=tmp_path / "log")
+        (state / "server.json").write_text('{"another": "document"}')
+        try:
+            assert not any(str(port) in line for line in host.busy_ports(place, ("cpu",)))
+        finally:
+            detached.stop(process, grace_seconds=2.0)
+        assert any(str(port) in line for line in host.busy_ports(place, ("cpu",)))
+
+
+def test_free_space_is_that_of_the_nearest_directory_that_exists(tmp_path: Path):
+    assert host.existing_parent(tmp_path / "a" / "b") == tmp_path
+    assert host.free_bytes(tmp_path) > 0
+
+
+def test_a_store_that_is_no_file_system_has_no_directory(tmp_path: Path):
+    here = deployment(tmp_path, 20000)
+    assert host.store_directory(here) == tmp_path / "store"
+    assert host.store_directory(here.model_copy(update={"store": "s3://bucket/prefix"})) is None
+
+
+def test_an_environment_that_is_not_named_is_missing(tmp_path: Path):
+    here = deployment(tmp_path, 20000)
+    assert host.missing_interpreters(here) == ()
+    without = here.model_copy(update={"environments": {"control": "/nonexistent/python"}})
+    assert host.missing_interpreters(without) == (
+        "environments.control: there is no interpreter at /nonexistent/python",
+        "environments has no model",
+    )
+
+
+def test_total_memory_is_what_the_kernel_reports():
+    line = subprocess.run(["grep", "MemTotal", "/proc/meminfo"], capture_output=True, text=True, check=True).stdout
+    assert abs(host.total_memory_bytes() - int(line.split()[1]) * 1024) < 2**30

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.errors import ConfigError, ExitCode, PipelineError, Unsupported
+from llm_pipeline.planning import host
+from llm_pipeline.planning.plan import Plan, format_plan, plan_release
+from llm_pipeline.planning.stage_graph import APPROVAL
+from llm_pipeline.stages.registry import STAGE_NAMES
+
+ROOT = Path(__file__).parents[2]
+REAL = ROOT / "configs" / "releases" / "llama-3.1-8b-instruct.yaml"
+
+
+def demo(configs: Path) -> Path:
+    return configs / "releases" / "demo.yaml"
+
+
+def real(configs: Path) -> Path:
+    return configs / "releases" / "llama-3.1-8b-instruct.yaml"
+
+
+def error_of(path: Path) -> PipelineError:
+    with pytest.raises(PipelineError) as caught:
+        plan_release(path)
+    assert caught.value.exit_code is ExitCode.BAD_INPUT
+    return caught.value
+
+
+def test_the_real_example_is_legal_and_fits_everywhere():
+    plan = plan_release(REAL)
+    assert [target.name for target in plan.targets] == ["h100", "h200", "l40s"]
+    assert plan.parameters == 8_030_261_248
+    for target in plan.targets:
+        assert target.runtime_version == "1.2.1"
+        for recipe in target.recipes:
+            assert recipe.legal
+            assert recipe.warnings == ()
+            assert recipe.memory is not None
+            assert recipe.memory.fits
+
+
+def test_the_demo_plan_names_every_stage_in_the_order_in_which_it_runs(configs: Path):
+    steps = [f"{step.stage} {step.subject}".strip() for step in plan_release(demo(configs)).stages]
+    assert steps == [
+        "resolve", "download", "baseline",
+        "quantize int4_naive", "accuracy int4_naive", "quantize int4_awq", "accuracy int4_awq",
+        "quantize fp8", "accuracy fp8", "choose",
+        "build cpu", "package cpu", "staging cpu", "served_accuracy cpu", "load_test cpu", "staging_down cpu",
+        "approve", "canary cpu:5", "canary cpu:25", "canary cpu:50", "canary cpu:100", "settle cpu", "report",
+    ]  # fmt: skip
+
+
+def test_every_planned_step_is_a_stage_or_the_approval():
+    assert {step.stage for step in plan_release(REAL).stages} <= {*STAGE_NAMES, APPROVAL}
+
+
+def test_no_approval_is_planned_where_none_is_required(configs: Path):
+    plan = plan_release(configs / "releases" / "demo-baseline.yaml")
+    assert APPROVAL not in {step.stage for step in plan.stages}
+
+
+def test_a_recipe_that_is_legal_on_no_target_is_refused_with_reason_and_nearest_choice(configs: Path, edit):
+    edit("releases/llama-3.1-8b-instruct.yaml", "recipes: [int4_awq_chat, fp8_chat]", "recipes: [fp8_chat, nvfp4]")
+    error = error_of(real(configs))
+    assert isinstance(error, Unsupported)
+    assert str(real(configs)) in error.message
+    assert "recipe nvfp4 on target h100: nvfp4 does not run on sm90" in error.message
+    assert "-> weights: int4_awq" in error.message
+    assert "fp8_chat" not in error.message
+
+
+def test_a_target_with_no_legal_recipe_is_refused(configs: Path, edit):
+    edit("releases/llama-3.1-8b-instruct.yaml", "recipes: [int4_awq_chat, fp8_chat]", "recipes: [fp8_chat]")
+    edit("targets/l40s.yaml", "accelerator: L40S", "accelerator: A100-SXM4-80GB")
+    error = error_of(real(configs))
+    assert "recipe fp8_chat on target l40s: fp8 does not run on sm80" in error.message
+    assert "h100" not in error.message
+
+
+def test_a_recipe_that_is_refused_on_one_target_only_is_a_warning(configs: Path, edit):
+    edit("targets/l40s.yaml", "accelerator: L40S", "accelerator: A100-SXM4-80GB")
+    plan = plan_release(real(configs))
+    warning = "fp8_chat on l40s is refused, so l40s fails if fp8_chat is chosen: fp8 does not run on sm80"
+    assert any(line.startswith(warning) for line in plan.warnings)
+    assert "NO" in format_plan(plan)
+
+
+def test_an_unknown_gpu_is_refused_with_its_file_and_near_names(configs: Path, edit):
+    edit("targets/h100.yaml", "H100-SXM5-80GB", "H100")
+    error = error_of(real(configs))
+    assert error.where.endswith("targets/h100.yaml")
+    assert "accelerator: unknown accelerator 'H100'" in error.message
+    assert "H100-SXM5-80GB" in error.hint
+
+
+def test_a_container_of_another_version_is_refused(configs: Path, edit):
+    edit("targets/h200.yaml", "tritonserver:26.07", "tritonserver:26.02")
+    error = error_of(real(configs))
+    assert "holds TensorRT-LLM 1.1.0, runtime_version is 1.2.1" in error.message
+    assert "-> container: nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3" in error.message
+
+
+def test_a_batch_that_does_not_fit_is_refused_with_the_largest_that_does(configs: Path, edit):
+    edit("targets/l40s.yaml", "maximum_sequences: 24", "maximum_sequences: 64")
+    error = error_of(real(configs))
+    assert "recipe fp8_chat on target l40s: 9.1 GB weights" in error.message
+    largest = int(error.message.rpartition("limits.maximum_sequences: ")[2])
+    edit("targets/l40s.yaml", "maximum_sequences: 64", f"maximum_sequences: {largest}")
+    plan_release(real(configs))
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_parallelism_that_does(configs: Path, edit):
+    edit("releases/llama-3.1-8b-instruct.yaml", "Llama-3.1-8B-Instruct\n", "Llama-3.1-70B-Instruct\n")
+    edit("targets/l40s.yaml", "maximum_sequences: 24", "maximum_sequences: 8")
+    error = error_of(real(configs))
+    assert "target l40s" in error.message
+    edit("targets/l40s.yaml", "accelerator_count: 1", "accelerator_count: 4")
+    edit("targets/l40s.yaml", "tensor: 1", "tensor: 4")
+    assert "target l40s" not in error_of(real(configs)).message
+
+
+def test_heads_that_cannot_be_split_are_refused(configs: Path, edit):
+    edit("targets/l40s.yaml", "accelerator_count: 1", "accelerator_count: 3")
+    edit("targets/l40s.yaml", "tensor: 1", "tensor: 3")
+    assert "32 attention heads cannot be split over tensor parallelism 3" in error_of(real(configs)).message
+
+
+def test_a_model_of_unknown_shape_is_planned_without_memory_and_says_so(configs: Path, edit):
+    edit("releases/demo.yaml", "demo/tiny-llama", "demo/other")
+    plan = plan_release(demo(configs))
+    assert plan.disk is None
+    assert all(recipe.memory is None for recipe in plan.targets[0].recipes)
+    assert "memory and disk are not judged: plan does not know the shape of demo/other" in plan.warnings
+
+
+def test_a_calibration_set_with_too_few_lines_is_refused(configs: Path):
+    (configs / "calibration" / "demo.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\n')
+    error = error_of(demo(configs))
+    assert isinstance(error, ConfigError)
+    assert "calibration.samples of recipe int4_awq asks for" in error.message
+    assert "the file has 2" in error.message
+
+
+@pytest.mark.parametrize("line", ['{"text": "no prompt"}', '["prompt"]', '{"prompt": 3}', '{"prompt": "open'])
+def test_a_prompt_line_without_a_prompt_is_refused_with_its_line(configs: Path, line: str):
+    path = configs / "workloads" / "demo.jsonl"
+    path.write_text(f"\n{line}\n")
+    assert error_of(demo(configs)).where == f"{path}:2"
+
+
+def test_a_missing_interpreter_stops_a_release_of_this_machine(configs: Path, edit):
+    edit("deployments/local.yaml", f"model: {sys.executable}", "model: ../../none/bin/python")
+    error = error_of(demo(configs))
+    assert "environments.model: there is no interpreter at" in error.message
+    assert "make environments" in error.hint
+
+
+def test_a_missing_interpreter_is_only_a_warning_for_gpu_hosts_elsewhere():
+    warnings = plan_release(REAL).warnings
+    assert any(line.startswith("on this machine, environments.model: there is no interpreter") for line in warnings)
+
+
+def test_a_full_disk_stops_a_release_of_this_machine(configs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host, "free_bytes", lambda _directory: 1_000_000)
+    assert "store and work_root: 5.00 MB needed, 1.00 MB free" in error_of(demo(configs)).message
+
+
+def test_a_port_that_something_else_listens_on_is_a_warning(configs: Path, edit):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        edit("deployments/local.yaml", "http: 18400", f"http: {port}")
+        warnings = plan_release(demo(configs)).warnings
+    assert any(f"places.cpu.staging: this port {port} is in use by" in line for line in warnings)
+
+
+def test_a_token_that_is_not_set_is_a_warning_unless_the_hub_is_on_loopback(
+    configs: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    assert any(line.startswith("HF_TOKEN is not set") for line in plan_release(real(configs)).warnings)
+    assert not any("HF_TOKEN" in line for line in plan_release(demo(configs)).warnings)
+    monkeypatch.setenv("HF_TOKEN", "hf_do_not_show_me")
+    plan = plan_release(real(configs))
+    assert not any("HF_TOKEN" in line for line in plan.warnings)
+    assert "do_not_show_me" not in plan.model_dump_json()
+
+
+def test_calibration_that_needs_cuda_is_a_warning_where_there_is_none(
+    configs: Path, edit, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(host, "has_nvidia_gpu", lambda: False)
+    edit("releases/llama-3.1-8b-instruct.yaml", "recipes: [int4_awq_chat, fp8_chat]", "recipes: [nvfp4]")
+    for target in ("h100", "h200", "l40s"):
+        path = configs / "targets" / f"{target}.yaml"
+        lines = path.read_text().splitlines()
+        changed = ["accelerator: B200-SXM-180GB" if line.startswith("accelerator: ") else line for line in lines]
+        path.write_text("\n".join(changed))
+    assert any("nvfp4: calibration needs a CUDA device" in line for line in plan_release(real(configs)).warnings)
+
+
+def test_the_plan_survives_json_and_is_frozen():
+    plan = plan_release(REAL)
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+    with pytest.raises(ValueError, match="frozen"):
+        plan.release = "other"  # type: ignore[misc]
+
+
+def test_the_table_is_aligned_and_ends_with_one_newline():
+    text = format_plan(plan_release(REAL))
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+    assert all(line == line.rstrip() for line in text.splitlines())
+    rows = [line for line in text.splitlines() if line.startswith(("  recipe ", "  fp8_chat ", "  int4_awq_chat "))]
+    columns = {row.index(cell) for row, cell in zip(rows[:3], ("format", "int4_awq ", "fp8 "), strict=True)}
+    assert len(rows) == 9
+    assert len(columns) == 1
+
+
+def test_planning_takes_under_two_seconds_and_imports_nothing_heavy():
+    code = (
+        "import json, sys, time\n"
+        "from pathlib import Path\n"
+        "from llm_pipeline.planning.plan import plan_release\n"
+        f"plan_release(Path({str(REAL)!r}))\n"
+        "print(json.dumps([time.process_time(), sorted(sys.modules)]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    seconds, modules = json.loads(done.stdout)
+    assert seconds < 2.0  # of processor time, the whole process: other tests may keep the cores busy
+    heavy = {"torch", "transformers", "modelopt", "airflow", "numpy", "scipy", "openvino", "tritonclient", "boto3"}
+    assert heavy.isdisjoint(modules)
