@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from briefly_trained import STEPS, checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from llm_pipeline.demo.train import Training, add_outliers, train_demo_model
+from llm_pipeline.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return checkpoint(tmp_path_factory.getbasetemp())
+
+
+def test_a_checkpoint_is_complete_and_says_how_it_was_made(trained):
+    names = {path.name for path in trained.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
+    facts = json.loads((trained / "training.json").read_text())
+    assert facts["training"]["steps"] == STEPS
+    assert 0.0 < facts["held_out_accuracy"]["all"] < 1.0
+    assert "outlier channels are not learnt" in (trained / "README.md").read_text()
+
+
+def test_the_weights_are_fp16_safetensors_and_generation_ends_at_the_end_token(trained):
+    model = AutoModelForCausalLM.from_pretrained(trained)
+    assert model.dtype is torch.float16
+    assert model.generation_config.eos_token_id == 1
+
+
+def test_the_tokenizer_begins_every_text_and_keeps_it(trained):
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    tokens = tokenizer("add 2 to 3 : é")["input_ids"]
+    assert tokens[0] == tokenizer.bos_token_id
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == "add 2 to 3 : é"
+
+
+def test_outliers_change_weights_but_no_output(trained):
+    model = AutoModelForCausalLM.from_pretrained(trained, dtype=torch.float32)
+    tokens = torch.tensor([[0, 40, 41, 42, 43]])
+    with torch.no_grad():
+        before, largest = model(tokens).logits, model.model.layers[0].mlp.up_proj.weight.abs().max()
+        add_outliers(model, 8.0, 4)
+        after = model(tokens).logits
+    assert torch.allclose(before, after, atol=1e-3)
+    assert model.model.layers[0].mlp.up_proj.weight.abs().max() > largest
+
+
+def test_an_existing_output_is_refused_before_training(tmp_path):
+    with pytest.raises(ConfigError, match="exists"):
+        train_demo_model(tmp_path, Training(steps=1))
+
+
+def test_a_failed_training_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_args, **_options):
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr("llm_pipeline.demo.train.model_card", fail)
+    with pytest.raises(OSError, match="no space"):
+        train_demo_model(tmp_path / "model", Training(steps=1))
+    assert not list(tmp_path.iterdir())
