@@ -43,7 +43,10 @@ def run(context: StageContext[QuantizeConfig]) -> StageOutput:
 
 
 def _pass_through(source: Path, destination: Path) -> StageOutput:
-    shutil.copytree(source, destination)
+    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        copy = destination / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)  # without the store's read-only modes
     size = _weight_bytes(destination)
     log.info("the recipe keeps the baseline's precision: the checkpoint passes unchanged", bytes=size)
     metrics: dict[str, Metric] = {"bytes": size, "size_ratio": 1.0, "layers_quantized": 0, "calibration_samples": 0}
