@@ -19,7 +19,7 @@ from llm_pipeline.stages.contract import Frozen
 HALF_PRECISION = 2
 """Bytes of one float16 or bfloat16 element."""
 
-_KV_SHARE = 0.9
+KV_SHARE = 0.9
 """Share of the memory left after loading that TensorRT-LLM gives its KV cache
 (`kv_cache_config.free_gpu_memory_fraction`, default of 1.0 to 1.2)."""
 
@@ -138,7 +138,7 @@ def fit_memory(
     runtime = engine.runtime + activation_bytes(shape, limits, parallelism)
     element = 1 if recipe.kv_cache == "fp8" and engine.quantizes_kv else engine.kv_bytes
     per_token = rank_kv_bytes_per_token(shape, parallelism, element)
-    available = max(0, int((engine.capacity - weights - runtime) * _KV_SHARE))
+    available = max(0, int((engine.capacity - weights - runtime) * KV_SHARE))
     request = per_token * limits.maximum_tokens_per_request
     return MemoryFit(
         capacity=engine.capacity,

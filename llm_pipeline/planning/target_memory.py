@@ -7,7 +7,7 @@ from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.compatibility import Refused
 from llm_pipeline.planning.host import total_memory_bytes
-from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory
+from llm_pipeline.planning.memory import KV_SHARE, Engine, MemoryFit, fit_memory
 from llm_pipeline.planning.model_shape import ModelShape
 
 _GPU_RUNTIME_BYTES = 2 * 2**30
@@ -32,7 +32,7 @@ def judge_memory(
     fit = _fit(target, recipe, shape, target.parallelism)
     if fit.fits:
         return fit, None
-    return fit, Refused(reason=_shortage(fit, target), nearest=_advice(fit, target, recipe, shape))
+    return fit, Refused(reason=_shortage(fit, _limits(target, shape)), nearest=_advice(fit, target, recipe, shape))
 
 
 def engine_memory(target: Target) -> Engine:
@@ -71,12 +71,11 @@ def _limits(target: Target, shape: ModelShape) -> EngineLimits:
     return target.limits.model_copy(update={"maximum_tokens_per_request": tokens})
 
 
-def _shortage(fit: MemoryFit, target: Target) -> str:
-    limits = target.limits
+def _shortage(fit: MemoryFit, limits: EngineLimits) -> str:
     return (
-        f"{fit.weights / 1e9:.1f} GB weights + {fit.runtime / 1e9:.1f} GB runtime leave "
-        f"{fit.kv_available / 1e9:.1f} of {fit.capacity / 1e9:.1f} GB for the KV cache, but maximum_sequences "
-        f"{limits.maximum_sequences} x maximum_tokens_per_request {limits.maximum_tokens_per_request} "
+        f"{fit.weights / 1e9:.1f} GB weights + {fit.runtime / 1e9:.1f} GB runtime of {fit.capacity / 1e9:.1f} GB "
+        f"leave {fit.kv_available / 1e9:.1f} GB for the KV cache ({KV_SHARE:.0%} of the rest), but "
+        f"maximum_sequences {limits.maximum_sequences} x {limits.maximum_tokens_per_request} tokens a request "
         f"need {fit.kv_wanted / 1e9:.1f} GB"
     )
 
