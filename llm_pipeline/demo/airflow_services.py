@@ -91,7 +91,7 @@ def read_access(home: Path, port: int) -> AirflowAccess:
 
 def stop_airflow(home: Path) -> None:
     """Stop every process of the Airflow in `home`; its database and logs stay. None running is fine."""
-    for component in reversed(_COMPONENTS):
+    for component in reversed(tuple(_COMPONENTS)):
         record = _record(home, component)
         if process := detached.load(record):
             detached.stop(process, grace_seconds=15.0)

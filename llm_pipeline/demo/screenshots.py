@@ -1,6 +1,6 @@
 """Pictures of the demo's Airflow, taken by a headless Chromium through its own debugging protocol.
 
-    python -m llm_pipeline.demo.screenshots --home .pipeline/airflow --port 8080 --dag release__demo --out .readme
+python -m llm_pipeline.demo.screenshots --home .pipeline/airflow --port 8080 --dag release__demo --out .readme
 """
 
 from __future__ import annotations
@@ -141,13 +141,19 @@ class Browser:
         )
 
     async def _port(self) -> int:
-        written = self._profile / "DevToolsActivePort"
+        """The port that Chromium chose; it writes it down when it listens."""
         deadline = asyncio.get_running_loop().time() + self._timeout
-        while not (written.exists() and written.read_text().strip()):
+        while not (port := _written_port(self._profile)):
             if asyncio.get_running_loop().time() > deadline or self._process.returncode is not None:
                 raise Transient("the browser does not start")
             await asyncio.sleep(_LOOK_SECONDS)
-        return int(written.read_text().split()[0])
+        return port
+
+
+def _written_port(profile: Path) -> int | None:
+    written = profile / "DevToolsActivePort"
+    numbers = written.read_text().split() if written.exists() else []
+    return int(numbers[0]) if numbers else None
 
 
 async def take(access: AirflowAccess, pictures: Sequence[Picture], directory: Path) -> list[Path]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -52,10 +53,10 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         release_id: The release; by default what the task `resolve` returned.
     """
 
-    template_fields = ("subject", "release_id")
+    template_fields: Collection[str] = ("subject", "release_id")
     external_id_key = "stage_job"
     operator_extra_links = (ReleaseReportLink(),)
-    ui_color: ClassVar[str] = "#d9e8fb"
+    ui_color = "#d9e8fb"
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
 class ResolveOperator(StageOperator):
     """Pins the model's revision and returns the release's id; the parameter `revision` overrides the config's."""
 
-    template_fields = ()
+    template_fields: Collection[str] = ()
 
     def __init__(self, *, config_path: str, **kwargs: Any) -> None:
         kwargs.setdefault("stage", "resolve")

@@ -7,7 +7,7 @@ application is imported by the API server, with its first request.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
@@ -31,10 +31,10 @@ class LlmPipelinePlugin(AirflowPlugin):
     """What Airflow registers; read once by each of its processes."""
 
     name = "llm_pipeline"
-    fastapi_apps: ClassVar[list[dict[str, Any]]] = [
+    fastapi_apps: list[Any] = [  # noqa: RUF012 - as Airflow declares it
         {"app": web_application, "url_prefix": URL_PREFIX, "name": "LLM releases"}
     ]
-    external_views: ClassVar[list[dict[str, Any]]] = [
+    external_views: list[Any] = [  # noqa: RUF012
         {
             "name": "Release report",
             "href": f"{URL_PREFIX}/dags/{{DAG_ID}}/runs/{{RUN_ID}}/report",
@@ -49,4 +49,4 @@ class LlmPipelinePlugin(AirflowPlugin):
             "url_route": "llm-releases",
         },
     ]
-    operator_extra_links: ClassVar[list[Any]] = [ReleaseReportLink()]
+    operator_extra_links: list[Any] = [ReleaseReportLink()]  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""What Airflow's provider registry is told about this package; it is read while Airflow starts, so it imports nothing."""
+"""What Airflow's provider registry is told about this package; read while Airflow starts, so it imports nothing."""
 
 from __future__ import annotations
 

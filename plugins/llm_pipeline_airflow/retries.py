@@ -26,7 +26,7 @@ def error_family_policy() -> ExceptionRetryPolicy:
                 reason="a terminal error: trying again cannot help",
             ),
             RetryRule(
-                exception=["builtins.ValueError", "builtins.TypeError", "builtins.LookupError", "builtins.AttributeError"],
+                exception=[ValueError, TypeError, LookupError, AttributeError],
                 action=RetryAction.FAIL,
                 reason="a fault of the program: trying again cannot help",
             ),

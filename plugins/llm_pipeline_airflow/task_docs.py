@@ -16,8 +16,10 @@ TASK_DOCS: Mapping[str, tuple[str, str]] = {
     "quantize": ("Quantize", "Quantizes with one recipe and exports a checkpoint."),
     "accuracy": (
         "Accuracy gate",
-        "Compares the quantized model with the baseline, paired by item. Another verdict than GO stops this recipe "
-        "only; the table in the log says why.",
+        (
+            "Compares the quantized model with the baseline, paired by item. Another verdict than GO stops this recipe "
+            "only; the table in the log says why."
+        ),
     ),
     "choose": ("Choose", "Picks the smallest recipe that passed. Fails when none did."),
     "build": ("Build", "Builds the engine for one target."),
@@ -29,8 +31,10 @@ TASK_DOCS: Mapping[str, tuple[str, str]] = {
     "approve": ("Approve", "The decision before production. No answer in time is a rejection."),
     "canary": (
         "Canary",
-        "Moves this share of the traffic to the candidate and compares it with the stable version. "
-        "A verdict other than GO ends the promotion; the rollback follows.",
+        (
+            "Moves this share of the traffic to the candidate and compares it with the stable version. "
+            "A verdict other than GO ends the promotion; the rollback follows."
+        ),
     ),
     "settle": ("Settle", "Makes the candidate the production version and keeps the previous one ready."),
     "rollback": (
@@ -44,10 +48,10 @@ TASK_DOCS: Mapping[str, tuple[str, str]] = {
 
 def dag_doc(loaded: LoadedRelease) -> str:
     """The documentation of a release's DAG, in Markdown."""
-    config = loaded.config
-    recipes = "\n".join(f"| `{recipe.name}` | {recipe.weights} | {recipe.description} |" for recipe in loaded.release.recipes)
-    targets = "\n".join(f"| `{target.name}` | {target.accelerator} | {target.engine} |" for target in loaded.release.targets)
-    steps = ", ".join(f"{percent:g} %" for percent in loaded.release.policy.canary.steps_percent)
+    config, release = loaded.config, loaded.release
+    recipes = "\n".join(f"| `{recipe.name}` | {recipe.weights} | {recipe.description} |" for recipe in release.recipes)
+    targets = "\n".join(f"| `{target.name}` | {target.accelerator} | {target.engine} |" for target in release.targets)
+    steps = ", ".join(f"{percent:g} %" for percent in release.policy.canary.steps_percent)
     return f"""### Release {config.name}
 
 {config.description}

@@ -107,13 +107,13 @@ def _interpreter(root: Path) -> Path:
     return script
 
 
-@pytest.fixture()
+@pytest.fixture
 def project(tmp_path: Path) -> Project:
     """A release that needs no approval."""
     return write_project(tmp_path)
 
 
-@pytest.fixture()
+@pytest.fixture(scope="session")
 def make_project() -> Callable[..., Project]:
     """Makes releases of other kinds."""
     return write_project

@@ -7,7 +7,7 @@ from airflow.sdk import DAG
 from llm_pipeline_airflow.dag_factory import release_dag
 
 
-@pytest.fixture()
+@pytest.fixture
 def dag(project) -> DAG:
     return release_dag(project.config)
 

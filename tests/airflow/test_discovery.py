@@ -31,7 +31,7 @@ print(json.dumps({"cold": cold, "warm": warm, "modules": sorted({m.partition("."
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def broken(project) -> Path:
     path = project.config.with_name("broken.yaml")
     path.write_text("model: { id: demo/tiny }\nrecipe: [small]\n")

@@ -45,7 +45,8 @@ def run(context: StageContext) -> StageOutput:
     request = context.request
     plan = scripted(request)
     if plan.get("file"):
-        Path(plan["file"]).open("a").write("started\n")
+        with Path(plan["file"]).open("a") as marker:
+            marker.write("started\n")
     log.info("working", stage=request.stage)
     log.warning("a warning of the stage", subject=request.subject)
     for _ in range(int(plan.get("seconds", 0) * 10)):
@@ -99,12 +100,13 @@ def resolve(context: StageContext) -> StageOutput:
     prompts = context.workdir / "prompts"
     prompts.mkdir(exist_ok=True)
     (prompts / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    file = HubFile(path="model.safetensors", size=1, sha256="0" * 64, blob_sha1="0" * 40)
     ref: ArtifactRef = context.store.publish("dataset", prompts, {})
     record = ReleaseRecord(
         release_id=release_id,
         release=loaded.release,
         deployment=loaded.deployment,
-        model=PinnedModel(id=loaded.config.model.id, commit=COMMIT, files=(HubFile(path="model.safetensors", size=1, sha256="0" * 64, blob_sha1="0" * 40),)),
+        model=PinnedModel(id=loaded.config.model.id, commit=COMMIT, files=(file,)),
         datasets={PROMPTS_DATASET: ref},
         created_at=datetime.now(UTC),
     )

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+from airflow.models.dagrun import DagRun
+from llm_pipeline_airflow.dag_factory import release_dag
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory, make_project, airflow_database) -> Callable[..., DagRun]:
+    """Runs the DAG in this process and each stage in its own; `fresh` forgets what was computed before."""
+    project = make_project(tmp_path_factory.mktemp("release"))
+
+    def run(script: dict, *, fresh: bool) -> DagRun:
+        project.script(**script)
+        if fresh:
+            shutil.rmtree(project.root / "store", ignore_errors=True)
+        return release_dag(project.config).test()
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("LLM_PIPELINE_RELEASES", str(project.config.parent))
+        yield run
+
+
+@pytest.fixture(scope="module")
+def promoted(release) -> DagRun:
+    return release({"accuracy/small": {"verdict": "NO_GO"}, "download": {"error": "transient"}}, fresh=True)
+
+
+@pytest.fixture(scope="module")
+def stopped(release, promoted) -> DagRun:
+    script = {"staging/cpu-a": {"verdict": "NO_GO"}, "canary/cpu-b:100": {"verdict": "NO_GO"}}
+    return release(script, fresh=False)
+
+
+def states(run: DagRun) -> dict[tuple[str, int], str]:
+    return {(ti.task_id, ti.map_index): str(ti.state) for ti in run.get_task_instances()}
+
+
+def labels(run: DagRun) -> dict[tuple[str, int], str]:
+    return {(ti.task_id, ti.map_index): ti.rendered_map_index for ti in run.get_task_instances()}
+
+
+def tries(run: DagRun) -> dict[str, int]:
+    return {ti.task_id: ti.try_number for ti in run.get_task_instances()}
+
+
+def test_one_failed_recipe_does_not_stop_the_release(promoted):
+    seen = states(promoted)
+    assert promoted.state == "success"
+    assert seen["recipes.accuracy", 0] == "failed"
+    assert seen["recipes.accuracy", 1] == "success"
+    assert {seen["promotion.settle", index] for index in (0, 1)} == {"success"}
+
+
+def test_a_mapped_task_is_labelled_with_its_subject_and_verdict(promoted):
+    assert labels(promoted)["recipes.accuracy", 0] == "small · NO_GO"
+    assert labels(promoted)["recipes.accuracy", 1] == "large · GO"
+    assert labels(promoted)["targets.build", 1] == "cpu-b"
+
+
+def test_a_transient_error_is_tried_again(promoted):
+    assert tries(promoted)["download"] == 2
+    assert tries(promoted)["baseline"] == 1
+
+
+def test_a_reused_result_says_so_in_its_label(stopped):
+    assert labels(stopped)["recipes.quantize", 0] == "small · reused"
+    assert labels(stopped)["recipes.accuracy", 0] == "small · NO_GO · reused"
+    assert labels(stopped)["targets.staging", 1] == "cpu-b · GO"
+
+
+def test_a_target_that_fails_a_gate_is_not_promoted_though_others_are_approved(stopped):
+    seen = states(stopped)
+    assert stopped.state == "failed"
+    assert seen["targets.load_test", 0] == "upstream_failed"
+    assert seen["approve", -1] == "success"
+    assert seen["promotion.canary_5", 0] == "failed"
+    assert seen["promotion.settle", 0] == "upstream_failed"
+
+
+def test_a_staging_server_whose_gate_failed_is_stopped(stopped):
+    assert states(stopped)["targets.staging", 0] == "failed"
+    assert states(stopped)["targets.staging_down", 0] == "success"
+
+
+def test_a_canary_that_fails_is_rolled_back(stopped):
+    seen = states(stopped)
+    assert seen["promotion.canary_5", 1] == "success"
+    assert seen["promotion.canary_100", 1] == "failed"
+    assert seen["promotion.settle", 1] == "upstream_failed"
+    assert seen["promotion.rollback", 1] == "success"
+
+
+def test_no_recipe_that_passes_fails_the_run_and_builds_nothing(release, caplog):
+    run = release({"accuracy/small": {"verdict": "NO_GO"}, "accuracy/large": {"verdict": "INCONCLUSIVE"}}, fresh=True)
+    seen = states(run)
+    assert run.state == "failed"
+    assert seen["choose", -1] == "upstream_failed"
+    assert seen["targets.build", 0] == "upstream_failed"
+    assert seen["promotion.rollback", 0] == "skipped"
+    assert seen["report", -1] == "success"
+    assert "NO_GO: the test says NO_GO" in caplog.text
+    assert "a fact  NO_GO    0.5 fraction          0.1 fraction  7" in caplog.text
+
+
+def test_a_terminal_error_is_never_tried_again(release, caplog):
+    run = release({"download": {"error": "terminal"}}, fresh=True)
+    assert run.state == "failed"
+    assert tries(run)["download"] == 1
+    assert "the test asked for a terminal error -> nothing to do" in caplog.text

@@ -1,0 +1,198 @@
+"""One Airflow with all its services, and what only shows there: killed workers, killed tasks, logins, the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
+from llm_pipeline.demo.airflow_services import read_access, start_airflow, stop_airflow
+from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.runners import detached
+
+pytestmark = pytest.mark.slow
+
+DAG = "release__tiny"
+PORT = 18591
+USERS = {"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,nobody:"}
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory, make_project):
+    return make_project(tmp_path_factory.mktemp("release"), approval=True)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("airflow")
+
+
+@pytest.fixture(scope="module")
+def access(home, release) -> Iterator[AirflowAccess]:
+    yield start_airflow(home, PORT, releases=release.config.parent, settings=USERS)
+    stop_airflow(home)
+
+
+@pytest.fixture
+def client(access, release) -> Iterator[AirflowClient]:
+    shutil.rmtree(release.root / "store", ignore_errors=True)  # nothing to reuse
+    release.script()
+    with AirflowClient(access) as client:
+        until(lambda: client.has_dag(DAG))
+        client.unpause(DAG)
+        yield client
+
+
+def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.3)
+
+
+def task(client: AirflowClient, run_id: str, task_id: str, index: int):
+    found = [one for one in client.task_states(DAG, run_id) if (one.task_id, one.map_index) == (task_id, index)]
+    return found[0] if found else None
+
+
+def finish(client: AirflowClient, run_id: str, *, approve: bool) -> str:
+    def ended() -> bool:
+        for task_id, _, _ in client.pending_approvals(DAG, run_id):
+            client.answer_approval(DAG, run_id, task_id, approve=approve)
+        return client.run_state(DAG, run_id) in ("success", "failed")
+
+    until(ended, 240)
+    return client.run_state(DAG, run_id)
+
+
+def instance(run_id: str, task_id: str, index: int) -> str:
+    return f"/api/v2/dags/{DAG}/dagRuns/{run_id}/taskInstances/{task_id}/{index}"
+
+
+def started(marker: Path) -> bool:
+    return marker.exists() and marker.read_text() != ""
+
+
+def test_a_killed_worker_finds_its_stage_again_and_a_rejection_moves_no_traffic(client, release, tmp_path):
+    marker = tmp_path / "started"
+    release.script(**{"quantize/small": {"seconds": 20, "file": str(marker)}})
+    run_id = client.trigger(DAG)
+    until(lambda: started(marker))
+    worker = client._call("GET", instance(run_id, "recipes.quantize", 0))["pid"]
+    os.kill(worker, signal.SIGKILL)
+
+    assert finish(client, run_id, approve=False) == "success"
+    quantize = task(client, run_id, "recipes.quantize", 0)
+    assert (quantize.state, quantize.tries) == ("success", 2)
+    assert marker.read_text().splitlines() == ["started"]
+    log = client.task_log(DAG, run_id, "recipes.quantize", attempt=2, map_index=0)
+    assert any("the stage of an earlier try still runs" in line for line in log)
+    assert "WARNING a warning of the stage  subject=small" in log
+    assert task(client, run_id, "promotion.canary_5", 0).state == "skipped"
+    assert task(client, run_id, "report", -1).state == "success"
+
+
+def test_a_task_that_is_marked_failed_takes_its_stage_with_it(client, release, tmp_path):
+    marker = tmp_path / "started"
+    release.script(**{"quantize/small": {"seconds": 300, "file": str(marker)}, "quantize/large": {"error": "terminal"}})
+    run_id = client.trigger(DAG)
+    until(lambda: started(marker))
+    records = (release.root / "work" / "jobs").glob("*/quantize.small/*/process.json")
+    process = detached.load(max(records, key=lambda path: path.stat().st_mtime))
+    assert process.group_alive
+    client._call("PATCH", instance(run_id, "recipes.quantize", 0), json={"new_state": "failed"})
+    until(lambda: not process.group_alive)
+    assert finish(client, run_id, approve=True) == "failed"
+
+
+def test_the_report_is_shown_to_who_may_read_the_dag_and_to_nobody_else(client, access, home):
+    run_id = client.latest_run(DAG)
+    report = f"{access.url}/llm-pipeline/dags/{DAG}/runs/{run_id}/report"
+    assert httpx.get(report).status_code == 401
+    assert httpx.get(f"{access.url}/llm-pipeline/releases").status_code == 401
+
+    nobody = token(access.url, "nobody", home)
+    assert httpx.get(report, headers=nobody).status_code == 403
+    assert "release__" in httpx.get(f"{access.url}/llm-pipeline/releases", headers=nobody).text
+
+    admin = token(access.url, "admin", home)
+    unknown = httpx.get(report.replace(run_id, "no-such-<run>"), headers=admin)
+    assert unknown.status_code == 404
+    assert "no-such-<run>" not in unknown.text
+    assert httpx.get(report.replace(DAG, "no_such_dag"), headers=admin).status_code == 404
+
+
+def test_a_reports_page_runs_no_script_and_the_releases_page_lists_it(client, access, home, release):
+    run_id = client.trigger(DAG)
+    assert finish(client, run_id, approve=True) == "success"
+    admin = token(access.url, "admin", home)
+    report = httpx.get(f"{access.url}/llm-pipeline/dags/{DAG}/runs/{run_id}/report", headers=admin)
+    assert report.status_code == 200
+    assert "the report" in report.text
+    assert "default-src 'none'" in report.headers["content-security-policy"]
+    assert "script" not in report.headers["content-security-policy"]
+    listed = httpx.get(f"{access.url}/llm-pipeline/releases", headers=admin).text
+    assert "tiny-01234567-00000000" in listed
+
+
+def token(url: str, user: str, home: Path) -> dict[str, str]:
+    password = json.loads((home / "passwords.json").read_text())[user]
+    answer = httpx.post(f"{url}/auth/token", json={"username": user, "password": password})
+    return {"Authorization": f"Bearer {answer.json()['access_token']}"}
+
+
+def test_a_second_start_finds_the_running_airflow(access, home, release):
+    before = detached.load(home / "processes" / "scheduler.json")
+    again = start_airflow(home, PORT, releases=release.config.parent, settings=USERS)
+    assert again == access
+    assert detached.load(home / "processes" / "scheduler.json") == before
+
+
+def test_what_is_secret_is_readable_for_its_owner_only(access, home):
+    for name in ("passwords.json", "keys.json"):
+        assert (home / name).stat().st_mode & 0o777 == 0o600
+    assert access.password not in repr(access)
+
+
+def test_nothing_is_left_after_the_stop(access, home):
+    stop_airflow(home)
+    assert processes_of(home) == []
+    assert not list((home / "processes").iterdir())
+    with pytest.raises(Transient):
+        AirflowClient(access)
+    stop_airflow(home)  # again is fine
+
+
+def test_a_port_that_is_taken_is_named(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", PORT + 1))
+        taken.listen()
+        with pytest.raises(ConfigError, match=f"port {PORT + 1} is taken"):
+            start_airflow(tmp_path, PORT + 1)
+
+
+def test_no_access_is_known_before_a_start(tmp_path):
+    with pytest.raises(ConfigError, match="no Airflow was started here"):
+        read_access(tmp_path, PORT)
+
+
+def processes_of(home: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"AIRFLOW_HOME={home}".encode() in environment:
+                found.append(int(entry.name))
+    return found
