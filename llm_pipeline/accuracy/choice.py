@@ -72,9 +72,8 @@ def _fact(attempt: RecipeAttempt) -> Evidence:
 def _refusal(attempts: Sequence[RecipeAttempt]) -> str:
     if not attempts:
         return "No recipe was tried."
-    return "No recipe passed its accuracy gate: " + ", ".join(
-        f"{a.recipe} {a.verdict}" for a in sorted(attempts, key=_cost)
-    )
+    tried = ", ".join(f"{attempt.recipe} {attempt.verdict}" for attempt in sorted(attempts, key=_cost))
+    return f"No recipe passed its accuracy gate: {tried}."
 
 
 def _megabytes(attempt: RecipeAttempt) -> str:

@@ -136,9 +136,7 @@ def _inline(svg: str, name: str, title: str, description: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", body)
     body = body.replace("xlink:href", "href")
-    body = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', body)
-    body = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", body)
-    body = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', body)
+    body = _numbered_ids(body, name)
     body = re.sub(r"\s*font-family: [^;\"]*;?", "", body)
     body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
     for role, placeholder in _COLOURS.items():
@@ -147,3 +145,11 @@ def _inline(svg: str, name: str, title: str, description: str) -> str:
     label = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
     head = rf'<svg viewBox="\1" role="img" aria-labelledby="{name}-title {name}-desc">'
     return opening.sub(lambda match: match.expand(head) + label, body, count=1)
+
+
+def _numbered_ids(body: str, name: str) -> str:
+    """Number the ids that are referred to and drop all others: matplotlib's depend on last digits of the layout."""
+    referred = dict.fromkeys(re.findall(r'(?:url\(|href=")#([^)"]+)', body))
+    numbers = {old: f"{name}-{number}" for number, old in enumerate(referred)}
+    body = re.sub(r'\s\bid="([^"]+)"', lambda m: f' id="{numbers[m[1]]}"' if m[1] in numbers else "", body)
+    return re.sub(r'(url\(|href=")#([^)"]+)', lambda m: f"{m[1]}#{numbers[m[2]]}", body)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
+from llm_pipeline.canary.record import Phase
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.reporting.model import Fact, Headline, State
 from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.store.pointers import Pointer, Pointers
 from llm_pipeline.verdict import Verdict, worst
+
+_ALWAYS_RUN = ("staging_down", "rollback", "report")
+"""Stages that run after the others whatever became of them: they say nothing of how far a release got."""
 
 Results = Mapping[tuple[str, str], StageResult]
 
@@ -43,15 +47,15 @@ def _state(release_id: str, results: Results, pointers: Mapping[str, Pointers], 
         return "in production"
     if _ended_in_rollback(results):
         return "rolled back"
-    if any(_is(place.previous, release_id) for place in pointers.values()):
+    if any(stage == "settle" for stage, _ in results):
         return "replaced"
     return "on its way" if verdict in (None, Verdict.GO) else "stopped"
 
 
 def _ended_in_rollback(results: Results) -> bool:
-    """A rollback counts until a canary is tried again."""
+    """The rollback stage runs after every release; only its phase tells whether it took traffic back."""
     last = max((r for r in results.values() if r.stage in ("canary", "rollback")), key=_started, default=None)
-    return last is not None and last.stage == "rollback"
+    return last is not None and last.metrics.get("phase") == Phase.ROLLED_BACK.value
 
 
 def _started(result: StageResult) -> tuple[datetime, str]:
@@ -84,7 +88,7 @@ def _sentence(
     if state == "rolled back":
         return "It was taken out of production again; no gate asked for it."
     if state == "replaced":
-        return f"A later release took its place. {_why(results)}".strip()
+        return f"It was in production; another release serves now. {_why(results)}".strip()
     return _progress(results)
 
 
@@ -94,11 +98,12 @@ def _why(results: Results) -> str:
 
 
 def _progress(results: Results) -> str:
-    if not results:
+    working = [result for result in results.values() if result.stage not in _ALWAYS_RUN]
+    if not working:
         return "No stage has finished yet."
-    last = max(results.values(), key=_started)
+    last = max(working, key=_started)
     subject = f" ({last.subject})" if last.subject else ""
-    return f"Nothing has failed so far; the last finished stage is {last.stage.replace('_', ' ')}{subject}."
+    return f"No gate has stopped it so far; the last finished stage is {last.stage.replace('_', ' ')}{subject}."
 
 
 def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[str, Pointers]) -> tuple[Fact, ...]:
@@ -108,7 +113,7 @@ def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[st
         Fact(label="Model", value=record.model.id),
         Fact(label="Commit", value=record.model.commit, code=True),
         Fact(label="Licence", value=record.model.license or "not stated"),
-        Fact(label="Recipe", value=chosen or f"none yet of {', '.join(recipe.name for recipe in release.recipes)}"),
+        Fact(label="Recipe", value=chosen or f"none of {', '.join(recipe.name for recipe in release.recipes)} so far"),
         Fact(label="Baseline", value=release.baseline.dtype),
         Fact(label="Policy", value=release.policy.name),
         Fact(label="Resolved", value=record.created_at.strftime("%Y-%m-%d %H:%M:%S UTC")),

@@ -239,7 +239,7 @@ class SampleRelease:
                 judgement=_one("slow first tokens, ratio to stable", 9.1 if bad else 1.1, 2.0, "", 400, verdict),
             )
             if bad:
-                self.add("rollback", "cpu", 1.1)
+                self.add("rollback", "cpu", 1.1, metrics={"phase": "rolled back"})
                 return
 
     def _publish_canary(self, points: Sequence[TimelinePoint], marks: Sequence[TimelineMark]) -> ArtifactRef:

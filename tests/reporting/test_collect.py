@@ -13,6 +13,7 @@ from llm_pipeline.errors import ConfigError
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.traffic import MOST_SAMPLES, _thinned
 from llm_pipeline.store.local import LocalStore
+from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
 from llm_pipeline.verdict import Verdict
 
 
@@ -43,10 +44,27 @@ def test_a_release_that_its_canary_took_back_says_so_and_why(sample, rolled_back
 
 def test_a_canary_tried_again_after_a_rollback_is_on_its_way_again(sample, tmp_path: Path) -> None:
     release = sample.SampleRelease(tmp_path)
-    release.add("rollback", "cpu")
+    release.add("rollback", "cpu", metrics={"phase": "rolled back"})
     assert collect(release.store, sample.RELEASE).headline.state == "rolled back"
     release.add("canary", "cpu:5", judgement=sample._one("errors, ratio to stable", 1.0, 2.0, "", 400))
     assert collect(release.store, sample.RELEASE).headline.state == "on its way"
+
+
+def test_a_rollback_that_found_nothing_to_do_changes_nothing(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.measure_baseline()
+    release.try_recipes(["int4_awq"])
+    release.add("rollback", "cpu", metrics={"phase": "never began"})
+    assert collect(release.store, sample.RELEASE).headline.state == "stopped"
+
+
+def test_a_release_that_another_one_followed_is_replaced(sample, tmp_path: Path) -> None:
+    release = sample.whole_release(tmp_path)
+    pointers, revision = read_pointers(release.store, "example/tiny-llama", "cpu")
+    assert pointers.production is not None
+    newer = pointers.production.model_copy(update={"release_id": "another"})
+    write_pointers(release.store, "example/tiny-llama", "cpu", Pointers(production=newer), revision)
+    assert collect(release.store, sample.RELEASE).headline.state == "replaced"
 
 
 def test_a_long_canary_is_thinned_without_losing_an_error() -> None:
