@@ -32,7 +32,7 @@ class EngineFacts(BaseModel):
         quantization: The artifact's algorithm in modelopt's words; None for a plain checkpoint.
         linears_quantized: Weight matrices that the engine keeps in 8 bits or fewer.
         activation_quantizers: Linear layers whose input the engine quantizes with the artifact's static scale.
-        kv_cache: Element type of the KV cache.
+        kv_cache: Element type of the KV cache, and of the numbers in it if that is narrower.
         context_length: Most tokens (prompt and output) that the model can attend to.
         device: The device's full name.
         versions: Runtime and compiler versions by distribution.

@@ -93,11 +93,11 @@ class OpenVinoCpuBuilder:
             with clock.phase("trace"):
                 template = _trace(source, Path(scratch), precision)
             with clock.phase("weights"):
-                activation_quantizers = _store_weights(checkpoint, quantization, target, template)
+                native = _store_weights(checkpoint, quantization, target, template)
             destination.mkdir()
             for name in SERVING_FILES:
                 shutil.move(template / name, destination / name)
-        description = _describe(destination, target, quantization, activation_quantizers, clock)
+        description = _describe(destination, target, quantization, native, clock)
         description.write(destination)
         return description.facts
 
@@ -107,10 +107,11 @@ def _require_cpu(target: Target, quantization: QuantizationMetadata) -> None:
         raise Unsupported(
             f"openvino_cpu cannot build for accelerator {target.accelerator}", where=f"targets/{target.name}.yaml"
         )
-    if quantization.kv_cache:
+    if quantization.kv_cache and target.weight_format != "native":
         log.warning(
-            "the CPU engine keeps its KV cache in f32: the artifact's KV cache format is not used",
+            "the artifact's KV cache format is not used by this weight format",
             artifact_kv_cache=quantization.kv_cache,
+            weight_format=target.weight_format,
         )
 
 
@@ -165,19 +166,22 @@ def _export(source: Path, destination: Path, precision: torch.dtype) -> None:
         )
 
 
-def _store_weights(checkpoint: Path, quantization: QuantizationMetadata, target: Target, template: Path) -> int:
-    """Rewrite the traced model's weights in the target's format; returns the number of activation quantizers."""
+def _store_weights(
+    checkpoint: Path, quantization: QuantizationMetadata, target: Target, template: Path
+) -> NativeWeights | None:
+    """Rewrite the traced model's weights in the target's format; returns the artifact's own if they were put in."""
     if target.weight_format == "native" and quantization.algorithm:
         native = NativeWeights(_read(template), load_tensors(checkpoint))
         native.install()
         _replace_model(native.model, template)
         log.info("put the artifact's packed weights into the graph", linears=len(native.layers),
-                 activation_quantizers=len(native.activation_quantizers))  # fmt: skip
-        return len(native.activation_quantizers)
+                 activation_quantizers=len(native.activation_quantizers),
+                 kv_cache_quantizers=len(native.kv_quantizers))  # fmt: skip
+        return native
     if target.weight_format in ("int8", "int4"):
         log.warning("the engine compiler quantizes the weights again", weight_format=target.weight_format)
         _replace_model(_compressed(_read(template), target.weight_format), template)
-    return 0
+    return None
 
 
 def _read(directory: Path) -> ov.Model:
@@ -203,7 +207,7 @@ def _describe(
     engine: Path,
     target: Target,
     quantization: QuantizationMetadata,
-    activation_quantizers: int,
+    native: NativeWeights | None,
     clock: PhaseClock,
 ) -> EngineDescription:
     """Measure the finished engine and gather its facts."""
@@ -219,8 +223,8 @@ def _describe(
         weight_format=target.weight_format,
         quantization=quantization.algorithm,
         linears_quantized=count_quantized_weights(_read(engine)),
-        activation_quantizers=activation_quantizers,
-        kv_cache=PARITY_PROPERTIES["KV_CACHE_PRECISION"],
+        activation_quantizers=len(native.activation_quantizers) if native else 0,
+        kv_cache="fp8 numbers in f32" if native and native.kv_quantizers else "f32",
         context_length=context_length,
         device=device["FULL_DEVICE_NAME"],
         versions={name: metadata.version(name) for name in _VERSIONED},

@@ -3,7 +3,8 @@
 The trace of the dequantized checkpoint is the template: norms, attention and residuals are right in it, and each
 linear layer is a fp32 constant that feeds a MatMul. For every quantized layer, the constant becomes the packed
 weight (i4, i8 or f8e4m3) with its scale, `pre_quant_scale` becomes a multiplication of the MatMul's input, and
-the static activation quantizer becomes nodes behind it: the graph computes what the checkpoint says.
+the static activation quantizer becomes nodes behind it; KV cache quantizers go where the cache grows. The graph
+computes what the checkpoint says.
 
 An OpenVINO constant made from a tensor shares its memory by default without keeping it alive; a freed array then
 means garbage weights and no error. Constants here therefore always copy.
@@ -11,8 +12,8 @@ means garbage weights and no error. Constants here therefore always copy.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +26,14 @@ from llm_pipeline.quantization.checkpoint import (
     FP8_MAXIMUM,
     DequantizedLayer,
     dequantize_layer,
+    is_kv_scale,
     plain_tensors,
     quantized_layers,
     unpack_int4,
 )
 
 _TRACE_PREFIX = "self."
+_LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 _HALF_TYPES = {torch.float16: ov.Type.f16, torch.bfloat16: ov.Type.bf16}
 _QUANTIZED_TYPES = frozenset({"i4", "u4", "i8", "u8", "f8e4m3", "f8e5m2"})
 _MATRIX_RANK = 2
@@ -68,12 +71,14 @@ class NativeWeights:
         model: The traced model, changed in place.
         layers: Layers replaced so far.
         activation_quantizers: Layers among them whose input is quantized.
+        kv_quantizers: Key and value caches whose new entries are quantized.
     """
 
     def __init__(self, model: ov.Model, tensors: Mapping[str, torch.Tensor]) -> None:
         self.model = model
         self.layers: list[str] = []
         self.activation_quantizers: list[str] = []
+        self.kv_quantizers: list[str] = []
         self._tensors = tensors
 
     def install(self) -> None:
@@ -95,11 +100,8 @@ class NativeWeights:
         for name, tensor in plain_tensors(self._tensors).items():
             if name in constants and tensor.dtype in _HALF_TYPES:
                 self._replace_plain(constants[name], tensor)
+        self._quantize_kv_cache()
         self.model.validate_nodes_and_infer_types()
-
-    def save(self, path: Path) -> None:
-        """Write the model's `.xml` and `.bin`, constants as they are."""
-        ov.save_model(self.model, path, compress_to_fp16=False)
 
     def _named_constants(self) -> dict[str, ov.Node]:
         nodes = (node for node in self.model.get_ordered_ops() if node.get_type_name() == "Constant")
@@ -116,6 +118,21 @@ class NativeWeights:
         self.layers.append(name)
         if layer.activation is not None:
             self.activation_quantizers.append(name)
+
+    def _quantize_kv_cache(self) -> None:
+        """Round what enters the KV cache to the checkpoint's e4m3 grid; the cache itself stays in f32."""
+        states = {sink.get_variable_id(): sink for sink in self.model.get_sinks() if sink.get_type_name() == "Assign"}
+        for name in filter(is_kv_scale, sorted(self._tensors)):
+            kind, layer = ("key" if name.endswith("k_scale") else "value"), _LAYER_NUMBER.search(name)
+            variable = f"past_key_values.{layer[1]}.{kind}present.{layer[1]}.{kind}" if layer else ""
+            append = states[variable].input_value(0).get_node() if variable in states else None
+            if append is None or append.get_type_name() != "Concat":
+                raise Unsupported(
+                    "the traced graph has no KV cache of this name, so its quantizer cannot be put in", where=name
+                )
+            new = append.input_value(1)
+            append.input(1).replace_source_output(_round_to_fp8(new, float(self._tensors[name])).output(0))
+            self.kv_quantizers.append(name)
 
     def _replace_plain(self, constant: ov.Node, tensor: torch.Tensor) -> None:
         half = _packed_constant(_bytes_as(tensor, torch.int16), tensor.shape, _HALF_TYPES[tensor.dtype])

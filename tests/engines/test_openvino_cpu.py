@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = tiny_llama.prompts(60)
 TOKENS = 12
-ACTIVATIONS_QUANTIZED = {"fp8", "int8_smoothquant", "w4a8_awq"}
+ACTIVATIONS_QUANTIZED = {"fp8", "fp8_kv_fp8", "int8_smoothquant", "w4a8_awq"}
 
 
 def build(checkpoint, target, destination) -> EngineFacts:
@@ -46,6 +46,7 @@ def test_a_native_engine_generates_what_the_read_back_checkpoint_generates(recip
     assert flips(exported(recipe), engine) <= (2 if recipe in ACTIVATIONS_QUANTIZED else 0)
     assert facts.linears_quantized == 14
     assert facts.activation_quantizers == (14 if recipe in ACTIVATIONS_QUANTIZED else 0)
+    assert facts.kv_cache == ("fp8 numbers in f32" if "kv" in recipe else "f32")
 
 
 def test_a_plain_checkpoint_keeps_its_16_bit_weights_and_generates_the_same(checkpoint, built):

@@ -5,6 +5,7 @@ As a script (`python tiny_llama.py DIRECTORY`, in the model environment) it make
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from llm_pipeline.quantization.readback import load_model
 WORDS = ("the", "cat", "sees", "a", "red", "moon", "over", "two", "old", "trees", "while", "seven", "dogs", "sing")
 RECIPES = {
     "fp8": "FP8_DEFAULT_CFG",
+    "fp8_kv_fp8": "FP8_DEFAULT_CFG",
     "int8_smoothquant": "INT8_SMOOTHQUANT_CFG",
     "int4_awq": "INT4_AWQ_CFG",
     "int4_blockwise": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
@@ -72,7 +74,10 @@ def export_quantized(checkpoint: Path, recipe: str, directory: Path) -> Path:
             for ids in texts:
                 calibrated(input_ids=ids)
 
-    model = mtq.quantize(model, getattr(mtq, RECIPES[recipe]), calibrate)
+    settings = copy.deepcopy(getattr(mtq, RECIPES[recipe]))
+    if "kv" in recipe:
+        settings["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
+    model = mtq.quantize(model, settings, calibrate)
     with torch.inference_mode():
         export_hf_checkpoint(model, dtype=torch.float16, export_dir=directory)
     tokenizer.save_pretrained(directory)
