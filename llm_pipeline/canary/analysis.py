@@ -26,12 +26,22 @@ MetricName = Literal["errors", "slow first token", "slow end to end"]
 SPLIT_ALPHA = 0.001
 """A wrong split is a broken router or a wrong label: rare enough to ask for strong evidence."""
 
+SLOW_FACTORS = (1.0, 2.0, 4.0, 8.0)
+"""A request is judged against several limits at once, multiples of stable's quantile. One limit alone is blind when
+the whole machine slows down: once half of stable's requests exceed it, nothing can exceed it twice as often."""
+
 STABLE_BAD_FRACTION = 0.2
 """Stable failing this share of requests is an incident of its own: nobody is blamed or promoted meanwhile."""
 
 ABSOLUTE_FAULT_FRACTION = 0.5
 ABSOLUTE_FAULT_REQUESTS = 20
 """The second immediate guard: this share of faults in at least this many requests of a step."""
+
+
+SlowCounts = tuple[int, ...]
+"""Requests beyond each limit of `SLOW_FACTORS`."""
+
+_NONE_SLOW: SlowCounts = (0,) * len(SLOW_FACTORS)
 
 
 class Frozen(BaseModel):
@@ -56,14 +66,22 @@ class ArmCounts(Frozen):
     faults: int = 0
     lost: int = 0
     answered: int = 0
-    slow: int = 0
+    slow: SlowCounts = _NONE_SLOW
     streams: int = 0
-    slow_streams: int = 0
+    slow_streams: SlowCounts = _NONE_SLOW
 
     def plus(self, other: ArmCounts) -> ArmCounts:
         """Both together."""
-        mine, theirs = self.model_dump(), other.model_dump()
-        return ArmCounts(**{name: mine[name] + theirs[name] for name in mine})
+        return ArmCounts(
+            requests=self.requests + other.requests,
+            errors=self.errors + other.errors,
+            faults=self.faults + other.faults,
+            lost=self.lost + other.lost,
+            answered=self.answered + other.answered,
+            slow=_added(self.slow, other.slow),
+            streams=self.streams + other.streams,
+            slow_streams=_added(self.slow_streams, other.slow_streams),
+        )
 
 
 class Window(Frozen):
@@ -80,16 +98,35 @@ class Window(Frozen):
     all_faults: bool
 
 
+class LimitState(Frozen):
+    """The tests of one metric at one limit, over the whole canary."""
+
+    regressed: RateTest
+    candidate_events: int = 0
+    stable_events: int = 0
+
+
 class MetricState(Frozen):
-    """One metric's tests over the whole canary."""
+    """One metric's tests over the whole canary.
+
+    Attributes:
+        limits: One test for each limit; a single one for errors.
+        non_inferior: Tested at the first limit.
+        largest: The largest mean of the limits' e-values so far; a mean of e-processes is an e-process.
+    """
 
     name: MetricName
-    regressed: RateTest
+    limits: tuple[LimitState, ...]
     non_inferior: RateTest
-    candidate_events: int = 0
     candidate_requests: int = 0
-    stable_events: int = 0
     stable_requests: int = 0
+    largest: float = 1.0
+
+    @property
+    def telling(self) -> int:
+        """Index of the limit that says most."""
+        values = [limit.regressed.value for limit in self.limits]
+        return values.index(max(values))
 
 
 class StepState(Frozen):
@@ -151,7 +188,12 @@ def begin(thresholds: Thresholds, policy: CanaryPolicy) -> AnalysisState:
         ratios["slow first token"] = policy.slow_ratio
     ratios["slow end to end"] = policy.slow_ratio
     metrics = (
-        MetricState(name=name, regressed=RateTest.start("hi", ratio), non_inferior=RateTest.start("lo", _above(ratio)))
+        MetricState(
+            name=name,
+            limits=(LimitState(regressed=RateTest.start("hi", ratio)),)
+            * (1 if name == "errors" else len(SLOW_FACTORS)),
+            non_inferior=RateTest.start("lo", _above(ratio)),
+        )
         for name, ratio in ratios.items()
     )
     return AnalysisState(thresholds=thresholds, metrics=tuple(metrics))
@@ -263,15 +305,24 @@ def _count(requests: Sequence[ObservedRequest], thresholds: Thresholds) -> ArmCo
         faults=sum(request.fault for request in requests),
         lost=sum(request.lost for request in requests),
         answered=len(answered),
-        slow=sum(request.total_milliseconds > thresholds.end_to_end_milliseconds for request in answered),
+        slow=_beyond([request.total_milliseconds for request in answered], thresholds.end_to_end_milliseconds),
         streams=len(first),
-        slow_streams=0 if limit is None else sum(value > limit for value in first),
+        slow_streams=_NONE_SLOW if limit is None else _beyond(first, limit),
     )
 
 
-def _events(name: MetricName, counts: ArmCounts) -> tuple[int, int]:
+def _beyond(values: Sequence[float], limit: float) -> SlowCounts:
+    return tuple(sum(value > factor * limit for value in values) for factor in SLOW_FACTORS)
+
+
+def _added(mine: SlowCounts, theirs: SlowCounts) -> SlowCounts:
+    return tuple(a + b for a, b in zip(mine, theirs, strict=True))
+
+
+def _events(name: MetricName, counts: ArmCounts) -> tuple[SlowCounts, int]:
+    """Events at each of the metric's limits, and the requests that they are out of."""
     if name == "errors":
-        return counts.errors, counts.requests
+        return (counts.errors,), counts.requests
     if name == "slow first token":
         return counts.slow_streams, counts.streams
     return counts.slow, counts.answered
@@ -280,18 +331,27 @@ def _events(name: MetricName, counts: ArmCounts) -> tuple[int, int]:
 def _observe_metric(metric: MetricState, seen: Window) -> MetricState:
     candidate_events, candidate_requests = _events(metric.name, seen.candidate)
     stable_events, stable_requests = _events(metric.name, seen.stable)
-    counts = {
-        "candidate_events": candidate_events,
-        "candidate_requests": candidate_requests,
-        "stable_events": stable_events,
-        "stable_requests": stable_requests,
-    }
-    totals = {name: getattr(metric, name) + value for name, value in counts.items()}
-    tests = {
-        "regressed": metric.regressed.observe(**counts),
-        "non_inferior": metric.non_inferior.observe(**counts),
-    }
-    return metric.model_copy(update={**totals, **tests})
+    requests = {"candidate_requests": candidate_requests, "stable_requests": stable_requests}
+    limits = tuple(
+        LimitState(
+            regressed=limit.regressed.observe(candidate_events=mine, stable_events=theirs, **requests),
+            candidate_events=limit.candidate_events + mine,
+            stable_events=limit.stable_events + theirs,
+        )
+        for limit, mine, theirs in zip(metric.limits, candidate_events, stable_events, strict=True)
+    )
+    mean = sum(limit.regressed.value for limit in limits) / len(limits)
+    return metric.model_copy(
+        update={
+            "limits": limits,
+            "non_inferior": metric.non_inferior.observe(
+                candidate_events=candidate_events[0], stable_events=stable_events[0], **requests
+            ),
+            "candidate_requests": metric.candidate_requests + candidate_requests,
+            "stable_requests": metric.stable_requests + stable_requests,
+            "largest": max(metric.largest, mean),
+        }
+    )
 
 
 def _stable_is_bad(step: StepState) -> bool:
@@ -339,37 +399,37 @@ def _split_evidence(step: StepState) -> Evidence:
 
 def _metric_evidence(metric: MetricState, state: AnalysisState, policy: CanaryPolicy) -> Evidence:
     """Judged over the whole canary; at 100 % there is no concurrent stable, and what was seen before stands."""
-    level = policy.alpha / len(state.metrics)
-    if metric.regressed.rejects(level):
+    required = len(state.metrics) / policy.alpha
+    if metric.largest >= required:
         verdict, words = Verdict.NO_GO, "regressed"
     elif metric.candidate_requests and metric.stable_requests:
-        verdict = Verdict.GO
-        words = (
-            "parity proven" if metric.name in parity_proven(state, policy) else "no regression seen, parity not proven"
-        )
+        proven = metric.name in parity_proven(state, policy)
+        verdict, words = Verdict.GO, "parity proven" if proven else "no regression seen, parity not proven"
     else:
         verdict, words = Verdict.INCONCLUSIVE, "one arm has no requests"
-    stable = metric.stable_events / metric.stable_requests if metric.stable_requests else None
+    at = metric.telling
+    limit = metric.limits[at]
+    stable = limit.stable_events / metric.stable_requests if metric.stable_requests else None
     return Evidence(
         name=metric.name,
         verdict=verdict,
-        measured=metric.candidate_events / metric.candidate_requests if metric.candidate_requests else None,
-        limit=None if stable is None else stable * metric.regressed.ratio,
+        measured=limit.candidate_events / metric.candidate_requests if metric.candidate_requests else None,
+        limit=None if stable is None else stable * limit.regressed.ratio,
         unit="fraction",
         samples=metric.candidate_requests,
         detail=(
-            f"{words}: candidate {metric.candidate_events}/{metric.candidate_requests}, stable "
-            f"{metric.stable_events}/{metric.stable_requests}{_slow_limit(metric.name, state.thresholds)}; e-value "
-            f"{metric.regressed.largest:.3g} (limit {1 / level:.0f})"
+            f"{words}: candidate {limit.candidate_events}/{metric.candidate_requests}, stable "
+            f"{limit.stable_events}/{metric.stable_requests}{_slow_limit(metric.name, state.thresholds, at)}; e-value "
+            f"{metric.largest:.3g} (limit {required:.0f})"
         ),
     )
 
 
-def _slow_limit(name: MetricName, thresholds: Thresholds) -> str:
+def _slow_limit(name: MetricName, thresholds: Thresholds, at: int) -> str:
     if name == "errors":
         return ""
     limit = thresholds.first_token_milliseconds if name == "slow first token" else thresholds.end_to_end_milliseconds
-    return f" beyond {limit:.0f} ms"
+    return "" if limit is None else f" beyond {SLOW_FACTORS[at] * limit:.0f} ms"
 
 
 def _stable_evidence(step: StepState) -> Evidence:

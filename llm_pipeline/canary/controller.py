@@ -129,6 +129,8 @@ class CanaryController:
         """Load the record, or make it; writing it with our epoch fences whoever wrote it before."""
         record = self._journal.load() or self._new_record()
         self._epoch = max(self._lease.epoch, record.epoch + 1, self._router_epoch() + 1)
+        if record.phase is Phase.PAUSED and record.analysis is None:
+            return self._save(record, phase=Phase.PENDING)
         if record.phase is Phase.PAUSED:
             log.info("going on after a pause", percent=record.step_percent)
             return self._begin_step(record, record.step_percent, _tests(record))
@@ -168,6 +170,9 @@ class CanaryController:
     def _start_candidate(self, record: CanaryRecord) -> CanaryRecord:
         if self._plan.production is not None:
             self._slots.ensure(self._plan.production.slot, self._plan.production.repository)
+            if (drift := self._drift(record, self._router.read()[0])) is not None:
+                return self._pause(record, drift)  # the idle slot may not be idle: nothing is started or stopped
+        record = self._save(record, candidate_started=True)
         self._slots.replace(record.candidate, record.repository)
         log.info("candidate started", slot=record.candidate, repository=str(record.repository))
         return self._save(record.marked("candidate started", share=0.0), phase=Phase.WARM)

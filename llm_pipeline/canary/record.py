@@ -47,6 +47,7 @@ class CanaryRecord(BaseModel):
         repository: The candidate's model repository.
         stable: The slot that served when the canary began; None for the first deployment on a target.
         candidate: The slot that the candidate was started in.
+        candidate_started: The candidate's slot was touched; before that a rollback must leave it alone.
         step_percent: The step in force; 0 before the first.
         passed_percent: The highest step that passed.
         began_cursor: Where in the access log the canary begins.
@@ -66,6 +67,7 @@ class CanaryRecord(BaseModel):
     stable: SlotName | None
     candidate: SlotName
     phase: Phase = Phase.PENDING
+    candidate_started: bool = False
     step_percent: float = 0.0
     passed_percent: float = 0.0
     began_at: float

@@ -143,6 +143,8 @@ def _roll_back(
     if record is None or record.phase is Phase.PROMOTED:
         return record
     epoch = max(lease_epoch, record.epoch + 1, _router_epoch(router) + 1)
+    if not record.candidate_started:  # it touched neither slots nor traffic, and what is there is not ours
+        return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "epoch": epoch}))
     record = journal.save(record.model_copy(update={"phase": Phase.ROLLING_BACK, "epoch": epoch}))
     confirmed = True
     if record.stable is not None and router is not None:

@@ -24,15 +24,15 @@ class HttpSlots:
         self.ports = ports
         self.drill = drill
 
-    def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:
+    def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:  # noqa: ARG002 - the port's
         if not self.alive(slot):
             self._start(slot, {})
 
-    def replace(self, slot: SlotName, repository: ArtifactRef) -> None:
+    def replace(self, slot: SlotName, repository: ArtifactRef) -> None:  # noqa: ARG002 - the port's
         if not self.alive(slot):
             self._start(slot, {"LLM_PIPELINE_DRILL": json.dumps(self.drill)} if self.drill else {})
 
-    def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
+    def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:  # noqa: ARG002 - the port's
         return WarmUp(prompts=1, answered=1, matched=1, seconds=0.0)
 
     def alive(self, slot: SlotName) -> bool:

@@ -147,6 +147,19 @@ def test_weights_changed_from_outside_pause_the_canary_and_are_not_overwritten(s
     assert site.step(25).verdict is Verdict.GO, "once the drift is gone it goes on"
 
 
+def test_an_idle_slot_that_carries_traffic_is_neither_replaced_nor_stopped(site) -> None:
+    site.users(rate=40)
+    site.control.ensure("green", None)
+    pid, (state, revision) = site.control.pid("green"), site.router.read()
+    site.router.write(RouteState(weights={"green": 10_000}, owner="unsettled", epoch=state.epoch), revision)
+    assert site.step(5).verdict is Verdict.INCONCLUSIVE
+    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.control, patience=SHORT)
+    assert (site.record().phase, site.weights()) == (Phase.ROLLED_BACK, {"green": 10_000})
+    assert site.control.alive("green")
+    assert site.control.pid("green") == pid
+    assert site.users_go()["failed"] == 0
+
+
 def test_a_rollback_may_be_asked_for_twice(site) -> None:
     site.users(rate=40)
     site.step(5)

@@ -103,11 +103,9 @@ def test_routes_to_an_unknown_cluster_are_refused_and_traffic_goes_on(site) -> N
     document = json.loads(site.router.files.routes.read_text())
     text = json.dumps(document).replace("green_failover", "purple").replace(revision, "1:99:t")
     replace_json(site.router.files.routes, json.loads(text))
-    deadline = time.monotonic() + 5
+    time.sleep(0.5)
     with pytest.raises(RouterRejected):
-        while time.monotonic() < deadline:
-            site.router.converged("1:99:t")
-            time.sleep(0.05)
+        site.router.converged("1:99:t")
     assert {status for status, _, _ in ask(site, 50)} == {200}
 
 

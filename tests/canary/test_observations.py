@@ -47,7 +47,7 @@ def test_a_request_is_read_with_its_arm_and_times(path) -> None:
     request = one(path, cluster="green_failover", host="127.0.0.1:2", path="/v2/models/llm/generate_stream?x=1")
     assert (request.arm, request.on_trial, request.streaming) == ("green", True, True)
     assert (request.first_byte_milliseconds, request.total_milliseconds, request.started_at) == (5.0, 9.0, 100.0)
-    assert not (request.error or request.fault or request.lost)
+    assert (request.error, request.fault, request.lost) == (False, False, False)
 
 
 def test_grpc_arms_are_the_same_slots(path) -> None:
