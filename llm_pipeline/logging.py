@@ -76,7 +76,14 @@ def write_json_lines(stream: TextIO = sys.stderr, level: int = logging.INFO) -> 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    logging.captureWarnings(True)
+    logging.captureWarnings(capture=True)
+    logging.getLogger("py.warnings").addFilter(_demote)
+
+
+def _demote(record: logging.LogRecord) -> bool:
+    """Python warnings of the tools below us are for the log's reader, not for the operator's attention."""
+    record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
 
 
 def relay(line: str, logger: logging.Logger) -> None:

@@ -14,6 +14,7 @@ from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.hub.resolve import resolve_revision
 from llm_pipeline.logging import get_logger
+from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release_record import (
     PROMPTS_DATASET,
     TASKS_DATASET,
@@ -44,9 +45,13 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
 
     Raises:
         ConfigError: The release config is wrong.
+        Unsupported: The plan shows that it cannot work: nothing was spent.
         Terminal: The hub refuses the model.
         Transient: The hub cannot be reached.
     """
+    plan = plan_release(Path(context.config.config_path))
+    for warning in plan.warnings:
+        log.warning(warning)
     loaded = load_release(Path(context.config.config_path))
     clock = time.monotonic()
     access = loaded.deployment.hub
@@ -64,6 +69,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         created_at=datetime.now(UTC),
     )
     replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
+    replace_document(context.store, f"releases/{release_id}/plan.json", plan.model_dump(mode="json"))
     total_bytes = sum(file.size for file in model.files)
     log.info("release named", release=release_id, model=model.id, commit=model.commit)
     log.info("to download", files=len(model.files), megabytes=total_bytes / 1e6, license=model.license or "not stated")

@@ -40,7 +40,7 @@ class LocalStore:
             return ref
         incoming = self.root / "incoming" / uuid.uuid4().hex
         try:
-            shutil.copytree(directory, incoming, ignore=shutil.ignore_patterns(MANIFEST_FILE, COMPLETE_FILE))
+            shutil.copytree(directory, incoming)
             _write_durably(incoming / MANIFEST_FILE, manifest.model_dump_json(indent=1).encode())
             marker = {"manifest_sha256": sha256_file(incoming / MANIFEST_FILE)}
             _write_durably(incoming / COMPLETE_FILE, json.dumps(marker).encode())

@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,13 @@ def test_a_damaged_artifact_is_replaced_by_the_next_publication(store: LocalStor
     assert store.publish("checkpoint", weights, {}) == ref
     assert store.verify(ref) == []
     assert len(list((store.root / "damaged").iterdir())) == 1
+
+
+def test_an_artifact_inside_an_artifact_keeps_its_own_markers(store: LocalStore, weights: Path) -> None:
+    inner = store.fetch(store.publish("checkpoint", weights, {}))
+    outer = inner.parents[3] / "outer"
+    shutil.copytree(inner, outer / "engine")
+    assert store.verify(store.publish("model_repository", outer, {})) == []
 
 
 def test_a_symbolic_link_is_refused(store: LocalStore, weights: Path) -> None:
