@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")  # no bars in a task log
 
 import lm_eval
 from lm_eval.api.instance import Instance
