@@ -96,7 +96,8 @@ def test_a_bad_task_file_is_refused(tmp_path, content, message):
 def sample(item_id, filter_name="none", **changes):
     return {
         "doc_id": item_id, "doc_hash": f"d{item_id}", "prompt_hash": "p", "target_hash": "t", "filter": filter_name,
-        "arguments": [("prompt", {})], "resps": [[" answer"]], "metrics": ["exact_match"], "exact_match": 1.0, **changes,
+        "arguments": [("prompt", {})], "resps": [[" answer"]], "metrics": ["exact_match"], "exact_match": 1.0,
+        **changes,
     }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def test_the_same_seed_draws_the_same_tokens():
     assert drawn(seed=1) == drawn(seed=1)
 
 
-@pytest.mark.parametrize("change", [{"seed": 2}, {"maximum_tokens": 11}, {"samples": 15}, {"batch_size": 5}])
+@pytest.mark.parametrize("change", [{"seed": 2}, {"maximum_tokens": 11}, {"samples": 15}, {"batch_size": 1}])
 def test_the_digest_changes_with_what_the_model_sees(change):
     assert drawn(seed=1).digest != drawn(**{"seed": 1, **change}).digest
 
