@@ -32,6 +32,10 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
 )  # fmt: skip
 _LOOK_SECONDS = 0.25
+_CLICK_SECONDS = 0.7
+_DRAWING_SECONDS = 2.5
+_MARGIN_PIXELS = 16.0
+_WHOLE_GRAPH = ("Show Graph (Press g)", "Expand all task groups", "Collapse Details Panel", "Fit View")
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,16 @@ class Picture:
         path: Path of the page below Airflow's URL.
         text: Text that the page shows when it is ready.
         frame: The text is inside the page's frame.
-        press: A key to press once the page is ready.
+        clicks: Labels of buttons to click, in order, once the page is ready.
+        around: CSS selector of what the picture shows, twice as large; empty for the whole page.
     """
 
     file: str
     path: str
     text: str
     frame: bool = False
-    press: str = ""
+    clicks: tuple[str, ...] = ()
+    around: str = ""
 
 
 class Browser:
@@ -61,7 +67,7 @@ class Browser:
         Transient: A page does not become ready in time.
     """
 
-    def __init__(self, *, width: int = 1600, height: int = 1000, timeout_seconds: float = 60.0) -> None:
+    def __init__(self, *, width: int = 1800, height: int = 900, timeout_seconds: float = 60.0) -> None:
         self._size = (width, height)
         self._timeout = timeout_seconds
         self._number = 0
@@ -107,16 +113,26 @@ class Browser:
                 raise Transient(f"the page does not show {what}", where=str(await self.evaluate("location.href")))
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def press(self, key: str) -> None:
-        """Press and release a key."""
-        for kind in ("keyDown", "keyUp"):
-            await self.call("Input.dispatchKeyEvent", type=kind, key=key, text=key if kind == "keyDown" else "")
+    async def click(self, label: str) -> None:
+        """Click the button of that label."""
+        button = f"document.querySelector('button[aria-label={json.dumps(label)}]')"
+        await self.wait_for(f"!!{button}", f"the button {label!r}")
+        await self.evaluate(f"{button}.click()")
+        await asyncio.sleep(_CLICK_SECONDS)
 
-    async def save(self, file: Path) -> None:
-        """Save what the page looks like as a PNG."""
-        answer = await self.call("Page.captureScreenshot", format="png")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(base64.b64decode(answer["data"]))
+    async def picture(self, around: str = "") -> bytes:
+        """What the page looks like as a PNG, or the part of it that holds all elements of a CSS selector."""
+        clip = {"clip": await self._box(around)} if around else {}
+        answer = await self.call("Page.captureScreenshot", format="png", **clip)
+        return base64.b64decode(answer["data"])
+
+    async def _box(self, selector: str) -> dict[str, float]:
+        boxes = await self.evaluate(
+            f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.getBoundingClientRect().toJSON())"
+        )
+        left, top = (min(box[side] for box in boxes) - _MARGIN_PIXELS for side in ("left", "top"))
+        right, bottom = (max(box[side] for box in boxes) + _MARGIN_PIXELS for side in ("right", "bottom"))
+        return {"x": left, "y": top, "width": right - left, "height": bottom - top, "scale": 2.0}
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command of the debugging protocol."""
@@ -156,33 +172,32 @@ def _written_port(profile: Path) -> int | None:
     return int(numbers[0]) if numbers else None
 
 
-async def take(access: AirflowAccess, pictures: Sequence[Picture], directory: Path) -> list[Path]:
-    """Log in to Airflow and photograph pages; returns the files.
+async def take(access: AirflowAccess, pictures: Sequence[Picture]) -> dict[str, bytes]:
+    """Log in to Airflow and photograph pages; the PNGs by file name.
 
     Raises:
         ConfigError: There is no Chromium.
         Transient: A page does not become ready in time.
     """
-    files = []
+    taken = {}
     async with Browser() as browser:
         await _log_in(browser, access)
         for picture in pictures:
             await browser.open(access.url + picture.path)
             await browser.wait_for(_shows(picture), repr(picture.text))
-            if picture.press:
-                await browser.press(picture.press)
-            await asyncio.sleep(2.5)  # drawings settle
-            await browser.save(directory / picture.file)
-            files.append(directory / picture.file)
-            log.info("picture taken", file=str(directory / picture.file))
-    return files
+            for label in picture.clicks:
+                await browser.click(label)
+            await asyncio.sleep(_DRAWING_SECONDS)
+            taken[picture.file] = await browser.picture(picture.around)
+            log.info("picture taken", file=picture.file)
+    return taken
 
 
 def release_pictures(dag_id: str, run_id: str) -> list[Picture]:
     """The pages of a release's run that the documentation shows."""
     run = f"/dags/{dag_id}/runs/{quote(run_id, safe='')}"
     return [
-        Picture("dag.png", run, "Accuracy gate", press="g"),
+        Picture("dag.png", run, "Accuracy gate", clicks=_WHOLE_GRAPH, around=".react-flow__node"),
         Picture("gate.png", f"{run}/tasks/recipes.accuracy/mapped/0", "NO_GO"),
         Picture("approval.png", f"{run}/tasks/approve/required_actions", "Promote"),
         Picture("report.png", f"{run}/plugin/release-report", "", frame=True),
@@ -220,10 +235,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         access = read_access(options.home, options.port)
         with AirflowClient(access) as client:
             run_id = options.run or client.latest_run(options.dag)
-        asyncio.run(take(access, release_pictures(options.dag, run_id), options.out))
+        taken = asyncio.run(take(access, release_pictures(options.dag, run_id)))
     except PipelineError as error:
         sys.stderr.write(f"error: {error}\n")
         return int(error.exit_code)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name, png in taken.items():
+        (options.out / name).write_bytes(png)
     return 0
 
 

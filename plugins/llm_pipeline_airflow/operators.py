@@ -212,7 +212,7 @@ class ResolveOperator(StageOperator):
 
 def _log_result(result: StageResult) -> None:
     if result.reused:
-        log.info("reused: nothing was computed; an earlier release made this result (key %s)", result.key[:12])
+        log.info("reused: nothing was computed, the result was in the store (key %s)", result.key[:12])
     for name, ref in result.artifacts.items():
         log.info("artifact %s: %s", name, ref)
     if result.metrics:
