@@ -25,7 +25,7 @@ class Measurement:
 
     Attributes:
         records: One for each scheduled request, in order.
-        window_seconds: From the start of the window to the last answer.
+        window_seconds: From the start of the window to its end, or to the last answer if that came later.
         warmup_errors: Errors of the warm-up requests.
     """
 
@@ -50,7 +50,7 @@ async def measure(base_url: str, schedule: Schedule, *, timeout_seconds: float =
             start = time.perf_counter() + 0.05
             records = await _send_all(client, schedule.requests, start)
             end = time.perf_counter()
-    return Measurement(records, end - start, errors)
+    return Measurement(records, max(end - start, schedule.duration_seconds), errors)
 
 
 async def _send_all(
