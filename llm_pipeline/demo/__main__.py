@@ -19,7 +19,7 @@ from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
 from llm_pipeline.demo.airflow_services import start_airflow
 from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.follow import FollowedRun, verdict_rows
-from llm_pipeline.demo.layout import AIRFLOW_PORT, MODEL_ID, TARGET, DemoLayout
+from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
 from llm_pipeline.errors import ExitCode, PipelineError
 from llm_pipeline.flow import Flow
 from llm_pipeline.local_run import LocalRun
@@ -91,13 +91,15 @@ class Demo:
     def _start_services(self) -> AirflowAccess:
         self._console.title("Services")
         self._console.step("Airflow starts on loopback (the first start makes its database)")
-        access = start_airflow(self._layout.airflow, AIRFLOW_PORT)
+        access = start_airflow(
+            self._layout.airflow, self._layout.airflow_port, releases=self._layout.configs / "releases"
+        )
         self._console.title("Model")
         trained = services.train_model(self._layout, self._deployment)
         facts = json.loads((self._layout.model / "training.json").read_text())
         said = ", ".join(f"{name} {value}" for name, value in facts.items() if isinstance(value, int | float | str))
         self._console.step(f"{MODEL_ID}: {'trained now' if trained else 'reused, trained before'} ({said})")
-        commit = services.start_hub(self._layout)
+        commit = services.start_hub(self._layout, self._deployment)
         self._console.step(f"the local hub serves {MODEL_ID} at commit {commit[:12]}")
         self._ensure_production()
         services.start_traffic(self._layout, self._deployment)

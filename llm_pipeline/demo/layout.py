@@ -5,27 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_ID = "demo/tiny-llama"
 TARGET = "cpu"
-AIRFLOW_PORT = 18080
+_REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
 class DemoLayout:
-    """Paths of one checkout's demo."""
+    """Paths and ports of one demo.
 
-    repository: Path = REPOSITORY
+    Attributes:
+        root: Everything the demo writes is below this directory; the deployment file names the same one.
+        configs: The configuration tree.
+        airflow_port: Loopback port of Airflow's UI and API.
+    """
 
-    @property
-    def root(self) -> Path:
-        """Everything the demo writes is below this directory."""
-        return self.repository / ".pipeline"
-
-    @property
-    def configs(self) -> Path:
-        """The configuration tree."""
-        return self.repository / "configs"
+    root: Path = _REPOSITORY / ".pipeline"
+    configs: Path = _REPOSITORY / "configs"
+    airflow_port: int = 18080
 
     @property
     def deployment(self) -> Path:

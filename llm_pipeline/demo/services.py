@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
@@ -24,7 +25,6 @@ from llm_pipeline.serving.ports import require_free_port
 log = get_logger(__name__)
 
 _TRAFFIC_PER_SECOND = 25
-_HUB_PORT = 18180
 
 
 def train_model(layout: DemoLayout, deployment: Deployment) -> bool:
@@ -43,22 +43,25 @@ def train_model(layout: DemoLayout, deployment: Deployment) -> bool:
     return True
 
 
-def start_hub(layout: DemoLayout) -> str:
-    """Publish the trained model and serve it; returns the commit.
+def start_hub(layout: DemoLayout, deployment: Deployment) -> str:
+    """Publish the trained model and serve it where the deployment looks for it; returns the commit.
 
     Raises:
-        ConfigError: The hub's port is taken.
+        ConfigError: The hub's port is taken, or the deployment's hub is not on loopback.
         Transient: The hub does not answer.
     """
     commit = publish_revision(layout.hub, MODEL_ID, layout.model, "Trained by make demo")
+    endpoint = urlsplit(deployment.hub.endpoint or "")
+    if endpoint.hostname != "127.0.0.1" or endpoint.port is None:
+        raise ConfigError("the demo's hub needs hub.endpoint: http://127.0.0.1:PORT", where=str(layout.deployment))
     record = layout.services / "hub.json"
     running = detached.load(record)
     if running is None or not running.alive:
-        require_free_port(_HUB_PORT, role="hub", what="the demo's hub")
+        require_free_port(endpoint.port, role="hub", what="the demo's hub")
         command = [sys.executable, "-m", "llm_pipeline.demo.hub_server"]
-        command += ["--root", str(layout.hub), "--port", str(_HUB_PORT)]
+        command += ["--root", str(layout.hub), "--port", str(endpoint.port)]
         detached.start("demo hub", command, record, log=layout.services / "hub.log")
-    _await_answer(f"http://127.0.0.1:{_HUB_PORT}/api/models/{MODEL_ID}", layout.services / "hub.log")
+    _await_answer(f"{deployment.hub.endpoint}/api/models/{MODEL_ID}", layout.services / "hub.log")
     return commit
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -18,6 +19,7 @@ _WITHHELD = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
 """Airflow's own settings hold secrets that no stage needs."""
 
 _LAST_LINES = 8
+_BATCH_NICENESS = 10
 
 
 class Job(Frozen):
@@ -60,7 +62,7 @@ class ProcessRunner:
         Raises:
             ConfigError: The deployment has no interpreter for the environment, or it cannot be started.
         """
-        python = self._interpreter(environment)
+        self._interpreter(environment)
         text = request.model_dump_json(indent=1)
         base = self._jobs / request.release_id / (f"{request.stage}.{request.subject}".rstrip("."))
         base.mkdir(parents=True, exist_ok=True)
@@ -75,7 +77,7 @@ class ProcessRunner:
             job = Job(directory=base / str(number + 1), request_digest=digest)
             job.directory.mkdir()
             (job.directory / "request.json").write_text(text)
-            self._start(job, request, python)
+            self._start(job, request, environment)
             return job
 
     def is_active(self, job: Job) -> bool:
@@ -135,22 +137,31 @@ class ProcessRunner:
             )
         return python
 
-    def _start(self, job: Job, request: StageRequest, python: str) -> None:
+    def _start(self, job: Job, request: StageRequest, environment: EnvironmentName) -> None:
+        python = self._interpreter(environment)
         command = [python, "-m", "llm_pipeline", "stage", "run", request.stage]
         command += ["--request", str(job.directory / "request.json"), "--result", str(job.result)]
-        detached.start(
+        process = detached.start(
             f"stage {request.stage} {request.subject}".strip(),
             command,
             job.record,
             log=job.log,
             environment=stage_environment(),
         )
+        if environment == "model":
+            _yield_to_servers(process.pid)
 
 
 def stage_environment() -> dict[str, str]:
     """Our environment without Airflow's settings, for a stage's process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD)}
     return kept | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+
+def _yield_to_servers(pid: int) -> None:
+    """Let production on the same machine go first: stages that compute never start servers, which would inherit it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, pid, _BATCH_NICENESS)
 
 
 def _latest(base: Path) -> int:
