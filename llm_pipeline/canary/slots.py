@@ -178,12 +178,11 @@ class TritonSlots:
 
 
 async def _replay(port: int, golden: Sequence[GoldenPrompt]) -> list[str | None]:
-    """The answers one after another; None for those that the server failed."""
+    """The answers: the first request alone, the others as one batch; None for those that the server failed."""
     from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
     async with GenerationClient(f"http://{LOOPBACK}:{port}", timeout_seconds=_REQUEST_TIMEOUT_SECONDS) as client:
-        answers = [
-            await client.generate(GenerationRequest(example.prompt, example.maximum_tokens, allow_empty=True))
-            for example in golden
-        ]
+        asked = [GenerationRequest(one.prompt, one.maximum_tokens, allow_empty=True) for one in golden]
+        first = [await client.generate(request) for request in asked[:1]]
+        answers = first + list(await asyncio.gather(*(client.generate(request) for request in asked[1:])))
     return [answer.text if answer.ok else None for answer in answers]

@@ -21,7 +21,7 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.config.target import Target
 
-_FILES = {
+_FILES: dict[str, type[BaseModel]] = {
     "releases": ReleaseConfig,
     "targets": Target,
     "quantization": QuantizationRecipe,

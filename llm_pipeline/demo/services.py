@@ -17,7 +17,7 @@ from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.demo.airflow_services import stop_airflow
 from llm_pipeline.demo.hub_repository import publish_revision
 from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
-from llm_pipeline.errors import StageCrashed, Transient
+from llm_pipeline.errors import ConfigError, StageCrashed, Transient
 from llm_pipeline.logging import get_logger, relay
 from llm_pipeline.runners import detached
 from llm_pipeline.serving.ports import require_free_port

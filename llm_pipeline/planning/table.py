@@ -106,4 +106,4 @@ def _disk(plan: Plan) -> list[str]:
 
 
 def _count(parameters: int) -> str:
-    return f"{parameters / 1e9:.2f} bn" if parameters >= 1e8 else f"{parameters / 1e6:.2f} m"  # noqa: PLR2004 - from 0.1 bn on
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e8 else f"{parameters / 1e6:.2f} M"  # noqa: PLR2004 - from 0.1 bn on

@@ -53,8 +53,10 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     candidate = evaluated.items
     seconds = time.monotonic() - started
     asyncio.run(require_served(config.endpoint, config.repository_digest))
-    tasks = sorted({item.task for item in candidate})  # a served group stands for its tasks
     baseline = read_items(context.inputs["baseline"])
+    # A served group stands for its tasks; a served task that returned nothing is missing, not forgotten.
+    asked = set(config.evaluation.served_tasks) & {item.task for item in baseline}
+    tasks = sorted(asked | {item.task for item in candidate})
     judgement = judge_accuracy(baseline, candidate, config.policy, tasks)
     log.info(comparison_table(baseline, candidate, config.policy, tasks))
     directory = context.workdir / "evaluation"

@@ -132,9 +132,7 @@ def _add_targets(
     return targets.expand(target=list(loaded.config.targets))  # type: ignore[return-value]
 
 
-def _add_promotion(
-    tasks: _Tasks, loaded: LoadedRelease, *, after: BaseOperator, before: BaseOperator
-) -> TaskGroup:
+def _add_promotion(tasks: _Tasks, loaded: LoadedRelease, *, after: BaseOperator, before: BaseOperator) -> TaskGroup:
     percents = [f"{percent:g}" for percent in loaded.release.policy.canary.steps_percent]
 
     @task_group(group_id="promotion", group_display_name="Promotion", tooltip="Canary and production, target by target")

@@ -117,9 +117,7 @@ def _passed_targets(context: Context, gate: str) -> list[str]:
 
 def _own_states(context: Context, task_ids: tuple[str, ...]) -> dict[str, str]:
     ti = context["ti"]
-    states = ti.get_task_states(
-        dag_id=ti.dag_id, map_index=ti.map_index, task_ids=list(task_ids), run_ids=[ti.run_id]
-    )
+    states = ti.get_task_states(dag_id=ti.dag_id, map_index=ti.map_index, task_ids=list(task_ids), run_ids=[ti.run_id])
     return dict(states.get(ti.run_id, {}))
 
 

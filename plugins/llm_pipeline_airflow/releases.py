@@ -54,11 +54,10 @@ def _summary(flow: Flow) -> ReleaseSummary:
 def _verdict(results: list[StageResult]) -> str:
     """The last word: a recipe that failed its gate does not decide when another one was chosen."""
     for result in reversed(results):
-        if result.judgement is None or result.stage == "accuracy":
-            continue
-        verdict = result.judgement.verdict
-        if verdict is not Verdict.GO or result.stage == "settle":
-            return verdict.value
+        if result.stage == "settle":
+            return Verdict.GO.value
+        if result.judgement is not None and result.stage != "accuracy" and result.judgement.verdict is not Verdict.GO:
+            return result.judgement.verdict.value
     return ""
 
 

@@ -122,9 +122,7 @@ def make_project() -> Callable[..., Project]:
 @pytest.fixture(scope="session")
 def airflow_database() -> str:
     """Airflow's database, made once."""
-    subprocess.run(
-        [sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True, timeout=300
-    )
+    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True, timeout=300)
     return _HOME
 
 

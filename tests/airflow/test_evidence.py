@@ -9,9 +9,7 @@ from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 
 def test_the_log_table_is_one_record_of_aligned_columns():
-    slow = Evidence(
-        name="p99", verdict=Verdict.NO_GO, measured=120.0, lower=110.0, limit=100.0, unit="ms", samples=9
-    )
+    slow = Evidence(name="p99", verdict=Verdict.NO_GO, measured=120.0, lower=110.0, limit=100.0, unit="ms", samples=9)
     unknown = Evidence(name="errors", verdict=Verdict.INCONCLUSIVE)
     table = log_table(judge("slower than allowed", [slow, unknown]))
     assert table.splitlines() == [

@@ -142,6 +142,7 @@ def test_a_reports_page_runs_no_script_and_the_releases_page_lists_it(client, ac
     assert "script" not in report.headers["content-security-policy"]
     listed = httpx.get(f"{access.url}/llm-pipeline/releases", headers=admin).text
     assert "tiny-01234567-00000000" in listed
+    assert '<td class="GO">GO</td><td>settle cpu-' in listed
 
 
 def token(url: str, user: str, home: Path) -> dict[str, str]:
