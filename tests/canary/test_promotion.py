@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from llm_pipeline.canary.promotion import NotPromoted, rollback_production, settle_production
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.local import LocalStore
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+
+OLD = ArtifactRef(kind="model_repository", digest="a" * 64)
+NEW = ArtifactRef(kind="model_repository", digest="b" * 64)
+MODEL = "demo/tiny"
+
+
+@pytest.fixture
+def store(tmp_path) -> LocalStore:
+    store = LocalStore(f"file://{tmp_path}/store")
+    old = Pointer(release_id="r1", repository=OLD, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
+    write_pointers(store, MODEL, "cpu", Pointers(production=old), None)
+    return store
+
+
+def canary(store: LocalStore, phase: Phase, repository: ArtifactRef = NEW) -> None:
+    record = CanaryRecord(
+        release_id="r2",
+        target="cpu",
+        repository=repository,
+        stable="blue",
+        candidate="green",
+        phase=phase,
+        began_at=0.0,
+    )
+    CanaryJournal(store, "r2", "cpu").save(record)
+
+
+def settle(store: LocalStore) -> Pointers:
+    return settle_production(store, model_id=MODEL, target="cpu", release_id="r2", repository=NEW, recipe="int8")
+
+
+def test_a_promoted_release_becomes_production_and_the_old_one_previous(store) -> None:
+    canary(store, Phase.PROMOTED)
+    pointers = settle(store)
+    assert pointers.production is not None
+    assert pointers.previous is not None
+    assert (pointers.production.release_id, pointers.production.slot) == ("r2", "green")
+    assert pointers.previous.release_id == "r1"
+    assert read_pointers(store, MODEL, "cpu")[0] == pointers
+
+
+def test_settling_twice_changes_nothing(store) -> None:
+    canary(store, Phase.PROMOTED)
+    assert settle(store) == settle(store)
+
+
+@pytest.mark.parametrize("phase", [Phase.BAKING, Phase.PASSED, Phase.PAUSED, Phase.ROLLED_BACK])
+def test_a_release_that_was_not_promoted_does_not_become_production(store, phase) -> None:
+    canary(store, phase)
+    with pytest.raises(NotPromoted, match=phase.value):
+        settle(store)
+
+
+def test_a_release_without_a_canary_does_not_become_production(store) -> None:
+    with pytest.raises(NotPromoted, match="has no canary"):
+        settle(store)
+
+
+def test_the_promotion_of_another_repository_does_not_count(store) -> None:
+    canary(store, Phase.PROMOTED, repository=ArtifactRef(kind="model_repository", digest="c" * 64))
+    with pytest.raises(NotPromoted):
+        settle(store)
+
+
+def test_without_a_previous_release_there_is_nothing_to_go_back_to(store, tmp_path) -> None:
+    servers = [{"http": port, "grpc": port + 1, "metrics": port + 2} for port in (18541, 18544, 18547)]
+    place = dict(zip(("staging", "blue", "green"), servers, strict=True))
+    deployment = Deployment.model_validate(
+        {
+            "name": "here",
+            "store": store.uri,
+            "work_root": str(tmp_path),
+            "state_root": str(tmp_path),
+            "environments": {},
+            "triton_home": str(tmp_path),
+            "places": {"cpu": {**place, "router": {"port": 18550, "admin_port": 18551}}},
+        }
+    )
+    with pytest.raises(ConfigError, match="no previous release"):
+        rollback_production(store, deployment, MODEL, "cpu")
+    with pytest.raises(ConfigError, match="no place"):
+        rollback_production(store, deployment, MODEL, "h100")
