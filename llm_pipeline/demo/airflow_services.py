@@ -220,13 +220,24 @@ def _start_component(home: Path, component: str, arguments: tuple[str, ...], env
 def _wait_until_healthy(home: Path, access: AirflowAccess, timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     waiting = "api-server"
+    warm = False
     while time.monotonic() < deadline:
         _require_alive(home)
         waiting = _unhealthy(access)
+        if not warm and "api-server" not in waiting:
+            warm = _warm_up(access)
         if not waiting:
             return
         time.sleep(0.5)
     raise Transient(f"Airflow is not healthy after {timeout_seconds:g} s: waiting for {waiting}", where=str(home))
+
+
+def _warm_up(access: AirflowAccess) -> bool:
+    """Make the API that tasks use ready: its first call takes many seconds, which the first task would wait for."""
+    try:
+        return httpx.get(f"{access.url}/execution/health", timeout=60.0).is_success
+    except httpx.TransportError:
+        return False
 
 
 def _require_alive(home: Path) -> None:
