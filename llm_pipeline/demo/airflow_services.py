@@ -94,7 +94,7 @@ def stop_airflow(home: Path) -> None:
     for component in reversed(tuple(_COMPONENTS)):
         record = _record(home, component)
         if process := detached.load(record):
-            detached.stop(process, grace_seconds=15.0)
+            detached.stop(process, grace_seconds=8.0)
             record.unlink(missing_ok=True)
 
 
