@@ -48,6 +48,12 @@ class InternalError(Terminal):
 
 def execute(request: StageRequest) -> StageResult | StageFailure:
     """Run a stage; every error comes back as data, with its traceback in the log if it is a fault."""
+    outcome = _outcome(request)
+    _record_failure(request, outcome if isinstance(outcome, StageFailure) else None)
+    return outcome
+
+
+def _outcome(request: StageRequest) -> StageResult | StageFailure:
     try:
         return _execute(request)
     except PipelineError as error:
@@ -99,6 +105,11 @@ def tool_versions(stage: Stage[Any]) -> dict[str, str]:
 def results_name(release_id: str, stage: str, subject: str) -> str:
     """Name of the document that holds a stage's result within a release."""
     return f"releases/{release_id}/results/{stage}{'.' + subject if subject else ''}.json"
+
+
+def failure_name(release_id: str, stage: str, subject: str) -> str:
+    """Name of the file that holds the error a stage ended with; gone once it succeeds."""
+    return results_name(release_id, stage, subject).replace("/results/", "/failures/")
 
 
 def replace_document(store: ArtifactStore, name: str, value: Mapping[str, JsonValue]) -> None:
@@ -214,6 +225,19 @@ def _reuse(store: ArtifactStore, key: str) -> StageResult | None:
     when = result.timings.started_at.strftime("%Y-%m-%d %H:%M:%S UTC")
     log.info(f"reused: release {result.release_id} computed this at {when}", key=key[:12])
     return result.model_copy(update={"reused": True})
+
+
+def _record_failure(request: StageRequest, failure: StageFailure | None) -> None:
+    """Keep the error for the report; not being able to is no reason to hide the error itself."""
+    name = failure_name(request.release_id, request.stage, request.subject)
+    try:
+        store = open_store(request.store)
+        if failure is None:
+            store.delete_document(name)
+        else:
+            replace_document(store, name, failure.model_dump(mode="json"))
+    except PipelineError as error:
+        log.warning("the outcome could not be noted in the release", reason=str(error))
 
 
 def _failure(request: StageRequest, error: PipelineError) -> StageFailure:

@@ -78,6 +78,9 @@ class ArtifactStore(Protocol):
             Conflict: Somebody else wrote it first.
         """
 
+    def delete_document(self, name: str) -> None:
+        """Remove a document; none there is fine."""
+
     def list_documents(self, prefix: str) -> Sequence[str]:
         """Names of the documents below a prefix, sorted."""
 

@@ -119,6 +119,13 @@ class LocalStore:
         except OSError as error:
             raise _store_error(error, f"cannot write {name}") from error
 
+    def delete_document(self, name: str) -> None:
+        """See `ArtifactStore.delete_document`."""
+        path = self._path(name)
+        if path.exists():
+            with self._locked(name):
+                path.unlink(missing_ok=True)
+
     def list_documents(self, prefix: str) -> Sequence[str]:
         """See `ArtifactStore.list_documents`."""
         base = self._path(prefix.rstrip("/"))

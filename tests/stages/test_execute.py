@@ -120,6 +120,16 @@ def test_a_failed_stage_leaves_no_record_and_is_computed_next_time(counter: Coun
     assert not open_store(request_for().store).list_documents("stages")
 
 
+def test_a_failure_is_noted_in_the_release_until_the_stage_succeeds(counter: Counter, request_for) -> None:
+    store = open_store(request_for().store)
+    fail(request_for(failure="transient"))
+    document = store.read_document("releases/r1/failures/count.json")
+    assert document is not None
+    assert document.value["error"]["message"] == "the network went away"
+    succeed(request_for())
+    assert store.read_document("releases/r1/failures/count.json") is None
+
+
 def test_a_full_disk_is_a_transient_error_that_says_what_to_do(counter: Counter, request_for) -> None:
     error = fail(request_for(failure="full")).error
     assert error.family == "transient"
