@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from scipy import stats
+from scipy import special
 
 from llm_pipeline.accuracy.intervals import FEW_CHANGES, holm, items_to_decide, tango_statistic
 from llm_pipeline.accuracy.items import ScoredItem
@@ -120,12 +120,12 @@ def _p_loss_beyond(part: PairedAccuracy, limit: float) -> float:
     if part.loss is None or limit >= 1.0:
         return 1.0
     if not part.graded:
-        return float(stats.norm.sf(tango_statistic(part.lost, part.gained, part.pairs, limit)))
+        return float(special.ndtr(-tango_statistic(part.lost, part.gained, part.pairs, limit)))
     if part.flips < FEW_CHANGES:
         return 1.0
     error = math.sqrt(part.variance / (part.pairs - 1))
     excess = part.loss.estimate - limit
-    return float(stats.t.sf(excess / error, part.pairs - 1)) if error else float(excess <= 0.0)
+    return float(special.stdtr(part.pairs - 1, -excess / error)) if error else float(excess <= 0.0)
 
 
 def _mirrored(part: PairedAccuracy) -> PairedAccuracy:

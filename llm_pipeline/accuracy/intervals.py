@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import special
 
 FEW_CHANGES = 20
 """Below this many changed items a mean's normal approximation is not trusted for graded scores."""
 
+_BISECTIONS = 60
 _WIDEST = 1.0 - 1e-12
 
 
@@ -52,18 +53,18 @@ def tango_upper(lost: int, gained: int, pairs: int, confidence: float) -> float:
     """
     if gained == 0:
         return clopper_pearson_upper(lost, pairs, confidence)
-    quantile = float(stats.norm.ppf(confidence))
+    quantile = float(special.ndtri(confidence))
     estimate = (lost - gained) / pairs
     if estimate >= _WIDEST or tango_statistic(lost, gained, pairs, _WIDEST) > -quantile:
         return 1.0
-    return float(
-        optimize.brentq(
-            lambda loss: tango_statistic(lost, gained, pairs, loss) + quantile,
-            max(estimate, -_WIDEST),
-            _WIDEST,
-            xtol=1e-12,
-        )
-    )
+    low, high = max(estimate, -_WIDEST), _WIDEST
+    for _ in range(_BISECTIONS):  # the statistic falls as the assumed loss rises
+        middle = (low + high) / 2.0
+        if tango_statistic(lost, gained, pairs, middle) > -quantile:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def tango_bounds(lost: int, gained: int, pairs: int, confidence: float) -> Bounds:
@@ -83,7 +84,7 @@ def tango_bounds(lost: int, gained: int, pairs: int, confidence: float) -> Bound
 
 def clopper_pearson_upper(events: int, trials: int, confidence: float) -> float:
     """Exact one-sided upper bound of a proportion (Clopper and Pearson 1934)."""
-    return 1.0 if events >= trials else float(stats.beta.ppf(confidence, events + 1, trials - events))
+    return 1.0 if events >= trials else float(special.betaincinv(events + 1, trials - events, confidence))
 
 
 def graded_bounds(losses: Sequence[float], confidence: float) -> Bounds:
@@ -103,13 +104,13 @@ def graded_bounds(losses: Sequence[float], confidence: float) -> Bounds:
     if lost + gained < FEW_CHANGES:
         upper = clopper_pearson_upper(lost, values.size, confidence)
         return Bounds(estimate, -clopper_pearson_upper(gained, values.size, confidence), upper)
-    reach = float(stats.t.ppf(confidence, values.size - 1) * values.std(ddof=1) / math.sqrt(values.size))
+    reach = float(special.stdtrit(values.size - 1, confidence) * values.std(ddof=1) / math.sqrt(values.size))
     return Bounds(estimate, max(-1.0, estimate - reach), min(1.0, estimate + reach))
 
 
 def wilson_bounds(right: int, items: int, confidence: float) -> Bounds:
     """An accuracy with its one-sided score bounds (Wilson 1927)."""
-    quantile = float(stats.norm.ppf(confidence))
+    quantile = float(special.ndtri(confidence))
     share, weight = right / items, quantile * quantile / items
     centre = (share + weight / 2.0) / (1.0 + weight)
     reach = quantile * math.sqrt(share * (1.0 - share) / items + weight / (4.0 * items)) / (1.0 + weight)
@@ -122,7 +123,7 @@ def mean_bounds(scores: Sequence[float], confidence: float) -> Bounds:
     if np.isin(values, (0.0, 1.0)).all():
         return wilson_bounds(int(values.sum()), values.size, confidence)
     mean = float(values.mean())
-    reach = float(stats.t.ppf(confidence, values.size - 1) * values.std(ddof=1) / math.sqrt(values.size))
+    reach = float(special.stdtrit(values.size - 1, confidence) * values.std(ddof=1) / math.sqrt(values.size))
     return Bounds(mean, max(0.0, mean - reach), min(1.0, mean + reach))
 
 
@@ -137,7 +138,7 @@ def items_to_decide(variance: float, distance: float, confidence: float, power: 
     """
     if distance == 0.0:
         return None
-    factor = float(stats.norm.ppf(confidence) + stats.norm.ppf(power)) ** 2
+    factor = float(special.ndtri(confidence) + special.ndtri(power)) ** 2
     without_flips = math.log(1.0 - confidence) / math.log1p(-min(abs(distance), 0.999))
     return math.ceil(max(factor * variance / distance**2, without_flips))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
-from scipy import stats
+from scipy import special
 
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.gate import client_lag_seconds, is_good, rate_share
@@ -143,6 +143,12 @@ def read_summary(directory: Path) -> LoadTestSummary:
     return LoadTestSummary.model_validate_json((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
 
 
+def _binomial_quantile(probability: float, trials: int, share: float) -> int:
+    """The smallest count whose cumulative binomial probability reaches `probability`."""
+    counts = np.arange(trials + 1)
+    return int(np.searchsorted(special.bdtr(counts, trials, share), probability))
+
+
 def quantile_with_bounds(values: Sequence[float], quantile: float) -> Quantile:
     """An order statistic and the two that bound it, from the binomial distribution of the rank; no shape is assumed.
 
@@ -150,8 +156,8 @@ def quantile_with_bounds(values: Sequence[float], quantile: float) -> Quantile:
     """
     ordered, count = sorted(values), len(values)
     tail = (1.0 - _CONFIDENCE) / 2.0
-    low = int(stats.binom.ppf(tail, count, quantile))
-    high = int(stats.binom.ppf(1.0 - tail, count, quantile)) + 1
+    low = _binomial_quantile(tail, count, quantile)
+    high = _binomial_quantile(1.0 - tail, count, quantile) + 1
     return Quantile(
         quantile=quantile,
         milliseconds=1e3 * ordered[max(0, math.ceil(quantile * count) - 1)],
