@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_pipeline import __version__
-from llm_pipeline.errors import ExitCode, PipelineError
+from llm_pipeline.errors import ExitCode, PipelineError, from_document
 from llm_pipeline.logging import ReadableFormatter
 
 _INTERRUPTED = 130
@@ -132,13 +132,14 @@ def _releases(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from llm_pipeline.config.loading import load_deployment
     from llm_pipeline.flow import Flow
-    from llm_pipeline.runners.process import ProcessRunner
+    from llm_pipeline.stages.contract import StageFailure
     from llm_pipeline.stages.execute import execute
 
-    deployment = load_deployment(options.deployment)
-    ProcessRunner(deployment)
-    outcome = execute(Flow.open(deployment, options.release_id).request("report"))
-    sys.stdout.write(f"{outcome.model_dump_json(indent=1)}\n")
+    flow = Flow.open(load_deployment(options.deployment), options.release_id)
+    outcome = execute(flow.request("report"))
+    if isinstance(outcome, StageFailure):
+        raise from_document(outcome.error)
+    sys.stdout.write(f"{outcome.metrics['report']}\n")
     return ExitCode.GO
 
 

@@ -7,6 +7,7 @@ the release's record and the results of earlier stages from the store; nothing b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,11 @@ class Flow:
     def deployment(self) -> Deployment:
         """Where the release runs."""
         return self.record.deployment
+
+    @property
+    def resolved_at(self) -> datetime:
+        """When the release was last resolved: once a run."""
+        return self.record.created_at
 
     @property
     def recipes(self) -> tuple[str, ...]:

@@ -69,15 +69,14 @@ class Demo:
     def rollback(self) -> int:
         """Release a candidate that turns slow in production; 0 when traffic is back and nothing was lost."""
         access = self._start_services()
-        before = self._production()
+        before, lost_before = self._production(), self._traffic()[1]
         state, flow = self._release(access, "demo-rollback")
         self._say_where(access, flow)
-        services.stop_traffic(self._layout)
-        lost = self._say_traffic()
-        services.start_traffic(self._layout, self._deployment)
+        lost = self._traffic()[1] - lost_before
         after = self._production()
         same = before is not None and after is not None and before.repository == after.repository
-        self._console.line(f"The DAG run ended as {state}; production is {'what it was' if same else 'CHANGED'}.")
+        production = "what it was" if same else "CHANGED"
+        self._console.line(f"The DAG run ended as {state}; production is {production}; requests lost meanwhile: {lost}")
         return ExitCode.GO if state == "failed" and same and lost == 0 else ExitCode.NO_GO
 
     def down(self) -> int:
@@ -147,14 +146,14 @@ class Demo:
         if flow is not None:
             path = self._deployment.store.removeprefix("file://")
             self._console.line(f"Report      {path}/{report_name(flow.record.release_id)}")
-        self._say_traffic()
+        sent, lost = self._traffic()
+        self._console.line(f"Background traffic so far: {sent} requests sent, {lost} lost")
         self._console.line("Everything stays up for a look; `make down` stops it.")
 
-    def _say_traffic(self) -> int:
+    def _traffic(self) -> tuple[int, int]:
+        """Background requests sent and lost so far."""
         record = services.read_traffic(self._layout)
-        sent, lost = int(str(record.get("sent", 0))), int(str(record.get("failed", 0)))
-        self._console.line(f"Background traffic so far: {sent} requests sent, {lost} lost")
-        return lost
+        return int(str(record.get("sent", 0))), int(str(record.get("failed", 0)))
 
     def _production(self) -> Pointer | None:
         return read_pointers(open_store(self._deployment.store), MODEL_ID, TARGET)[0].production

@@ -72,6 +72,8 @@ class FollowedRun:
     def _line(self, task: TaskState) -> str:
         name = task.task_id.rpartition(".")[2]
         subject = task.label.partition(" ")[0] if task.map_index >= 0 else ""
+        if subject.isdigit():  # a task that never ran has no label but its index
+            subject = ""
         seconds = f"{task.seconds:6.1f} s" if task.seconds is not None else " " * 8
         result = self._result(name, subject)
         outcome = f"  {result.judgement.verdict}: {result.judgement.summary}" if result and result.judgement else ""

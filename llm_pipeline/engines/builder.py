@@ -115,11 +115,11 @@ class EngineBuilder(Protocol):
         """
 
 
-def engine_builder(name: EngineBuilderName) -> EngineBuilder:
-    """The builder of that name; its libraries are imported here and not earlier.
+def require_builder(name: EngineBuilderName) -> None:
+    """Refuse a builder that this version does not have, before anything is spent on its release.
 
     Raises:
-        Unsupported: This version has no such builder, or this interpreter lacks its libraries.
+        Unsupported: There is none.
     """
     if name != "openvino_cpu":
         raise Unsupported(
@@ -127,6 +127,15 @@ def engine_builder(name: EngineBuilderName) -> EngineBuilder:
             where="target.engine",
             hint="openvino_cpu is: use a target with engine: openvino_cpu",
         )
+
+
+def engine_builder(name: EngineBuilderName) -> EngineBuilder:
+    """The builder of that name; its libraries are imported here and not earlier.
+
+    Raises:
+        Unsupported: This version has no such builder, or this interpreter lacks its libraries.
+    """
+    require_builder(name)
     try:
         from llm_pipeline.engines.openvino_cpu import OpenVinoCpuBuilder
     except ModuleNotFoundError as error:

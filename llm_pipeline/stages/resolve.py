@@ -10,6 +10,7 @@ from pathlib import Path
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.model import ConfigModel, Revision
 from llm_pipeline.digest import sha256_json
+from llm_pipeline.engines.builder import require_builder
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.hub.resolve import resolve_revision
@@ -53,6 +54,8 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     for warning in plan.warnings:
         log.warning(warning)
     loaded = load_release(Path(context.config.config_path))
+    for target in loaded.release.targets:
+        require_builder(target.engine)
     clock = time.monotonic()
     access = loaded.deployment.hub
     hub = connect(access.endpoint, access.token_variable)

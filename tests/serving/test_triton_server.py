@@ -202,11 +202,14 @@ def test_nothing_of_our_environment_leaks_into_the_server(slot, monkeypatch):
 
 def test_ports_are_loopback_only(slot):
     server = slot.start()
-    listening = {
-        connection.laddr
-        for connection in psutil.Process(server.pid).net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert {address.ip for address in listening} <= {"127.0.0.1", "::ffff:127.0.0.1"}
     wanted: ServerPorts = server.ports
+    deadline = time.monotonic() + 10
+    while len(listening := _listening(server.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)  # the metrics port opens a little after the model is ready
+    assert {address.ip for address in listening} <= {"127.0.0.1", "::ffff:127.0.0.1"}
     assert {address.port for address in listening} == {wanted.http, wanted.grpc, wanted.metrics}
+
+
+def _listening(pid: int) -> set:
+    connections = psutil.Process(pid).net_connections("tcp")
+    return {connection.laddr for connection in connections if connection.status == psutil.CONN_LISTEN}

@@ -1,0 +1,114 @@
+"""The whole release path as a user runs it, in a place of its own: real training, Airflow, modelopt, Triton, Envoy."""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.demo.__main__ import Demo
+from llm_pipeline.demo.console import Console
+from llm_pipeline.demo.layout import DemoLayout
+from llm_pipeline.flow import Flow
+from llm_pipeline.store import open_store
+
+_REPOSITORY = Path(__file__).parents[2]
+_PORT_SHIFT = 700
+_MODEL_PYTHON = _REPOSITORY / ".envs" / "model" / "bin" / "python"
+
+
+class Site:
+    """A demo in a temporary directory, on its own ports."""
+
+    def __init__(self, root: Path) -> None:
+        self.layout = DemoLayout(root=root / "pipeline", configs=root / "configs", airflow_port=18080 + _PORT_SHIFT)
+        shutil.copytree(_REPOSITORY / "configs", self.layout.configs)
+        self._write_deployment()
+        self.deployment = load_deployment(self.layout.deployment)
+        self.store = open_store(self.deployment.store)
+        self.output = ""
+
+    def run(self, command: str) -> int:
+        """One demo command; what it says is kept in `output`."""
+        said = io.StringIO()
+        with redirect_stdout(said):
+            code: int = getattr(Demo(self.layout, Console()), command)()
+        self.output = said.getvalue()
+        return code
+
+    def command(self, *arguments: str) -> list[str]:
+        """A command line of `llm-pipeline`."""
+        return [sys.executable, "-m", "llm_pipeline", *arguments]
+
+    def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run one command of `llm-pipeline` to its end."""
+        command = self.command(*arguments)
+        return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+    def release(self, name: str, **changes: object) -> Path:
+        """A release config made from the demo's."""
+        config = yaml.safe_load(self.layout.release("demo").read_text()) | changes
+        path = self.layout.release(name)
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def flow(self, name: str) -> Flow:
+        """The newest release of a config."""
+        names = [n for n in self.store.list_documents("releases") if n.endswith("/release.json")]
+        flows = [Flow.open(self.deployment, n.split("/")[1]) for n in names if n.split("/")[1].startswith(f"{name}-")]
+        return max((flow for flow in flows if flow.release.name == name), key=lambda flow: flow.resolved_at)
+
+    def processes(self) -> list[str]:
+        """Command lines of every process that works below this site."""
+        found = []
+        for process in psutil.process_iter(["pid", "cmdline", "status"]):
+            if process.pid == os.getpid() or process.info["status"] == psutil.STATUS_ZOMBIE:
+                continue
+            line = " ".join(process.info["cmdline"] or [])
+            if str(self.layout.root) in line:
+                found.append(line)
+        return found
+
+    def listening_ports(self) -> set[int]:
+        """Those of this site's ports that something listens on."""
+        ports = {port for place in self.deployment.places.values() for port in place.ports()}
+        ports |= {self.layout.airflow_port, 18180 + _PORT_SHIFT}
+        connections = psutil.net_connections("tcp")
+        return ports & {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+
+    def _write_deployment(self) -> None:
+        text = self.layout.deployment.read_text()
+        deployment = yaml.safe_load(text)
+        root = self.layout.root
+        deployment |= {
+            "store": str(root / "store"),
+            "work_root": str(root / "work"),
+            "state_root": str(root / "state"),
+            "hub": {"endpoint": f"http://127.0.0.1:{18180 + _PORT_SHIFT}"},
+            "environments": {"control": sys.executable, "model": str(_MODEL_PYTHON)},
+            "triton_home": str(_REPOSITORY / ".envs" / "triton"),
+        }
+        place = _shifted(deployment["places"]["cpu"], _PORT_SHIFT)
+        deployment["places"] = {"cpu": place, "cpu_engine_int4": _shifted(place, 100)}
+        self.layout.deployment.write_text(yaml.safe_dump(deployment))
+
+
+def _shifted(ports: dict, by: int) -> dict:
+    return {key: _shifted(value, by) if isinstance(value, dict) else value + by for key, value in ports.items()}
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    if not _MODEL_PYTHON.exists():
+        pytest.skip("the model environment is missing: run `make environments`")
+    site = Site(tmp_path_factory.mktemp("site"))
+    yield site
+    site.run("down")

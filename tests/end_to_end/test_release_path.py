@@ -1,0 +1,151 @@
+"""What the README promises, run. The tests share one site and go in the order of a user's day."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llm_pipeline.demo.airflow_services import read_access
+from llm_pipeline.demo.layout import MODEL_ID, TARGET
+from llm_pipeline.demo.services import generate, read_traffic, stop_traffic
+from llm_pipeline.errors import ExitCode
+from llm_pipeline.stages.report import report_name
+from llm_pipeline.store.pointers import Pointers, read_pointers
+from llm_pipeline.verdict import Verdict
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
+
+
+def pointers(site) -> Pointers:
+    return read_pointers(site.store, MODEL_ID, TARGET)[0]
+
+
+def verdict(site, name: str, stage: str, subject: str) -> Verdict:
+    judgement = site.flow(name).result(stage, subject).judgement
+    assert judgement is not None
+    return judgement.verdict
+
+
+def test_the_demo_releases_a_trained_model_into_live_traffic(site) -> None:
+    assert site.run("up") == ExitCode.GO, site.output
+    production, previous = pointers(site).production, pointers(site).previous
+    assert production is not None
+    assert previous is not None
+    assert (previous.recipe, production.recipe) == ("none", site.flow("demo").chosen_recipe)
+    assert generate(site.deployment, "7 + 5 =") == "12"
+
+
+def test_naive_int4_fails_its_gate_by_itself_and_a_better_recipe_is_released(site) -> None:
+    flow = site.flow("demo")
+    assert verdict(site, "demo", "accuracy", "int4_naive") is Verdict.NO_GO
+    assert verdict(site, "demo", "accuracy", flow.chosen_recipe) is Verdict.GO
+    sizes = {recipe: int(str(flow.result("quantize", recipe).metrics["bytes"])) for recipe in flow.recipes}
+    passed = [recipe for recipe in flow.recipes if verdict(site, "demo", "accuracy", recipe) is Verdict.GO]
+    assert flow.chosen_recipe == min(passed, key=lambda recipe: sizes[recipe])
+
+
+def test_no_background_request_was_lost(site) -> None:
+    record = read_traffic(site.layout)
+    assert int(str(record["sent"])) > 100
+    assert record["failed"] == 0, record["reasons"]
+
+
+def test_every_artifact_of_the_release_verifies(site) -> None:
+    verified = site.call("verify", str(site.layout.deployment), site.flow("demo").record.release_id)
+    assert verified.returncode == ExitCode.GO, verified.stdout
+
+
+def test_the_report_is_behind_airflows_login_and_loads_nothing_from_outside(site) -> None:
+    html = site.store.read_file(report_name(site.flow("demo").record.release_id)).decode()
+    assert "int4_naive" in html
+    assert "http://" not in html.replace("http://www.w3.org/", "")
+    assert "https://" not in html.replace("https://www.w3.org/", "")
+    access = read_access(site.layout.airflow, site.layout.airflow_port)
+    answer = httpx.get(f"{access.url}/llm-pipeline/releases", follow_redirects=False)
+    assert answer.status_code in (401, 403), answer.text[:200]
+
+
+def test_no_secret_is_in_any_file_that_people_read(site) -> None:
+    password = read_access(site.layout.airflow, site.layout.airflow_port).password
+    readable = [p for p in site.layout.root.rglob("*") if p.suffix in (".log", ".jsonl", ".json", ".html", ".md")]
+    holders = [p for p in readable if p.is_file() and password.encode() in p.read_bytes()]
+    assert [p.name for p in holders] == ["passwords.json"]
+
+
+def test_a_second_run_computes_nothing_again(site) -> None:
+    assert site.run("up") == ExitCode.GO, site.output
+    computed = {stage for (stage, _), result in site.flow("demo").results().items() if not result.reused}
+    acting = {"resolve", "staging", "staging_down", "canary", "settle", "rollback", "report"}
+    assert computed <= acting
+    assert "reused" in site.output
+    assert "already in production" in site.output
+
+
+def test_a_run_killed_in_the_middle_goes_on_where_it_was(site) -> None:
+    config = site.release("killed", recipes=["int8_weight_only"])
+    arguments = ["run", str(config), "--reject"]
+    first = subprocess.Popen(site.command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    stage = _wait_for_stage(site, "accuracy", first)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    os.kill(stage, signal.SIGKILL)
+    second = site.call(*arguments)
+    assert second.returncode == ExitCode.NO_GO, second.stderr
+    assert "rejected: production is as it was" in second.stderr
+    flow = site.flow("killed")
+    assert [flow.result(name, s).reused for name, s in (("download", ""), ("quantize", "int8_weight_only"))] == [
+        True
+    ] * 2
+    assert not flow.result("accuracy", "int8_weight_only").reused
+
+
+def _wait_for_stage(site, name: str, runner: subprocess.Popen[str], seconds: float = 120.0) -> int:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert runner.poll() is None, runner.stderr.read() if runner.stderr else ""
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                arguments = (process / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if arguments[3:6] == ["stage", "run", name] and str(site.layout.root) in " ".join(arguments):
+                return int(process.name)
+        time.sleep(0.1)
+    raise AssertionError(f"stage {name} did not start")
+
+
+def test_an_engine_that_quantizes_again_is_caught_by_served_accuracy(site) -> None:
+    config = site.release("second-quantizer", recipes=["fp8"], targets=["cpu_engine_int4"])
+    released = site.call("run", str(config), "--approve")
+    assert released.returncode == ExitCode.NO_GO, released.stderr
+    assert verdict(site, "second-quantizer", "accuracy", "fp8") is Verdict.GO
+    assert verdict(site, "second-quantizer", "served_accuracy", "cpu_engine_int4") is Verdict.NO_GO
+    assert not [line for line in site.processes() if "cpu_engine_int4" in line]
+
+
+def test_a_candidate_that_turns_slow_in_production_is_rolled_back_without_a_lost_request(site) -> None:
+    before = pointers(site)
+    assert site.run("rollback") == ExitCode.GO, site.output
+    assert pointers(site) == before
+    assert generate(site.deployment, "7 + 5 =") == "12"
+
+
+def test_production_goes_back_to_the_previous_release_on_request(site) -> None:
+    before = pointers(site)
+    back = site.call("rollback", str(site.layout.deployment), MODEL_ID, TARGET)
+    assert back.returncode == ExitCode.GO, back.stderr
+    assert before.previous is not None
+    assert pointers(site).production.repository == before.previous.repository
+    assert generate(site.deployment, "7 + 5 =") == "12"
+
+
+def test_down_leaves_no_process_no_port_and_no_shared_memory(site) -> None:
+    stop_traffic(site.layout)
+    assert site.run("down") == ExitCode.GO
+    assert site.processes() == []
+    assert site.listening_ports() == set()
+    assert not [p for p in Path("/dev/shm").glob("triton_python_backend_*") if p.stat().st_uid == os.getuid()]
