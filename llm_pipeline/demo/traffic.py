@@ -1,7 +1,8 @@
 """Background users: `python -m llm_pipeline.demo.traffic --url URL --rate 20 --record FILE --prompts FILE`.
 
 Open loop: arrivals are a Poisson process and do not wait for answers, half of them streaming. Runs until SIGTERM or
-SIGINT, lets requests in flight end, and keeps a small JSON record up to date: what was sent, answered, failed.
+SIGINT, lets requests in flight end, and keeps a small JSON record up to date: what was sent, answered, failed. The
+last record accounts for every request: who got no answer by then lost it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from llm_pipeline.logging import get_logger, write_json_lines
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 
 log = get_logger(__name__)
+
+LAST_ANSWERS_SECONDS = 8.0
+"""Wait for requests in flight at the end; less than the grace that whoever stops a process gives it."""
 
 _RECORD_SECONDS = 0.5
 _LATENCIES_KEPT = 2000
@@ -74,7 +78,16 @@ class TrafficRecord(BaseModel):
 class Traffic:
     """Sends requests at a mean rate and counts what becomes of them."""
 
-    def __init__(self, client: GenerationClient, prompts: Sequence[str], *, rate_per_second: float, seed: int) -> None:
+    def __init__(
+        self,
+        client: GenerationClient,
+        prompts: Sequence[str],
+        *,
+        rate_per_second: float,
+        seed: int,
+        last_answers_seconds: float = LAST_ANSWERS_SECONDS,
+    ) -> None:
+        self._last_answers_seconds = last_answers_seconds
         self._client = client
         self._prompts = prompts
         self._rate = rate_per_second
@@ -97,7 +110,7 @@ class Traffic:
             task = asyncio.create_task(self._one())
             self._in_flight.add(task)
             task.add_done_callback(self._in_flight.discard)
-        await asyncio.gather(*self._in_flight)
+        await self._let_answers_come()
 
     def record(self) -> TrafficRecord:
         """The counts as they are now."""
@@ -115,13 +128,27 @@ class Traffic:
             p95_milliseconds=_percentile(latencies, 0.95),
         )
 
+    async def _let_answers_come(self) -> None:
+        if not self._in_flight:
+            return
+        _, late = await asyncio.wait(self._in_flight, timeout=self._last_answers_seconds)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
     async def _one(self) -> None:
         self._sent += 1
         streaming, sent_at = self._draws.random() < 0.5, datetime.now(UTC)  # noqa: PLR2004 - half of them
         request = GenerationRequest(
             self._draws.choice(self._prompts), self._draws.randint(4, 8), ignore_eos=True, allow_empty=True
         )
-        answer = await (self._client.stream(request) if streaming else self._client.generate(request))
+        try:
+            answer = await (self._client.stream(request) if streaming else self._client.generate(request))
+        except asyncio.CancelledError:
+            waited = (datetime.now(UTC) - sent_at).total_seconds()
+            unanswered = Generation(error="no answer by the end of the traffic", total_seconds=waited)
+            self._failed(unanswered, sent_at, streaming=streaming)
+            raise
         if answer.ok:
             self._ok += 1
             self._latencies.append(answer.total_seconds * 1e3)
@@ -191,7 +218,6 @@ async def _serve(options: argparse.Namespace, prompts: Sequence[str]) -> None:
             await asyncio.wait({sending}, timeout=_RECORD_SECONDS)
             write_record(options.record, traffic.record())
         await sending
-        write_record(options.record, traffic.record())
 
 
 def _percentile(ordered: Sequence[float], level: float) -> float | None:

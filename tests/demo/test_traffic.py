@@ -1,0 +1,209 @@
+"""Background users against a real server process, that fails, goes away, or takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.demo.traffic import FailedRequest, Traffic, TrafficRecord, write_record
+from llm_pipeline.errors import ExitCode
+from llm_pipeline.runners import detached
+from llm_pipeline.serving.client import GenerationClient
+
+UPSTREAM = Path(__file__).parents[1] / "canary" / "upstream.py"
+
+
+class Site:
+    """One server and its users, as processes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.port = root, free_port()
+        self.record_file = root / "traffic.json"
+        self.prompts = root / "prompts.jsonl"
+        self.prompts.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+        self._started: list[detached.DetachedProcess] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def serve(self, **drill: float) -> None:
+        environment = {**os.environ, "LLM_PIPELINE_DRILL": json.dumps(drill)}
+        command = [sys.executable, str(UPSTREAM), "blue", str(self.port)]
+        self._start("server", command, environment)
+        wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", self.port)) == 0)
+
+    def users(self, rate: float = 40) -> detached.DetachedProcess:
+        command = [sys.executable, "-m", "llm_pipeline.demo.traffic", "--url", self.url, "--rate", str(rate)]
+        command += ["--record", str(self.record_file), "--prompts", str(self.prompts)]
+        return self._start("users", command, dict(os.environ))
+
+    def record(self) -> TrafficRecord | None:
+        return TrafficRecord.model_validate_json(self.record_file.read_text()) if self.record_file.exists() else None
+
+    def counted(self, outcome: str) -> int:
+        record = self.record()
+        return 0 if record is None else int(getattr(record, outcome))
+
+    def down(self) -> None:
+        for process in self._started:
+            detached.stop(process)
+
+    def _start(self, name: str, command: list[str], environment: dict[str, str]) -> detached.DetachedProcess:
+        record, log = self.root / f"{name}.json", self.root / f"{name}.log"
+        self._started.append(detached.start(name, command, record, log=log, environment=environment))
+        return self._started[-1]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    place = Site(tmp_path)
+    yield place
+    place.down()
+
+
+def free_port() -> int:
+    for port in range(18560, 18570):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError("no free port in the range of these tests")
+
+
+def wait_for(condition, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_answered_requests_count_as_answered(site) -> None:
+    site.serve()
+    users = site.users()
+    wait_for(lambda: site.counted("ok") >= 20)
+    detached.stop(users)
+    record = site.record()
+    assert record is not None
+    assert (record.failed, record.sent) == (0, record.ok)
+    assert record.p50_milliseconds is not None
+    assert record.p95_milliseconds is not None
+    assert record.p50_milliseconds <= record.p95_milliseconds
+
+
+def test_a_lost_request_counts_with_its_reason_and_time(site) -> None:
+    site.serve(failure_fraction=1.0)
+    users = site.users()
+    wait_for(lambda: site.counted("failed") >= 5)
+    detached.stop(users)
+    record = site.record()
+    assert record is not None
+    assert (record.ok, record.failed) == (0, record.sent)
+    assert record.reasons == {"HTTP 400: drill": record.failed}
+    assert record.first_failures[0].reason == "HTTP 400: drill"
+    assert record.started_at <= record.first_failures[0].sent_at <= record.updated_at
+
+
+def test_users_survive_a_router_that_is_down_and_are_served_when_it_is_back(site) -> None:
+    users = site.users()
+    wait_for(lambda: site.counted("failed") >= 5)
+    assert site.counted("ok") == 0
+    assert users.alive
+    site.serve()
+    wait_for(lambda: site.counted("ok") >= 20)
+    detached.stop(users)
+    record = site.record()
+    assert record is not None
+    assert record.sent == record.ok + record.failed
+    assert all("Cannot connect" in reason for reason in record.reasons), record.reasons
+
+
+def test_at_the_end_requests_in_flight_get_their_answers_and_the_last_record_accounts_for_all(site) -> None:
+    site.serve(delay_milliseconds=1500.0)
+    users = site.users()
+    wait_for(lambda: site.counted("sent") >= 10)
+    assert site.counted("ok") == 0, "none can be answered yet"
+    os.kill(users.pid, signal.SIGTERM)
+    asked = time.monotonic()
+    wait_for(lambda: not users.alive)
+    assert time.monotonic() - asked > 1.0, "it waited for its answers"
+    record = site.record()
+    assert record is not None
+    assert (record.sent, record.failed) == (record.ok, 0)
+    assert record.sent >= 10
+
+
+def test_who_got_no_answer_by_the_end_lost_the_request(site) -> None:
+    site.serve(delay_milliseconds=60_000.0)
+
+    async def traffic() -> TrafficRecord:
+        async with GenerationClient(site.url) as client:
+            users = Traffic(client, ["one"], rate_per_second=50, seed=1, last_answers_seconds=0.3)
+            stop = asyncio.Event()
+            asyncio.get_running_loop().call_later(0.5, stop.set)
+            await users.run(stop)
+            return users.record()
+
+    record = asyncio.run(traffic())
+    assert record.sent > 0
+    assert (record.ok, record.failed) == (0, record.sent)
+    assert list(record.reasons) == ["no answer by the end of the traffic"]
+    assert record.first_failures[0].after_seconds >= 0.3
+
+
+def test_the_record_is_whole_whenever_it_is_read(tmp_path) -> None:
+    file, stop = tmp_path / "traffic.json", threading.Event()
+    now = datetime.now(UTC)
+    failure = FailedRequest(sent_at=now, streaming=True, after_seconds=0.1, reason="x" * 100)
+
+    def record(failures: int) -> TrafficRecord:
+        return TrafficRecord(
+            started_at=now, updated_at=now, rate_per_second=1.0, sent=failures, ok=0, failed=failures, reasons={},
+            first_failures=(failure,) * failures, p50_milliseconds=None, p95_milliseconds=None,
+        )  # fmt: skip
+
+    def write() -> None:
+        while not stop.is_set():
+            for failures in (0, 20):
+                write_record(file, record(failures))
+
+    write_record(file, record(0))
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = {TrafficRecord.model_validate_json(file.read_text()).failed for _ in range(500)}
+    finally:
+        stop.set()
+        writer.join()
+    assert seen == {0, 20}
+
+
+def test_users_killed_at_any_moment_leave_a_whole_record(site) -> None:
+    site.serve()
+    users = site.users(rate=100)
+    wait_for(lambda: site.counted("ok") >= 20)
+    os.kill(users.pid, signal.SIGKILL)
+    record = site.record()
+    assert record is not None
+    assert record.sent >= record.ok + record.failed
+
+
+def test_without_prompts_the_users_say_what_is_wrong(site) -> None:
+    site.prompts.write_text("")
+    command = [sys.executable, "-m", "llm_pipeline.demo.traffic", "--url", site.url]
+    command += ["--record", str(site.record_file), "--prompts", str(site.prompts)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == ExitCode.BAD_INPUT
+    assert "no prompts" in ended.stderr
+    assert not site.record_file.exists()
