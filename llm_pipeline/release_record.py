@@ -29,6 +29,7 @@ class ReleaseRecord(Frozen):
         release_id: `<config name>-<commit, 8 digits>-<config digest, 8 digits>`: the same input, the same release.
         model: The model at its pinned commit.
         datasets: Calibration sets, evaluation tasks and prompts, as artifacts.
+        created_at: When it was resolved last: every run of the release resolves it again, so it tells runs apart.
     """
 
     release_id: str

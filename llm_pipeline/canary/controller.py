@@ -2,6 +2,7 @@
 
     PENDING -> WARM -> SHIFTING(k) -> BAKING(k) -> PASSED(k) -> ... -> PROMOTED
     any -> ROLLING_BACK -> ROLLED_BACK;  SHIFTING or BAKING -> PAUSED (hold) -> SHIFTING again
+    PROMOTED or ROLLED_BACK by an earlier run of the release -> PENDING (see `attempts`)
 
 Each turn of the loop reads the record, does what its phase asks for, and records the next phase. Intent is
 recorded before the router is told, and confirmation after, so a controller killed anywhere is continued by the
@@ -15,13 +16,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass, field
 
-from llm_pipeline.canary import analysis
-from llm_pipeline.canary.analysis import AnalysisState, Decision, Outcome
+from llm_pipeline.canary import analysis, attempts, findings
+from llm_pipeline.canary.analysis import AnalysisState
+from llm_pipeline.canary.decision import Decision, Outcome, decide
 from llm_pipeline.canary.observations import AccessLog
+from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
-from llm_pipeline.canary.rollback import Patience, retire, traffic_to, wait_converged, wait_usable
+from llm_pipeline.canary.rollback import retire, traffic_to, wait_converged, wait_usable
 from llm_pipeline.canary.router import (
     ALL,
     Fenced,
@@ -32,14 +34,14 @@ from llm_pipeline.canary.router import (
     all_to,
     other_slot,
 )
-from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.canary.slots import SlotControl, WarmUp
+from llm_pipeline.canary.slow_limits import fix_thresholds
+from llm_pipeline.canary.step_table import StepArms, format_step, step_in_numbers
+from llm_pipeline.canary.windows import window
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointers import Pointer
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
+from llm_pipeline.verdict import Judgement
 
 log = get_logger(__name__)
 
@@ -47,22 +49,6 @@ BASELINE_SECONDS = 120.0
 """Stable's requests of this long before the first step fix what "slow" means."""
 
 _SETTLED = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
-
-
-@dataclass(frozen=True)
-class CanaryPlan:
-    """What is to be promoted, over what, and by which rules.
-
-    Attributes:
-        production: What serves now; None for the first deployment on the target.
-    """
-
-    release_id: str
-    target: str
-    candidate: ArtifactRef
-    production: Pointer | None
-    policy: CanaryPolicy
-    patience: Patience = field(default_factory=Patience)
 
 
 class CanaryController:
@@ -91,6 +77,8 @@ class CanaryController:
     def run_step(self, percent: float) -> Judgement:
         """Bring the canary to the end of one step, from wherever it stands.
 
+        A canary that an earlier run of the release brought to its end begins anew; one of this run stays judged.
+
         Returns:
             The step's judgement: GO when it passed; NO_GO when the candidate regressed (and is rolled back);
             INCONCLUSIVE or ANOMALOUS when it was paused.
@@ -99,8 +87,7 @@ class CanaryController:
             Fenced: Another controller took over.
             ConfigError: The step is not the next one of the policy.
         """
-        record = self._adopt()
-        self._check_order(record, percent)
+        record = self._adopt(percent)
         while True:
             self._lease.check()
             if (judgement := _finished(record, percent)) is not None:
@@ -125,10 +112,14 @@ class CanaryController:
             case _:
                 raise ConfigError(f"the canary is {record.phase}", where=record.release_id)
 
-    def _adopt(self) -> CanaryRecord:
+    def _adopt(self, percent: float) -> CanaryRecord:
         """Load the record, or make it; writing it with our epoch fences whoever wrote it before."""
-        record = self._journal.load() or self._new_record()
+        record = self._journal.load() or attempts.first_attempt(self._plan, self._access_log.end())
         self._epoch = max(self._lease.epoch, record.epoch + 1, self._router_epoch() + 1)
+        if attempts.is_over(record, self._plan, lambda: self._router.read()[0]):
+            record = self._try_again(record)
+        self._check_order(record, percent)
+        record = record.model_copy(update={"run": self._plan.run})
         if record.phase is Phase.PAUSED and record.analysis is None:
             return self._save(record, phase=Phase.PENDING)
         if record.phase is Phase.PAUSED:
@@ -136,25 +127,20 @@ class CanaryController:
             return self._begin_step(record, record.step_percent, _tests(record))
         return self._save(record)
 
+    def _try_again(self, record: CanaryRecord) -> CanaryRecord:
+        """A fresh attempt, not yet saved; what an earlier run left half rolled back is rolled back first."""
+        if record.phase is Phase.ROLLING_BACK:
+            record = self._roll_back(record)
+        log.info(
+            "an earlier run's canary is over: this run tries again", earlier=record.phase.value, run=self._plan.run
+        )
+        return attempts.next_attempt(record, self._plan, self._access_log.end())
+
     def _router_epoch(self) -> int:
         try:
             return self._router.read()[0].epoch
         except RouterUnavailable:
             return 0
-
-    def _new_record(self) -> CanaryRecord:
-        production = self._plan.production
-        cursor = self._access_log.end()
-        return CanaryRecord(
-            release_id=self._plan.release_id,
-            target=self._plan.target,
-            repository=self._plan.candidate,
-            stable=production.slot if production else None,
-            candidate=other_slot(production.slot) if production else "blue",
-            began_at=time.time(),
-            began_cursor=cursor,
-            cursor=cursor,
-        )
 
     def _check_order(self, record: CanaryRecord, percent: float) -> None:
         steps = self._policy.steps_percent
@@ -181,37 +167,24 @@ class CanaryController:
         warm = self._slots.warm_up(record.candidate, record.repository)
         log.info("candidate warmed up", prompts=warm.prompts, answered=warm.answered, seconds=warm.seconds)
         if warm.answered == 0:
-            fact = _fact(
-                "golden prompts answered",
-                Verdict.NO_GO,
-                0.0,
-                samples=warm.prompts,
-                detail="the candidate answers nothing",
-            )
-            return self._condemn(record, judge("the candidate does not answer", [fact]))
+            return self._condemn(record, findings.answers_nothing(warm))
         if not wait_usable(self._router, record.candidate, self._plan.patience.usable):
-            detail = "the router's health checks do not accept the candidate"
-            fact = _fact("candidate's health", Verdict.NO_GO, 0.0, samples=1, detail=detail)
-            return self._condemn(record, judge("the router does not reach the candidate", [fact]))
+            return self._condemn(record, findings.not_reached())
         if record.stable is None:
-            return self._deploy_first(record, warm.answered, warm.prompts)
+            return self._deploy_first(record, warm)
         return self._begin_tests(record, percent)
 
-    def _deploy_first(self, record: CanaryRecord, answered: int, prompts: int) -> CanaryRecord:
+    def _deploy_first(self, record: CanaryRecord, warm: WarmUp) -> CanaryRecord:
         """Nothing serves yet, so there is nothing to compare with and no user to protect: all traffic at once."""
         want = self._state(record.candidate, 1.0, on_trial=False)
         record = self._save(record, intended=want)
         traffic_to(self._router, want, self._plan.patience)
-        detail = "nothing was in production on this target: no comparison was possible"
-        fact = _fact(
-            "first deployment: golden prompts answered", Verdict.GO, float(answered), samples=prompts, detail=detail
-        )
         return self._save(
             record.marked("first deployment", share=1.0),
             phase=Phase.PROMOTED,
             applied=want,
             passed_percent=100.0,
-            judgement=judge("first deployment on this target", [fact]),
+            judgement=findings.deployed_first(warm),
         )
 
     def _begin_tests(self, record: CanaryRecord, percent: float) -> CanaryRecord:
@@ -219,7 +192,7 @@ class CanaryController:
         since = time.time() - BASELINE_SECONDS
         recent = self._access_log.recent(since)
         stable = [request for request in recent if request.arm == record.stable and not request.on_trial]
-        thresholds = analysis.fix_thresholds(stable, self._policy)
+        thresholds = fix_thresholds(stable, self._policy)
         if thresholds is None:
             return self._wait_for_traffic(record, len(stable))
         log.info(
@@ -236,17 +209,7 @@ class CanaryController:
 
     def _wait_for_traffic(self, record: CanaryRecord, seen: int) -> CanaryRecord:
         if time.time() - record.began_at > self._policy.maximum_bake_seconds:
-            detail = "production has too little traffic to compare a candidate with"
-            limit = float(self._policy.minimum_requests)
-            fact = _fact(
-                "stable's requests before the first step",
-                Verdict.INCONCLUSIVE,
-                float(seen),
-                samples=seen,
-                detail=detail,
-                limit=limit,
-            )
-            return self._condemn(record, judge("no traffic to judge by", [fact]))
+            return self._condemn(record, findings.too_little_traffic(seen, self._policy.minimum_requests))
         time.sleep(self._policy.look_seconds)
         return record
 
@@ -259,10 +222,7 @@ class CanaryController:
         record = self._save(record, intended=want)
         revision = self._router.write(want, revision)
         if not wait_converged(self._router, revision, self._plan.patience.confirm):
-            fact = _fact(
-                "router", Verdict.INCONCLUSIVE, None, samples=0, detail="no acknowledgement of the new weights"
-            )
-            return self._condemn(record, judge("the router did not take the new weights", [fact]))
+            return self._condemn(record, findings.not_acknowledged())
         log.info("traffic shifted", percent=record.step_percent, slot=record.candidate, revision=revision)
         now = time.time()
         resumed = record.applied is not None and record.applied.same_traffic(want) and record.step_began_at > 0
@@ -280,13 +240,26 @@ class CanaryController:
             return self._pause(record, drift)
         tests = _tests(record)
         requests, cursor = self._access_log.read(record.cursor)
-        seen = analysis.window(requests, record.candidate, tests.thresholds, record.step_began_at)
-        state = analysis.observe(tests, seen)
-        record = record.model_copy(update={"analysis": state, "cursor": cursor})
+        seen = window(requests, record.candidate, tests.thresholds, record.step_began_at)
+        record = record.model_copy(update={"analysis": analysis.observe(tests, seen), "cursor": cursor})
+        return self._act_on(record, self._decide(record))
+
+    def _decide(self, record: CanaryRecord) -> Decision:
+        """What the step's data say; a final decision is told in numbers, and the log gets the whole table."""
+        tests, seconds = _tests(record), time.time() - record.step_began_at
+        decision = decide(tests, self._policy, seconds)
         if not self._slots.alive(record.candidate):
-            fact = _fact("candidate's process", Verdict.NO_GO, 0.0, samples=1, detail="the candidate's server ended")
-            return self._condemn(record, judge("the candidate's server ended", [fact]))
-        return self._act_on(record, analysis.decide(state, self._policy, time.time() - record.step_began_at))
+            ended = findings.server_ended(f"{record.step_percent:g} %")
+            decision = Decision(outcome=Outcome.REGRESSED, judgement=ended)
+        if decision.outcome is Outcome.CONTINUE or tests.step is None:
+            return decision
+        requests, _ = self._access_log.read(record.began_cursor)
+        arms = StepArms.of(requests, record.candidate, record.step_began_at)
+        summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, arms)}"
+        judgement = decision.judgement.model_copy(update={"summary": summary})
+        table = format_step(tests, tests.step, arms, judgement=judgement, policy=self._policy, seconds=seconds)
+        log.info(table)
+        return decision.model_copy(update={"judgement": judgement})
 
     def _act_on(self, record: CanaryRecord, decision: Decision) -> CanaryRecord:
         judgement = decision.judgement
@@ -301,7 +274,6 @@ class CanaryController:
                 return self._condemn(record, judgement)
 
     def _pass(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
-        log.info(judgement.summary, percent=record.step_percent)
         if record.step_percent < 100.0:  # noqa: PLR2004
             return self._save(record, phase=Phase.PASSED, passed_percent=record.step_percent, judgement=judgement)
         want = self._state(record.candidate, 1.0, on_trial=False)
@@ -323,11 +295,7 @@ class CanaryController:
         known = [state for state in (record.intended, record.applied) if state is not None]
         if record.applied is None:
             known.append(all_to(record.stable or record.candidate, owner=self._owner, epoch=self._epoch))
-        if any(current.same_traffic(state) for state in known):
-            return None
-        detail = f"found {_weights(current)}, last told {_weights(known[0])}: somebody else changed the router"
-        fact = _fact("router's weights", Verdict.INCONCLUSIVE, None, samples=0, detail=detail)
-        return judge("paused: the router was changed from outside", [fact])
+        return findings.changed_from_outside(current, known)
 
     def _pause(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
         log.warning(judgement.summary, percent=record.step_percent)
@@ -370,13 +338,3 @@ def _finished(record: CanaryRecord, percent: float) -> Judgement | None:
     settled = record.phase in (*_SETTLED, Phase.PAUSED)
     passed = record.phase is Phase.PASSED and percent <= record.passed_percent
     return record.judgement if settled or passed else None
-
-
-def _fact(
-    name: str, verdict: Verdict, measured: float | None, *, samples: int, detail: str, limit: float | None = None
-) -> Evidence:
-    return Evidence(name=name, verdict=verdict, measured=measured, samples=samples, limit=limit, detail=detail)
-
-
-def _weights(state: RouteState) -> str:
-    return ", ".join(f"{slot} {weight / 100:g} %" for slot, weight in sorted(state.weights.items()))

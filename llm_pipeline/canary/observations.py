@@ -181,7 +181,10 @@ def timeline(
         end = began_at + (index + 1) * interval_seconds
         share = next((share for since, share in reversed(shares) if since <= end), 0.0)
         point = TimelinePoint(
-            at_seconds=index * interval_seconds, intended_share=share, candidate=_point(mine), stable=_point(others)
+            at_seconds=index * interval_seconds,
+            intended_share=share,
+            candidate=arm_point(mine),
+            stable=arm_point(others),
         )
         points.append(point)
     return points
@@ -194,7 +197,8 @@ def quantile(values: Sequence[float], level: float) -> float | None:
     return sorted(values)[max(0, math.ceil(level * len(values)) - 1)]
 
 
-def _point(requests: Sequence[ObservedRequest]) -> ArmPoint:
+def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
+    """What one arm's requests amount to; first tokens are those of streamed answers."""
     answered = [request for request in requests if not request.error and not request.cancelled]
     first = [r.first_byte_milliseconds for r in answered if r.streaming and r.first_byte_milliseconds is not None]
     total = [request.total_milliseconds for request in answered]

@@ -34,7 +34,7 @@ def settle_production(
     Idempotent: a release that already is production changes nothing.
 
     Raises:
-        NotPromoted: Its canary was not promoted.
+        NotPromoted: Its canary was not promoted, or over another production than the one of now.
         Conflict: Somebody else moved the pointers at the same moment.
     """
     pointers, revision = read_pointers(store, model_id, target)
@@ -44,6 +44,11 @@ def settle_production(
     if record is None or record.phase is not Phase.PROMOTED or record.repository != repository:
         state = "has no canary" if record is None else f"has a canary that is {record.phase}"
         raise NotPromoted(f"release {release_id} {state} on {target}", hint="production is as it was")
+    if record.production_since != (pointers.production.promoted_at if pointers.production else None):
+        raise NotPromoted(
+            f"production on {target} has moved since release {release_id} was promoted",
+            hint="run the release again: its canary begins anew",
+        )
     promoted = Pointer(
         release_id=release_id,
         repository=repository,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
@@ -13,7 +14,7 @@ from llm_pipeline.canary.router import Fenced, RouteState, SlotName
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import LeaseState
-from llm_pipeline.verdict import Judgement
+from llm_pipeline.verdict import Judgement, Verdict
 
 
 class Phase(StrEnum):
@@ -40,13 +41,36 @@ class Mark(BaseModel):
     share: float
 
 
+class PastAttempt(BaseModel):
+    """How an earlier run's canary of the same release ended.
+
+    Attributes:
+        run: The run, as in `CanaryRecord.run`.
+        began_at: Seconds since 1970.
+        passed_percent: The highest step that passed.
+        verdict: The last one; None when it was rolled back before there was one.
+        summary: The sentence that came with it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str
+    began_at: float
+    phase: Phase
+    passed_percent: float
+    verdict: Verdict | None
+    summary: str
+
+
 class CanaryRecord(BaseModel):
     """One canary as stored. Times are seconds since 1970.
 
     Attributes:
+        run: The run of the release that drove it last; empty when it did not say.
         repository: The candidate's model repository.
         stable: The slot that served when the canary began; None for the first deployment on a target.
         candidate: The slot that the candidate was started in.
+        production_since: When the pointers had been moved last as the canary began; None for the first deployment.
         candidate_started: The candidate's slot was touched; before that a rollback must leave it alone.
         step_percent: The step in force; 0 before the first.
         passed_percent: The highest step that passed.
@@ -57,15 +81,18 @@ class CanaryRecord(BaseModel):
         judgement: Of the latest look at the step in force, or the final one.
         epoch: Fencing epoch of the last writer.
         traffic_confirmed: After a rollback: whether the router acknowledged it.
+        history: How earlier runs' canaries of this release ended here, oldest first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     release_id: str
+    run: str = ""
     target: str
     repository: ArtifactRef
     stable: SlotName | None
     candidate: SlotName
+    production_since: datetime | None = None
     phase: Phase = Phase.PENDING
     candidate_started: bool = False
     step_percent: float = 0.0
@@ -81,6 +108,7 @@ class CanaryRecord(BaseModel):
     epoch: int = 0
     traffic_confirmed: bool | None = None
     marks: tuple[Mark, ...] = ()
+    history: tuple[PastAttempt, ...] = ()
 
     def marked(self, label: str, *, share: float) -> CanaryRecord:
         """The record with one more moment."""

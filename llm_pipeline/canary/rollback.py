@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from llm_pipeline.canary import findings
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, take_over
 from llm_pipeline.canary.router import (
     RouterRejected,
@@ -30,6 +31,7 @@ log = get_logger(__name__)
 
 LEASE_SECONDS = 10.0
 _NOTHING_TO_DO = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
+_JUDGED = frozenset({Phase.PAUSED, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
 _FIRST_PAUSE_SECONDS = 0.1
 _LARGEST_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
@@ -143,6 +145,9 @@ def _roll_back(
     if record is None or record.phase is Phase.PROMOTED:
         return record
     epoch = max(lease_epoch, record.epoch + 1, _router_epoch(router) + 1)
+    if record.phase not in _JUDGED:
+        taken_back = findings.taken_back(record.phase.value, record.step_percent)
+        record = record.model_copy(update={"judgement": taken_back})
     if not record.candidate_started:  # it touched neither slots nor traffic, and what is there is not ours
         return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "epoch": epoch}))
     record = journal.save(record.model_copy(update={"phase": Phase.ROLLING_BACK, "epoch": epoch}))

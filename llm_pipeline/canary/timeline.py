@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llm_pipeline.canary.observations import AccessLog, TimelinePoint, timeline
-from llm_pipeline.canary.record import CanaryRecord
+from llm_pipeline.canary.record import CanaryRecord, PastAttempt
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.errors import IntegrityError
 
@@ -31,6 +31,7 @@ class CanarySummary(BaseModel):
         began_at: Seconds since 1970.
         stable: The slot that served before; None for a first deployment.
         marks: Steps, pauses, promotion, rollback.
+        history: How earlier runs' canaries of this release ended here, oldest first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +43,7 @@ class CanarySummary(BaseModel):
     stable: SlotName | None
     candidate: SlotName
     marks: tuple[TimelineMark, ...]
+    history: tuple[PastAttempt, ...] = ()
 
 
 def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog) -> list[TimelinePoint]:
@@ -57,6 +59,7 @@ def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog)
         stable=record.stable,
         candidate=record.candidate,
         marks=tuple(TimelineMark(at_seconds=mark.at - record.began_at, label=mark.label) for mark in record.marks),
+        history=record.history,
     )
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SUMMARY_FILE).write_text(summary.model_dump_json(indent=1) + "\n")

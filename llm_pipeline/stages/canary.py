@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llm_pipeline.canary.controller import CanaryController, CanaryPlan
+from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.envoy_process import start_router
 from llm_pipeline.canary.observations import AccessLog
+from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record
 from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import all_to
@@ -30,6 +31,8 @@ class CanaryConfig(ConfigModel):
     """What one canary step reads.
 
     Attributes:
+        run: The run of the release, as a time: the next run may try a canary again that is over, the same may not.
+            Empty from a caller that does not tell runs apart.
         model_id: `organisation/name` on the hub.
         target: The target's name.
         step_percent: The candidate's share at this step.
@@ -41,6 +44,7 @@ class CanaryConfig(ConfigModel):
         drill: A fault for the candidate's server, on purpose.
     """
 
+    run: str = ""
     model_id: str
     target: Name
     step_percent: Percent
@@ -65,6 +69,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     access_log = AccessLog(router.files.access_log, router.slot_of_address)
     plan = CanaryPlan(
         release_id=context.request.release_id,
+        run=config.run,
         target=config.target,
         candidate=candidate,
         production=pointers.production,
@@ -92,6 +97,7 @@ def _output(context: StageContext[CanaryConfig], judgement: Judgement, access_lo
 
 def _metrics(record: CanaryRecord) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {"phase": record.phase.value, "passed_percent": record.passed_percent}
+    metrics["attempt"] = len(record.history) + 1
     step = record.analysis.step if record.analysis else None
     if step is not None:
         metrics["candidate_requests"] = step.candidate.requests

@@ -71,6 +71,14 @@ class Site:
         return self.root / "router"
 
     @property
+    def step_log(self) -> Path:
+        return self.root / "step.log"
+
+    def events(self) -> list[str]:
+        """What the latest step logged."""
+        return [json.loads(line)["event"] for line in self.step_log.read_text().splitlines()]
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.place.port}"
 
@@ -114,19 +122,21 @@ class Site:
 
     def settings(self, **changes: Any) -> Path:
         path = self.root / "settings.json"
-        base = {"root": str(self.root), "store": self.store.uri, "release_id": "r1", "policy": FAST_POLICY}
+        base = {"root": str(self.root), "store": self.store.uri, "release_id": "r1", "run": "first run"}
+        base |= {"policy": FAST_POLICY, "promoted_at": "2026-01-01T00:00:00+00:00"}
         path.write_text(json.dumps({**base, **changes}))
         return path
 
     def start_step(self, percent: float, **settings: Any) -> subprocess.Popen[str]:
         script = Path(__file__).with_name("drive.py")
         command = [sys.executable, str(script), str(self.settings(**settings)), str(percent)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with self.step_log.open("wb") as log:
+            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
 
     def step(self, percent: float, **settings: Any) -> Judgement:
         process = self.start_step(percent, **settings)
         output, _ = process.communicate(timeout=90)
-        assert process.returncode in range(4), output
+        assert process.returncode in range(4), output + self.step_log.read_text()
         return Judgement.model_validate_json(output)
 
     def record(self) -> CanaryRecord:

@@ -6,20 +6,22 @@ import json
 import os
 import signal
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from http_slots import HttpSlots
 
-from llm_pipeline.canary.controller import CanaryController, CanaryPlan
+from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.observations import AccessLog
+from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name
 from llm_pipeline.canary.rollback import Patience
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.errors import PipelineError
+from llm_pipeline.logging import write_json_lines
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.local import LocalStore
@@ -45,6 +47,7 @@ class DyingJournal(CanaryJournal):
 
 
 def main() -> int:
+    write_json_lines()
     settings = json.loads(Path(sys.argv[1]).read_text())
     root = Path(settings["root"])
     router = find_router(root / "router")
@@ -59,10 +62,11 @@ def main() -> int:
             repository=ArtifactRef(kind="model_repository", digest="a" * 64),
             slot=stable,
             recipe="none",
-            promoted_at=datetime.now(UTC),
+            promoted_at=datetime.fromisoformat(settings["promoted_at"]),
         )
     plan = CanaryPlan(
         release_id=settings["release_id"],
+        run=settings["run"],
         target="cpu",
         candidate=ArtifactRef(kind="model_repository", digest="b" * 64),
         production=production,

@@ -5,19 +5,11 @@ import random
 
 import pytest
 
-from llm_pipeline.canary.analysis import (
-    AnalysisState,
-    Decision,
-    Outcome,
-    Thresholds,
-    begin,
-    begin_step,
-    decide,
-    fix_thresholds,
-    observe,
-    window,
-)
+from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
+from llm_pipeline.canary.decision import Decision, Outcome, decide
 from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
+from llm_pipeline.canary.windows import window
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.verdict import Verdict
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -11,7 +12,7 @@ import pytest
 
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.rollback import Patience, ensure_rolled_back
-from llm_pipeline.canary.router import RouteState
+from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.verdict import Verdict
 
 pytestmark = pytest.mark.slow
@@ -172,6 +173,18 @@ def test_a_rollback_may_be_asked_for_twice(site) -> None:
     assert site.users_go()["failed"] == 0
 
 
+def test_a_canary_that_was_rolled_back_on_request_says_go_to_nothing_more(site) -> None:
+    site.users(rate=40)
+    assert site.step(5).verdict is Verdict.GO
+    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.control, patience=SHORT)
+    for percent in (5, 25):
+        judgement = site.step(percent)
+        assert judgement.verdict is Verdict.INCONCLUSIVE
+        assert judgement.summary == "rolled back on request at 5 %"
+    assert site.weights() == {"blue": 10_000}
+    assert site.users_go()["failed"] == 0
+
+
 def test_a_rollback_needs_no_admin_interface(site) -> None:
     site.users(rate=40)
     site.step(5)
@@ -218,3 +231,67 @@ def test_a_step_that_is_not_the_next_one_is_refused(site) -> None:
 def first_deployment(site):
     assert site.step(5, stable=None).verdict is Verdict.GO
     return site.record()
+
+
+def test_a_retry_within_the_run_returns_the_recorded_judgement_and_the_next_run_tries_again(site) -> None:
+    site.users(rate=40)
+    refused = site.step(5, drill={"failure_fraction": 1.0})
+    assert refused.verdict is Verdict.NO_GO
+    began = site.record().began_at
+    assert site.step(5) == refused, "the same run does not try twice"
+    assert site.record().began_at == began
+
+    skipped = site.start_step(25, run="second run")
+    assert "not the next one" in skipped.communicate(timeout=30)[0]
+    assert (site.record().run, site.record().phase) == ("first run", Phase.ROLLED_BACK)
+
+    assert site.step(5, run="second run").verdict is Verdict.GO
+    record = site.record()
+    assert (record.run, record.phase, record.passed_percent) == ("second run", Phase.PASSED, 5.0)
+    earlier = record.history[0]
+    assert (earlier.run, earlier.phase, earlier.verdict) == ("first run", Phase.ROLLED_BACK, Verdict.NO_GO)
+    assert earlier.summary == refused.summary
+    assert site.users_go()["failed"] == 0
+
+
+def test_a_run_that_died_rolling_back_is_rolled_back_before_the_next_run_tries_again(site) -> None:
+    site.users(rate=40)
+    killed = site.start_step(5, drill={"failure_fraction": 1.0}, die_after="rolling back")
+    killed.communicate(timeout=60)
+    assert site.step(5, run="second run").verdict is Verdict.GO
+    record = site.record()
+    assert [(attempt.run, attempt.phase) for attempt in record.history] == [("first run", Phase.ROLLED_BACK)]
+    assert site.weights() == {"blue": 9_500, "green": 500}
+    assert site.users_go()["failed"] == 0
+
+
+def test_a_promotion_stands_for_the_next_run_until_production_moves_past_it(site) -> None:
+    site.users(rate=40)
+    policy = {**json.loads(site.settings().read_text())["policy"], "steps_percent": [50, 100]}
+    judgements = [site.step(percent, policy=policy) for percent in (50, 100)]
+    assert site.record().phase is Phase.PROMOTED
+    assert site.step(50, policy=policy, run="second run") == judgements[-1], "not settled yet: nothing to try again"
+    assert site.weights() == {"green": 10_000}
+
+    state, _ = site.router.read()
+    site.router.write(all_to("blue", owner="rollback to before", epoch=state.epoch + 1), None)
+    moved = {"policy": policy, "run": "third run", "promoted_at": "2026-01-02T00:00:00+00:00"}
+    assert site.step(50, **moved).verdict is Verdict.GO
+    record = site.record()
+    assert (record.phase, record.passed_percent) == (Phase.PASSED, 50.0)
+    assert [attempt.phase for attempt in record.history] == [Phase.PROMOTED]
+    assert site.users_go()["failed"] == 0
+
+
+def test_the_judgement_is_told_in_numbers_and_the_log_shows_one_table(site) -> None:
+    site.users(rate=40)
+    judgement = site.step(5)
+    assert re.fullmatch(
+        r"no regression at 5 %: \d+ candidate and \d+ stable requests, errors 0 and 0, "
+        r"p95 first byte (\d+|-) and \d+ ms",
+        judgement.summary,
+    )
+    tables = [event for event in site.events() if event.startswith("\n")]
+    assert len(tables) == 1
+    assert tables[0].startswith("\nstep 5 %, ")
+    assert tables[0].endswith(f"GO: {judgement.summary}")

@@ -26,12 +26,14 @@ def store(tmp_path) -> LocalStore:
 
 
 def canary(store: LocalStore, phase: Phase, repository: ArtifactRef = NEW) -> None:
+    production = read_pointers(store, MODEL, "cpu")[0].production
     record = CanaryRecord(
         release_id="r2",
         target="cpu",
         repository=repository,
         stable="blue",
         candidate="green",
+        production_since=production.promoted_at if production else None,
         phase=phase,
         began_at=0.0,
     )
@@ -73,6 +75,18 @@ def test_the_promotion_of_another_repository_does_not_count(store) -> None:
     canary(store, Phase.PROMOTED, repository=ArtifactRef(kind="model_repository", digest="c" * 64))
     with pytest.raises(NotPromoted):
         settle(store)
+
+
+def test_a_promotion_that_production_moved_past_does_not_count(store) -> None:
+    canary(store, Phase.PROMOTED)
+    pointers, revision = read_pointers(store, MODEL, "cpu")
+    assert pointers.production is not None
+    again = pointers.production.model_copy(update={"promoted_at": datetime.now(UTC)})
+    moved = Pointers(production=again)
+    write_pointers(store, MODEL, "cpu", moved, revision)
+    with pytest.raises(NotPromoted, match="has moved since"):
+        settle(store)
+    assert read_pointers(store, MODEL, "cpu")[0] == moved
 
 
 def test_without_a_previous_release_there_is_nothing_to_go_back_to(store, tmp_path) -> None:

@@ -1,0 +1,74 @@
+"""One release may be tried on a target more than once: a canary that is over is tried again by the next run.
+
+Within one run the record stands: a retry, or whoever continues after a crash, gets the judgement that was made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from llm_pipeline.canary.observations import LogCursor
+from llm_pipeline.canary.plan import CanaryPlan
+from llm_pipeline.canary.record import CanaryRecord, PastAttempt, Phase
+from llm_pipeline.canary.router import RouteState, other_slot
+
+HISTORY_LENGTH = 10
+"""Earlier attempts that a record keeps."""
+
+
+def first_attempt(plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
+    """A canary that has done nothing yet; `cursor` is where the access log ends now."""
+    production = plan.production
+    return CanaryRecord(
+        release_id=plan.release_id,
+        run=plan.run,
+        target=plan.target,
+        repository=plan.candidate,
+        stable=production.slot if production else None,
+        candidate=other_slot(production.slot) if production else "blue",
+        production_since=plan.production_since,
+        began_at=time.time(),
+        began_cursor=cursor,
+        cursor=cursor,
+    )
+
+
+def next_attempt(earlier: CanaryRecord, plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
+    """The canary from its beginning; what became of the earlier one is kept in its history."""
+    history = (*earlier.history, outcome_of(earlier))[-HISTORY_LENGTH:]
+    return first_attempt(plan, cursor).model_copy(update={"epoch": earlier.epoch, "history": history})
+
+
+def outcome_of(record: CanaryRecord) -> PastAttempt:
+    """A settled canary in a few words."""
+    return PastAttempt(
+        run=record.run,
+        began_at=record.began_at,
+        phase=record.phase,
+        passed_percent=record.passed_percent,
+        verdict=record.judgement.verdict if record.judgement else None,
+        summary=record.judgement.summary if record.judgement else "",
+    )
+
+
+def is_over(record: CanaryRecord, plan: CanaryPlan, traffic: Callable[[], RouteState]) -> bool:
+    """Whether a canary is an earlier run's and has come to its end, so that this run may try again.
+
+    A promotion whose traffic is in force and whose pointers nobody has moved yet is not over: its run ended between
+    promotion and settlement, and this one settles it.
+
+    Args:
+        record: The canary as stored.
+        plan: What this run wants.
+        traffic: Reads the router.
+    """
+    if record.run == plan.run:
+        return False
+    if record.phase is Phase.PROMOTED:
+        return record.production_since != plan.production_since or not _in_force(record, traffic())
+    return record.phase in (Phase.ROLLED_BACK, Phase.ROLLING_BACK)
+
+
+def _in_force(record: CanaryRecord, traffic: RouteState) -> bool:
+    return record.applied is not None and record.applied.same_traffic(traffic)

@@ -1,0 +1,84 @@
+"""Judgements that no statistics are needed for: what a controller finds when it starts or watches a candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llm_pipeline.canary.router import RouteState
+from llm_pipeline.canary.slots import WarmUp
+from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
+
+
+def answers_nothing(warm_up: WarmUp) -> Judgement:
+    """The candidate runs and answers no golden prompt."""
+    detail = "the candidate answers nothing"
+    fact = _fact("golden prompts answered", Verdict.NO_GO, 0.0, samples=warm_up.prompts, detail=detail)
+    return judge("the candidate does not answer", [fact])
+
+
+def not_reached() -> Judgement:
+    """The router's health checks do not accept the candidate."""
+    detail = "the router's health checks do not accept the candidate"
+    return judge(
+        "the router does not reach the candidate",
+        [_fact("candidate's health", Verdict.NO_GO, 0.0, samples=1, detail=detail)],
+    )
+
+
+def deployed_first(warm_up: WarmUp) -> Judgement:
+    """Nothing was in production: the golden prompts are all there is to judge by."""
+    detail = "nothing was in production on this target: no comparison was possible"
+    name, answered = "first deployment: golden prompts answered", float(warm_up.answered)
+    fact = _fact(name, Verdict.GO, answered, samples=warm_up.prompts, detail=detail)
+    return judge("first deployment on this target", [fact])
+
+
+def too_little_traffic(seen: int, minimum: int) -> Judgement:
+    """Production has no traffic to compare with."""
+    detail = "production has too little traffic to compare a candidate with"
+    name = "stable's requests before the first step"
+    fact = _fact(name, Verdict.INCONCLUSIVE, float(seen), samples=seen, detail=detail, limit=float(minimum))
+    return judge("no traffic to judge by", [fact])
+
+
+def not_acknowledged() -> Judgement:
+    """The router did not say that it acts on the new weights."""
+    fact = _fact("router", Verdict.INCONCLUSIVE, None, samples=0, detail="no acknowledgement of the new weights")
+    return judge("the router did not take the new weights", [fact])
+
+
+def server_ended(percent: str) -> Judgement:
+    """The candidate's process is gone."""
+    fact = _fact("candidate's process", Verdict.NO_GO, 0.0, samples=1, detail="the candidate's server ended")
+    return judge(f"the candidate's server ended at {percent}", [fact])
+
+
+def taken_back(phase: str, percent: float) -> Judgement:
+    """Somebody asked for a rollback before the canary had come to its end; never a GO, whatever had passed."""
+    detail = f"rolled back on request while {phase} at {percent:g} %: the candidate was not judged to its end"
+    fact = _fact("canary", Verdict.INCONCLUSIVE, percent, samples=0, detail=detail)
+    return judge(f"rolled back on request at {percent:g} %", [fact])
+
+
+def changed_from_outside(found: RouteState, known: Sequence[RouteState]) -> Judgement | None:
+    """Somebody else moved the traffic; None when the router is in one of the states that we know.
+
+    Args:
+        found: What the router does.
+        known: What it was told, most likely first.
+    """
+    if any(found.same_traffic(state) for state in known):
+        return None
+    detail = f"found {_weights(found)}, last told {_weights(known[0])}: somebody else changed the router"
+    fact = _fact("router's weights", Verdict.INCONCLUSIVE, None, samples=0, detail=detail)
+    return judge("paused: the router was changed from outside", [fact])
+
+
+def _fact(
+    name: str, verdict: Verdict, measured: float | None, *, samples: int, detail: str, limit: float | None = None
+) -> Evidence:
+    return Evidence(name=name, verdict=verdict, measured=measured, samples=samples, limit=limit, detail=detail)
+
+
+def _weights(state: RouteState) -> str:
+    return ", ".join(f"{slot} {weight / 100:g} %" for slot, weight in sorted(state.weights.items()))

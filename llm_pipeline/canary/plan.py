@@ -1,0 +1,34 @@
+"""What a canary is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from llm_pipeline.canary.rollback import Patience
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.pointers import Pointer
+
+
+@dataclass(frozen=True)
+class CanaryPlan:
+    """What is to be promoted, over what, and by which rules.
+
+    Attributes:
+        run: The run of the release that asks; another one may try a settled canary again, the same one may not.
+        production: What serves now; None for the first deployment on the target.
+    """
+
+    release_id: str
+    run: str
+    target: str
+    candidate: ArtifactRef
+    production: Pointer | None
+    policy: CanaryPolicy
+    patience: Patience = field(default_factory=Patience)
+
+    @property
+    def production_since(self) -> datetime | None:
+        """When the pointers were moved last; it tells one production from the next."""
+        return self.production.promoted_at if self.production else None

@@ -1,0 +1,257 @@
+"""Canary, settlement and both ways back through the stage contract: real Triton servers, real Envoy, live users."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import free_ports
+
+from llm_pipeline.canary.envoy_process import find_router, stop_router
+from llm_pipeline.canary.promotion import ensure_production, rollback_production
+from llm_pipeline.canary.record import Phase, read_record
+from llm_pipeline.canary.timeline import read_timeline
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.demo.traffic import TrafficRecord
+from llm_pipeline.runners import detached
+from llm_pipeline.serving.triton_server import find_server, stop_server
+from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.execute import execute
+from llm_pipeline.store import open_store
+from llm_pipeline.store.pointers import Pointers, read_pointers
+from llm_pipeline.verdict import Verdict
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TRITON_HOME, MODEL_PYTHON = ROOT / ".envs" / "triton", ROOT / ".envs" / "model" / "bin" / "python"
+TOY = ROOT / "tests" / "serving" / "toy_repository"
+MODEL = "demo/tiny"
+POLICY = {
+    "steps_percent": [50, 100],
+    "minimum_bake_seconds": 1.0,
+    "maximum_bake_seconds": 30,
+    "minimum_requests": 10,
+    "slow_ratio": 4.0,
+    "slow_quantile": 0.95,
+    "look_seconds": 0.4,
+}
+
+
+class Production:
+    """A target with two Triton slots, a router and users."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        ports = iter(free_ports(11))
+        servers = {
+            name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in ("staging", "blue", "green")
+        }
+        self.router_port = next(ports)
+        self.deployment = Deployment.model_validate(
+            {
+                "name": "here",
+                "store": f"file://{root}/store",
+                "work_root": str(root / "work"),
+                "state_root": str(root / "state"),
+                "environments": {"model": str(MODEL_PYTHON)},
+                "triton_home": str(TRITON_HOME),
+                "places": {
+                    "cpu": {**servers, "router": {"port": self.router_port, "admin_port": next(ports)}},
+                },
+            }
+        )
+        self.store = open_store(self.deployment.store)
+        self.repositories = {release: self._publish(release) for release in ("r1", "r2")}
+        self._users: detached.DetachedProcess | None = None
+
+    def state(self, name: str) -> Path:
+        return self.root / "state" / "cpu" / name
+
+    def canary(self, release: str, percent: float, *, run: str = "first run") -> StageResult:
+        config = {
+            **self._place(),
+            "run": run,
+            "step_percent": percent,
+            "policy": POLICY,
+            "triton_home": str(TRITON_HOME),
+            "python": str(MODEL_PYTHON),
+        }
+        return result(self._run(release, "canary", f"cpu:{percent:g}", config))
+
+    def settle(self, release: str) -> StageResult | StageFailure:
+        return self._run(release, "settle", "cpu", {"model_id": MODEL, "target": "cpu", "recipe": "int8"})
+
+    def rollback(self, release: str) -> StageResult:
+        return result(self._run(release, "rollback", "cpu", self._place()))
+
+    def deploy_first(self) -> None:
+        assert verdict(self.canary("r1", 50)) is Verdict.GO
+        result(self.settle("r1"))
+
+    def promote(self, release: str) -> None:
+        assert [verdict(self.canary(release, percent)) for percent in (50, 100)] == [Verdict.GO] * 2
+        result(self.settle(release))
+
+    def pointers(self) -> Pointers:
+        return read_pointers(self.store, MODEL, "cpu")[0]
+
+    def releases(self) -> tuple[str, str | None]:
+        pointers = self.pointers()
+        assert pointers.production is not None
+        return pointers.production.release_id, pointers.previous.release_id if pointers.previous else None
+
+    def weights(self) -> dict[str, int]:
+        router = find_router(self.state("router"))
+        assert router is not None
+        return {slot: weight for slot, weight in router.read()[0].weights.items() if weight}
+
+    def serves(self, slot: str) -> str | None:
+        server = find_server(self.state(slot))
+        return next((name for name, ref in self.repositories.items() if server and ref.digest == server.digest), None)
+
+    def users(self) -> None:
+        prompts, record = self.root / "prompts.jsonl", self.root / "users.json"
+        prompts.write_text('{"prompt": "a b c"}\n{"prompt": "d e"}\n')
+        command = [sys.executable, "-m", "llm_pipeline.demo.traffic", "--rate", "30", "--prompts", str(prompts)]
+        command += ["--url", f"http://127.0.0.1:{self.router_port}", "--record", str(self.root / "traffic.json")]
+        self._users = detached.start("users", command, record, log=self.root / "users.log")
+
+    def users_go(self) -> TrafficRecord:
+        if self._users is not None:
+            detached.stop(self._users, grace_seconds=20)
+        self._users = None
+        return TrafficRecord.model_validate_json((self.root / "traffic.json").read_text())
+
+    def down(self) -> None:
+        if self._users is not None:
+            detached.stop(self._users)
+        stop_router(self.state("router"))
+        for slot in ("blue", "green"):
+            stop_server(self.state(slot))
+
+    def _place(self) -> dict[str, Any]:
+        place = self.deployment.places["cpu"].model_dump(mode="json")
+        return {"model_id": MODEL, "target": "cpu", "place": place, "state_root": self.deployment.state_root}
+
+    def _run(self, release: str, stage: str, subject: str, config: dict[str, Any]) -> StageResult | StageFailure:
+        return execute(
+            StageRequest(
+                release_id=release,
+                stage=stage,
+                subject=subject,
+                config=config,
+                inputs={"repository": self.repositories[release]} if stage != "rollback" else {},
+                store=self.deployment.store,
+                work_root=self.deployment.work_root,
+            )
+        )
+
+    def _publish(self, release: str) -> ArtifactRef:
+        directory = self.root / "repositories" / release
+        shutil.copytree(TOY, directory, ignore=shutil.ignore_patterns("__pycache__"))
+        line = json.dumps({"prompt": f"a {release}", "completion": f" a {release}", "max_tokens": 2}) + "\n"
+        (directory / "golden.jsonl").write_text(line * 5)
+        return self.store.publish("model_repository", directory, {})
+
+
+def result(outcome: StageResult | StageFailure) -> StageResult:
+    assert isinstance(outcome, StageResult), outcome
+    return outcome
+
+
+def verdict(outcome: StageResult) -> Verdict:
+    assert outcome.judgement is not None
+    return outcome.judgement.verdict
+
+
+@pytest.fixture
+def production(tmp_path: Path) -> Iterator[Production]:
+    if not TRITON_HOME.exists() or not MODEL_PYTHON.exists():
+        pytest.skip("no tritonserver or no model interpreter here")
+    place = Production(tmp_path)
+    try:
+        yield place
+    finally:
+        place.down()
+
+
+def test_a_release_is_promoted_settled_brought_back_and_tried_again_without_a_lost_request(production) -> None:
+    first = production.canary("r1", 50)
+    assert first.judgement is not None
+    assert first.judgement.summary == "first deployment on this target"
+    result(production.settle("r1"))
+    assert production.releases() == ("r1", None)
+    production.users()
+
+    step = production.canary("r2", 50)
+    assert verdict(step) is Verdict.GO
+    assert (step.metrics["phase"], step.metrics["passed_percent"], step.metrics["attempt"]) == ("passed", 50.0, 1)
+    assert step.metrics["candidate_requests"] >= 10
+    summary, points = read_timeline(production.store.fetch(step.artifacts["canary"]))
+    assert [mark.label for mark in summary.marks] == ["candidate started", "50 %"]
+    assert sum(point.candidate.requests for point in points) >= 10
+    assert production.canary("r2", 100).metrics["phase"] == "promoted"
+    settled = result(production.settle("r2"))
+    assert (settled.metrics["production"], settled.metrics["slot"], settled.metrics["previous"]) == (
+        "r2",
+        "green",
+        "r1",
+    )
+    again = production.canary("r2", 50)
+    assert again.judgement is not None
+    assert again.judgement.summary == "already in production"
+    assert production.rollback("r2").metrics["phase"] == "promoted"
+    assert production.weights() == {"green": 10_000}
+
+    rollback_production(production.store, production.deployment, MODEL, "cpu")
+    assert production.releases() == ("r1", "r2")
+    assert (production.weights(), production.serves("blue")) == ({"blue": 10_000}, "r1")
+    refused = production.settle("r2")
+    assert isinstance(refused, StageFailure)
+    assert refused.error.type == "NotPromoted"
+
+    retried = production.canary("r2", 50, run="second run")
+    assert (verdict(retried), retried.metrics["attempt"]) == (Verdict.GO, 2)
+    assert production.weights() == {"blue": 5_000, "green": 5_000}
+    undone = production.rollback("r2")
+    assert (undone.metrics["phase"], undone.metrics["traffic_confirmed"]) == ("rolled back", 1)
+    assert (production.weights(), production.serves("green")) == ({"blue": 10_000}, None)
+    assert production.releases() == ("r1", "r2")
+    record = read_record(production.store, "r2", "cpu")
+    assert record is not None
+    assert [attempt.phase for attempt in record.history] == [Phase.PROMOTED]
+    users = production.users_go()
+    assert users.failed == 0, users.reasons
+    assert users.sent == users.ok
+
+
+def test_going_back_starts_the_previous_release_if_its_server_is_gone_and_going_forth_works_too(production) -> None:
+    production.deploy_first()
+    production.users()
+    production.promote("r2")
+    stop_server(production.state("blue"))
+    rollback_production(production.store, production.deployment, MODEL, "cpu")
+    assert (production.releases(), production.weights()) == (("r1", "r2"), {"blue": 10_000})
+    assert production.serves("blue") == "r1"
+    rollback_production(production.store, production.deployment, MODEL, "cpu")
+    assert (production.releases(), production.weights()) == (("r2", "r1"), {"green": 10_000})
+    assert production.users_go().failed == 0
+
+
+def test_after_everything_was_stopped_production_comes_back_as_the_pointers_say(production) -> None:
+    production.deploy_first()
+    stop_router(production.state("router"))
+    stop_server(production.state("blue"))
+    assert ensure_production(production.store, production.deployment, MODEL, "cpu") == production.pointers().production
+    assert (production.weights(), production.serves("blue")) == ({"blue": 10_000}, "r1")
+
+
+def test_a_rollback_of_a_release_that_never_had_a_canary_does_nothing(production) -> None:
+    assert production.rollback("r2").metrics == {"phase": "never began"}
+    assert find_router(production.state("router")) is None

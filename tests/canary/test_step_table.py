@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from llm_pipeline.canary.analysis import AnalysisState, StepState, begin, begin_step, observe
+from llm_pipeline.canary.decision import decide
+from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.canary.slow_limits import Thresholds
+from llm_pipeline.canary.step_table import StepArms, format_step, step_in_numbers
+from llm_pipeline.canary.windows import window
+from llm_pipeline.config.policy import CanaryPolicy
+
+POLICY = CanaryPolicy(minimum_bake_seconds=10, maximum_bake_seconds=60, minimum_requests=20)
+LIMITS = Thresholds(first_token_milliseconds=50.0, end_to_end_milliseconds=100.0, requests=100)
+
+
+def request(arm: str, *, at: float = 1.0, fault: bool = False, first: float = 10.0, **changes) -> ObservedRequest:
+    values = {"started_at": at, "arm": arm, "on_trial": arm == "green", "fault": fault, "error": fault, "lost": False}
+    values |= {"cancelled": False, "streaming": True, "bytes_sent": 100}
+    values |= {"first_byte_milliseconds": first, "total_milliseconds": 2 * first}
+    return ObservedRequest(**{**values, **changes})
+
+
+def step_of(requests: list[ObservedRequest], share: float = 0.25) -> tuple[AnalysisState, StepState, StepArms]:
+    state = observe(begin_step(begin(LIMITS, POLICY), share), window(requests, "green", LIMITS, 0.0))
+    assert state.step is not None
+    return state, state.step, StepArms.of(requests, "green", 0.0)
+
+
+def seen(candidate: int = 100, stable: int = 300, **changes) -> list[ObservedRequest]:
+    mine = [request("green", first=24.0, **changes) for _ in range(candidate)]
+    return mine + [request("blue", first=22.0, **changes) for _ in range(stable)]
+
+
+def sentence(requests: list[ObservedRequest], share: float = 0.25) -> str:
+    _, step, arms = step_of(requests, share)
+    return step_in_numbers(step, arms)
+
+
+def test_the_sentence_names_both_arms() -> None:
+    assert sentence(seen()) == ("100 candidate and 300 stable requests, errors 0 and 0, p95 first byte 24 and 22 ms")
+
+
+def test_an_arm_without_answers_has_no_latency() -> None:
+    assert sentence(seen(candidate=0)).endswith("errors 0 and 0, p95 first byte - and 22 ms")
+    assert sentence([]) == "0 candidate and 0 stable requests, errors 0 and 0, p95 last byte - and - ms"
+
+
+def test_without_streams_the_last_byte_is_named() -> None:
+    assert sentence(seen(streaming=False)).endswith("p95 last byte 48 and 44 ms")
+
+
+def test_at_100_percent_there_is_one_arm() -> None:
+    assert sentence(seen(stable=0), 1.0) == "100 candidate requests, errors 0, p95 first byte 24 ms"
+
+
+def test_requests_before_the_step_do_not_count_for_its_latencies() -> None:
+    arms = StepArms.of([request("green", at=1.0, first=900.0), request("green", at=3.0)], "green", 2.0)
+    assert (arms.candidate.requests, arms.candidate.first_token_p95) == (1, 10.0)
+
+
+def test_the_table_is_one_text_with_both_arms_the_split_the_e_values_and_the_verdict() -> None:
+    slow = [request("green", first=60.0) for _ in range(5)] + [request("green", fault=True)]
+    state, step, arms = step_of(seen(candidate=94) + slow)
+    judgement = decide(state, POLICY, 30.0).judgement
+    text = format_step(state, step, arms, judgement=judgement, policy=POLICY, seconds=30.2)
+    assert text.startswith("\nstep 25 %, 30 s")
+    lines = [" ".join(line.split()) for line in text.strip().splitlines()]
+    assert lines[0] == "step 25 %, 30 s candidate (green) stable (blue)"
+    assert "requests 100 300" in lines
+    assert "errors 1/100 (1.0 %) 0/300 (0.0 %)" in lines
+    assert "first byte p50 / p95, ms 24 / 60 22 / 22" in lines
+    assert "first byte beyond 50 ms 5/99 (5.1 %) 0/300 (0.0 %)" in lines
+    assert "last byte beyond 100 ms 5/99 (5.1 %) 0/300 (0.0 %)" in lines
+    assert any(line.startswith("split: 25.0 % of 400 requests measured, 25 % intended; e-value") for line in lines)
+    errors = next(line for line in lines if line.startswith("errors 1/100 (1.0 %) 0/300 (0.0 %) "))
+    assert errors.split()[-3] == "60", "alpha is split over three metrics"
+    assert lines[-1] == f"{judgement.verdict}: {judgement.summary}"
+
+
+def test_a_step_without_any_request_still_has_a_table() -> None:
+    state, step, arms = step_of([])
+    judgement = decide(state, POLICY, 60.0).judgement
+    assert "split: - of 0" in format_step(state, step, arms, judgement=judgement, policy=POLICY, seconds=60.0)
