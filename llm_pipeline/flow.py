@@ -307,6 +307,7 @@ def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
 
     target, _, percent = subject.partition(":")
     config = CanaryConfig(
+        run=flow.resolved_at.isoformat(),
         model_id=flow.record.model.id,
         target=target,
         step_percent=float(percent),
