@@ -6,7 +6,7 @@ what could not be read is named in the report's gaps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -16,27 +16,26 @@ from llm_pipeline.accuracy.paired import compare
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.release_record import ReleaseRecord, read_record
-from llm_pipeline.reporting.headline import Results, chosen_recipe, decides, release_headline, released_facts
+from llm_pipeline.reporting.failures import flow_order, read_failures
+from llm_pipeline.reporting.headline import decides, recipe_in_words, release_headline, released_facts
 from llm_pipeline.reporting.highlights import highlights
 from llm_pipeline.reporting.model import (
     AccuracyStudy,
     CanaryStudy,
-    EngineSpeed,
     Gate,
     LoadStudy,
     ReportData,
     StageRun,
-    Variant,
+    stage_label,
 )
+from llm_pipeline.reporting.standing import Results
 from llm_pipeline.reporting.traffic import read_canary, read_load
-from llm_pipeline.stages.contract import ArtifactRef, StageResult
-from llm_pipeline.stages.registry import STAGE_NAMES
+from llm_pipeline.reporting.variants import VariantReader
+from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.pointers import read_pointers
 
 PartT = TypeVar("PartT")
-
-_ORDER: Mapping[str, int] = {name: index for index, name in enumerate(STAGE_NAMES)}
 
 
 def collect(store: ArtifactStore, release_id: str) -> ReportData:
@@ -63,15 +62,20 @@ class _Collector:
         targets = [target.name for target in record.release.targets]
         pointers = {name: read_pointers(self._store, record.model.id, name)[0] for name in targets}
         loads, canaries = self._loads(targets), self._canaries(targets)
-        accuracy, variants = self._accuracy(), self._variants()
+        accuracy = self._accuracy()
+        variants = VariantReader(self._store, record, results, self._try).variants(pointers)
+        failures = read_failures(self._store, record.release_id, results, self._gaps)
         return ReportData(
             release_id=record.release_id,
             title=record.release.name,
+            model_id=record.model.id,
+            recipe=recipe_in_words(record, results),
             description=record.release.description,
             collected_at=datetime.now(UTC),
-            headline=release_headline(record, results, pointers),
+            headline=release_headline(record, results, pointers, failures, canaries),
             facts=released_facts(record, results, pointers),
             highlights=highlights(variants, accuracy, loads, canaries),
+            failures=failures,
             gates=self._gates(),
             variants=variants,
             accuracy=accuracy,
@@ -115,10 +119,24 @@ class _Collector:
         directory = self._directory(stage, subject, "evaluation")
         return None if directory is None else self._try(f"items of {stage} {subject}", lambda: read_items(directory))
 
+    def _by_flow(self) -> list[StageResult]:
+        """In the order of the flow; recipes as the config has them, canary steps as they were taken."""
+        recipes = [recipe.name for recipe in self._record.release.recipes]
+
+        def place(result: StageResult) -> tuple[int, int, datetime, str]:
+            listed = recipes.index(result.subject) if result.subject in recipes else len(recipes)
+            return flow_order(result.stage), listed, result.timings.started_at, result.subject
+
+        return sorted(self._results.values(), key=place)
+
     def _gates(self) -> tuple[Gate, ...]:
         return tuple(
-            Gate(name=_label(result), decides=decides(result, self._results), judgement=result.judgement)
-            for result in _by_flow(self._results)
+            Gate(
+                name=stage_label(result.stage, result.subject),
+                decides=decides(result, self._results),
+                judgement=result.judgement,
+            )
+            for result in self._by_flow()
             if result.judgement is not None
         )
 
@@ -128,7 +146,7 @@ class _Collector:
             return ()
         policy = self._record.release.policy
         studies = []
-        for result in _by_flow(self._results):
+        for result in self._by_flow():
             if result.stage == "accuracy":
                 studies.append(self._study(result, result.subject, baseline, policy.accuracy))
             elif result.stage == "served_accuracy":
@@ -158,36 +176,6 @@ class _Collector:
             comparison=comparison,
         )
 
-    def _variants(self) -> tuple[Variant, ...]:
-        chosen = chosen_recipe(self._results)
-        variants = []
-        download = self._results.get(("download", ""))
-        if download and "checkpoint" in download.artifacts:
-            size = self._size(download.artifacts["checkpoint"])
-            variants += [Variant(name="baseline", bytes=size, is_baseline=True)] if size else []
-        for recipe in self._record.release.recipes:
-            quantized = self._results.get(("quantize", recipe.name))
-            size = self._size(quantized.artifacts.get("checkpoint")) if quantized else None
-            if size is None:
-                continue
-            gate = self._results.get(("accuracy", recipe.name))
-            verdict = gate.judgement.verdict if gate and gate.judgement else None
-            is_chosen = recipe.name == chosen
-            engines = self._speeds() if is_chosen else ()
-            variants.append(Variant(name=recipe.name, bytes=size, verdict=verdict, chosen=is_chosen, engines=engines))
-        return tuple(variants)
-
-    def _size(self, ref: ArtifactRef | None) -> int | None:
-        return None if ref is None else self._try(f"size of {ref}", lambda: self._store.size(ref))
-
-    def _speeds(self) -> tuple[EngineSpeed, ...]:
-        speeds = []
-        for result in _by_flow(self._results):
-            speed = result.metrics.get("output_tokens_per_second")
-            if result.stage == "load_test" and isinstance(speed, int | float):
-                speeds.append(EngineSpeed(target=result.subject, tokens_per_second=float(speed)))
-        return tuple(speeds)
-
     def _loads(self, targets: list[str]) -> tuple[LoadStudy, ...]:
         return tuple(study for target in targets if (study := self._load(target)) is not None)
 
@@ -206,18 +194,8 @@ class _Collector:
         return None if directory is None else self._try(f"canary on {target}", lambda: read_canary(directory, target))
 
 
-def _by_flow(results: Results) -> list[StageResult]:
-    """In the order of the flow; within a stage by its start, so that canary steps stay in order."""
-    return sorted(results.values(), key=lambda r: (_ORDER.get(r.stage, len(_ORDER)), r.timings.started_at, r.subject))
-
-
 def _by_start(results: Results) -> list[StageResult]:
-    return sorted(results.values(), key=lambda result: (result.timings.started_at, _ORDER.get(result.stage, 99)))
-
-
-def _label(result: StageResult) -> str:
-    stage = result.stage.replace("_", " ")
-    return f"{stage}, {result.subject}" if result.subject else stage
+    return sorted(results.values(), key=lambda result: (result.timings.started_at, flow_order(result.stage)))
 
 
 def _stage_run(result: StageResult) -> StageRun:

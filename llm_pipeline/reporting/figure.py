@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from llm_pipeline.verdict import Verdict
+
 _COLOURS = {
     "ink": "#010203",
     "muted": "#010204",
@@ -22,6 +24,18 @@ _COLOURS = {
     "band": "#01020c",
 }
 """Plot roles and the placeholder colour that stands for each until the SVG is written."""
+
+VERDICT_ROLE = {
+    Verdict.GO: "good",
+    Verdict.NO_GO: "bad",
+    Verdict.INCONCLUSIVE: "unsure",
+    Verdict.ANOMALOUS: "unsure",
+    None: "muted",
+}
+"""The plot role of a verdict; None: there is none."""
+
+NARROW_INCHES = 8.0
+"""Figures below this width are drawn for a narrow screen."""
 
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from llm_pipeline.canary.record import Phase
 from llm_pipeline.release_record import ReleaseRecord
-from llm_pipeline.reporting.model import Fact, Headline, State
+from llm_pipeline.reporting.failures import failures_in_words
+from llm_pipeline.reporting.model import CanaryStudy, Fact, FailedStage, Headline, State, stage_label
+from llm_pipeline.reporting.rolled_back import ended_in_rollback, rollback_in_words
+from llm_pipeline.reporting.standing import UNQUANTIZED, Results, chosen_recipe, serves
 from llm_pipeline.stages.contract import StageResult
-from llm_pipeline.store.pointers import Pointer, Pointers
+from llm_pipeline.store.pointers import Pointers
 from llm_pipeline.verdict import Verdict, worst
 
 _ALWAYS_RUN = ("staging_down", "rollback", "report")
 """Stages that run after the others whatever became of them: they say nothing of how far a release got."""
-
-Results = Mapping[tuple[str, str], StageResult]
-
-
-def chosen_recipe(results: Results) -> str | None:
-    """The recipe that is released; None before the choice, or when no recipe passed."""
-    choice = results.get(("choose", ""))
-    recipe = choice.metrics.get("recipe") if choice else None
-    return str(recipe) if recipe else None
 
 
 def decides(result: StageResult, results: Results) -> bool:
@@ -31,39 +24,70 @@ def decides(result: StageResult, results: Results) -> bool:
     return not (result.stage == "accuracy" and chosen is not None and result.subject != chosen)
 
 
-def release_headline(record: ReleaseRecord, results: Results, pointers: Mapping[str, Pointers]) -> Headline:
-    """State, verdict and the sentence that explains them."""
+def recipe_in_words(record: ReleaseRecord, results: Results) -> str:
+    """The recipe in a title: the chosen one, or the only one; else what became of the choice."""
+    names = [recipe.name for recipe in record.release.recipes]
+    name = chosen_recipe(results) or (names[0] if len(names) == 1 else None)
+    if name is not None:
+        return f"recipe {name}{' (unquantized)' if name == UNQUANTIZED else ''}"
+    return "no recipe passed" if ("choose", "") in results else "no recipe chosen yet"
+
+
+def release_headline(
+    record: ReleaseRecord,
+    results: Results,
+    pointers: Mapping[str, Pointers],
+    failures: Sequence[FailedStage] = (),
+    canaries: Sequence[CanaryStudy] = (),
+) -> Headline:
+    """State, verdict and the sentences that explain them."""
     gates = [result for result in results.values() if result.judgement is not None and decides(result, results)]
     gates.sort(key=lambda result: result.timings.started_at)
     verdict = worst(gate.judgement.verdict for gate in gates if gate.judgement) if gates else None
     if not any(gate.stage == "choose" for gate in gates) and any(gate.stage == "accuracy" for gate in gates):
         verdict = None
-    state = _state(record.release_id, results, pointers, verdict)
-    return Headline(state=state, verdict=verdict, sentence=_sentence(state, record, results, pointers, gates))
+    state = _state(record.release_id, results, pointers, verdict, failures)
+    if state == "rolled back":
+        sentence = rollback_in_words(results, pointers, canaries)
+    else:
+        sentence = _sentence(state, record, results, pointers, gates)
+    return Headline(
+        state=state,
+        verdict=None if state == "failed" else verdict,
+        sentence=_with_failures(state, sentence, failures),
+    )
 
 
-def _state(release_id: str, results: Results, pointers: Mapping[str, Pointers], verdict: Verdict | None) -> State:
-    if any(_is(place.production, release_id) for place in pointers.values()):
+def _with_failures(state: State, sentence: str, failures: Sequence[FailedStage]) -> str:
+    """What failed comes first when it decided what became of the release, and last when it did not."""
+    deciding = [failed for failed in failures if failed.decides]
+    if state == "failed":
+        return failures_in_words(deciding)
+    return f"{sentence.rstrip()} {failures_in_words(failures)}" if failures else sentence
+
+
+def _state(
+    release_id: str,
+    results: Results,
+    pointers: Mapping[str, Pointers],
+    verdict: Verdict | None,
+    failures: Sequence[FailedStage],
+) -> State:
+    if any(serves(place.production, release_id, results, name) for name, place in pointers.items()):
         return "in production"
-    if _ended_in_rollback(results):
+    if any(failed.stage == "rollback" for failed in failures):
+        return "failed"
+    if ended_in_rollback(results):
         return "rolled back"
+    if verdict in (None, Verdict.GO) and any(failed.decides for failed in failures):
+        return "failed"
     if any(stage == "settle" for stage, _ in results):
         return "replaced"
     return "on its way" if verdict in (None, Verdict.GO) else "stopped"
 
 
-def _ended_in_rollback(results: Results) -> bool:
-    """The rollback stage runs after every release; only its phase tells whether it took traffic back."""
-    last = max((r for r in results.values() if r.stage in ("canary", "rollback")), key=_started, default=None)
-    return last is not None and last.metrics.get("phase") == Phase.ROLLED_BACK.value
-
-
 def _started(result: StageResult) -> tuple[datetime, str]:
     return result.timings.started_at, result.stage
-
-
-def _is(pointer: Pointer | None, release_id: str) -> bool:
-    return pointer is not None and pointer.release_id == release_id
 
 
 def _sentence(
@@ -75,21 +99,36 @@ def _sentence(
 ) -> str:
     failed = [gate for gate in gates if gate.judgement and gate.judgement.verdict is not Verdict.GO]
     if state == "in production":
-        serving = [name for name, place in pointers.items() if _is(place.production, record.release_id)]
-        return (
-            f"{chosen_recipe(results) or record.release.name} serves on {', '.join(serving)}. {_why(results)}".strip()
-        )
-    if state in ("stopped", "rolled back") and failed:
-        last = failed[-1]
-        subject = f" ({last.subject})" if last.subject else ""
-        return (
-            f"{last.stage.replace('_', ' ').capitalize()}{subject}: {last.judgement.summary if last.judgement else ''}"
-        )
-    if state == "rolled back":
-        return "It was taken out of production again; no gate asked for it."
+        return f"{_serving(record, results, pointers)} {_why(results)}".strip()
+    if state == "stopped" and failed:
+        return _stopped_by(failed[-1], results)
     if state == "replaced":
         return f"It was in production; another release serves now. {_why(results)}".strip()
     return _progress(results)
+
+
+def _stopped_by(gate: StageResult, results: Results) -> str:
+    """What the gate that stopped the release said; when no recipe passed, why each of them did not."""
+    summary = gate.judgement.summary if gate.judgement else ""
+    if gate.stage != "choose":
+        label = stage_label(gate.stage, gate.subject)
+        return f"{label[:1].upper()}{label[1:]}: {summary}"
+    tried = sorted((r for r in results.values() if r.stage == "accuracy" and r.judgement), key=_started)
+    return " ".join((summary, *(f"{r.subject}: {r.judgement.summary}" for r in tried if r.judgement)))
+
+
+def _serving(record: ReleaseRecord, results: Results, pointers: Mapping[str, Pointers]) -> str:
+    """Where the release serves; when another release put the same model repository there, that is said."""
+    places = {
+        name: place.production
+        for name, place in pointers.items()
+        if place.production and serves(place.production, record.release_id, results, name)
+    }
+    others = [place.release_id for place in places.values() if place.release_id != record.release_id]
+    text = f"{chosen_recipe(results) or record.release.name} serves on {', '.join(places)}."
+    if not others:
+        return text
+    return f"{text} Release {others[0]} had put the very same model repository there: no traffic was shifted."
 
 
 def _why(results: Results) -> str:
@@ -102,18 +141,21 @@ def _progress(results: Results) -> str:
     if not working:
         return "No stage has finished yet."
     last = max(working, key=_started)
-    subject = f" ({last.subject})" if last.subject else ""
-    return f"No gate has stopped it so far; the last finished stage is {last.stage.replace('_', ' ')}{subject}."
+    return f"No gate has stopped it so far; the last finished stage is {stage_label(last.stage, last.subject)}."
 
 
 def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[str, Pointers]) -> tuple[Fact, ...]:
     """Model, commit, recipe, targets and the digests of what is served."""
-    release, chosen = record.release, chosen_recipe(results)
+    release = record.release
     facts = [
+        Fact(label="Release", value=record.release_id, code=True),
         Fact(label="Model", value=record.model.id),
         Fact(label="Commit", value=record.model.commit, code=True),
         Fact(label="Licence", value=record.model.license or "not stated"),
-        Fact(label="Recipe", value=chosen or f"none of {', '.join(recipe.name for recipe in release.recipes)} so far"),
+        Fact(
+            label="Recipe",
+            value=chosen_recipe(results) or f"none chosen of {', '.join(recipe.name for recipe in release.recipes)}",
+        ),
         Fact(label="Baseline", value=release.baseline.dtype),
         Fact(label="Policy", value=release.policy.name),
         Fact(label="Resolved", value=record.created_at.strftime("%Y-%m-%d %H:%M:%S UTC")),
@@ -122,7 +164,8 @@ def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[st
         runtime = f" {target.runtime_version}" if target.runtime_version else ""
         facts.append(Fact(label="Target", value=f"{target.name}: {target.accelerator}, {target.engine}{runtime}"))
         facts += _digests(target.name, results)
-        if _is(production := pointers.get(target.name, Pointers()).production, record.release_id) and production:
+        production = pointers.get(target.name, Pointers()).production
+        if production and serves(production, record.release_id, results, target.name):
             since = production.promoted_at.strftime("%Y-%m-%d %H:%M:%S UTC")
             facts.append(Fact(label=f"In production, {target.name}", value=f"slot {production.slot} since {since}"))
     return tuple(facts)

@@ -19,14 +19,31 @@ def highlights(
     """Accuracy and size of the chosen recipe, then each load test and canary."""
     chosen = next((variant for variant in variants if variant.chosen), None)
     baseline = next((variant for variant in variants if variant.is_baseline), None)
-    found = [*_size(chosen, baseline), *_accuracy(chosen, accuracy)]
+    found = [*_size(chosen, baseline), *_speed(chosen, baseline), *_accuracy(chosen, accuracy)]
     return (*found, *map(_load, filter(_has_answers, loads)), *(_canary(study) for study in canaries if study.samples))
 
 
 def _size(chosen: Variant | None, baseline: Variant | None) -> Iterator[Highlight]:
-    if chosen and baseline:
+    if chosen and baseline and chosen is not baseline:
         note = f"{100 * chosen.bytes / baseline.bytes:.0f} % of the baseline's {megabytes(baseline.bytes)}"
         yield Highlight(label=f"Size, {chosen.name}", value=megabytes(chosen.bytes), note=note)
+
+
+def _speed(chosen: Variant | None, baseline: Variant | None) -> Iterator[Highlight]:
+    """The engine alone, one request; compared only with a baseline that was built for the same target and device."""
+    for engine in chosen.engines if chosen else ():
+        if not engine.single_stream:
+            continue
+        batched = f"{engine.batched:,.0f} with {engine.sequences or 'several'} requests" if engine.batched else ""
+        compared = [
+            f"one alone is {100 * engine.single_stream / other.single_stream:.0f} % of the baseline"
+            for other in (baseline.engines if baseline and baseline is not chosen else ())
+            if (other.target, other.device) == (engine.target, engine.device) and other.single_stream
+        ]
+        notes = [note for note in (batched, *compared) if note]
+        yield Highlight(
+            label=f"Engine alone, {engine.target}", value=f"{engine.single_stream:,.0f} tokens/s", note="; ".join(notes)
+        )
 
 
 def _accuracy(chosen: Variant | None, accuracy: Sequence[AccuracyStudy]) -> Iterator[Highlight]:
@@ -58,5 +75,6 @@ def _canary(study: CanaryStudy) -> Highlight:
     errors = sum(sample.canary.errors for sample in study.samples)
     reached = max(sample.percent for sample in study.samples)
     seconds = study.samples[-1].seconds - study.samples[0].seconds
-    note = f"{errors} errors in {requests:,} requests, {duration(seconds)}"
+    lost = sum(sample.canary.lost + sample.stable.lost for sample in study.samples)
+    note = f"{errors} errors in {requests:,} requests, {lost} lost, {duration(seconds)}"
     return Highlight(label=f"Canary, {study.target}", value=f"reached {reached:g} %", note=note)

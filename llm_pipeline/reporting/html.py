@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterator
 from importlib import resources
 
+from llm_pipeline.reporting.accuracy_plot import plot_accuracy
+from llm_pipeline.reporting.failures import advice, failure_in_words
 from llm_pipeline.reporting.figure import Plot
-from llm_pipeline.reporting.model import ReportData
-from llm_pipeline.reporting.plots import plot_accuracy, plot_timeline, plot_variants
+from llm_pipeline.reporting.model import ReportData, verdict_in_words
 from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
+from llm_pipeline.reporting.timeline_plot import plot_timeline
 from llm_pipeline.reporting.traffic_plots import plot_canary, plot_latency, plot_rate
+from llm_pipeline.reporting.variants_plot import origins, plot_variants
 from llm_pipeline.verdict import Evidence, Verdict
 
 _TEMPLATE = "template.html.jinja"
@@ -39,8 +42,12 @@ def render_report(data: ReportData) -> str:
     plots = {plot.name: plot for plot in draw_plots(data)}
     return environment.from_string(source).render(
         data=data,
+        verdict=verdict_in_words(data),
         plots=plots,
         symbol=_SYMBOL,
+        origins=origins(data.variants),
+        advice=advice,
+        failed_in_words=failure_in_words,
         drawn=Markup,  # our own SVG: matplotlib escapes its texts
     )
 
@@ -58,8 +65,8 @@ def draw_plots(data: ReportData) -> Iterator[Plot]:
     for study in data.canaries:
         if study.samples:
             yield plot_canary(study)
-    if data.stages:
-        yield plot_timeline(data.stages)
+    if data.stages or data.failures:
+        yield plot_timeline(data.stages, data.failures)
 
 
 def _measured(fact: Evidence) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from llm_pipeline.reporting.model import Gate, ReportData
+from llm_pipeline.reporting.failures import failure_in_words
+from llm_pipeline.reporting.model import EngineSpeed, Gate, ReportData, Variant, verdict_in_words
 from llm_pipeline.reporting.quantities import duration, measure, megabytes
 from llm_pipeline.verdict import Evidence
 
@@ -13,17 +14,27 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&])")
 
 def render_markdown(data: ReportData) -> str:
     """A heading, one sentence, what is released, and the gates as a table; text from outside is escaped."""
-    verdict = data.headline.verdict.value if data.headline.verdict else "no verdict yet"
-    lines = [f"## {_text(data.title)}: {data.headline.state} ({_text(verdict)})", "", _text(data.headline.sentence), ""]
+    heading = f"{data.model_id}, {data.recipe}: {data.headline.state} ({verdict_in_words(data)})"
+    lines = [
+        f"## {_text(heading)}",
+        "",
+        _text(data.headline.sentence),
+        "",
+        f"- **Release config**: {_text(data.title)}",
+    ]
     lines += [
         f"- **{_text(fact.label)}**: {_code(fact.value) if fact.code else _text(fact.value)}" for fact in data.facts
     ]
+    if data.failures:
+        lines += ["", *(f"- {_text(failure_in_words(failed))}" for failed in data.failures)]
     if data.gates:
-        lines += ["", "| Gate | Verdict | First evidence | Limit | Samples |", "|---|---|---|---|---|"]
+        lines += ["", "| Gate | Verdict | Decisive evidence | Limit | Samples |", "|---|---|---|---|---|"]
         lines += [_row(gate) for gate in data.gates]
     if data.variants:
         sizes = ", ".join(f"{v.name} {megabytes(v.bytes)}{' (chosen)' if v.chosen else ''}" for v in data.variants)
         lines += ["", f"Sizes: {_text(sizes)}."]
+        speeds = [_speed(variant, engine) for variant in data.variants for engine in variant.engines]
+        lines += ["", f"Speeds, measured by the builds: {_text('; '.join(speeds))}."] if speeds else []
     if data.stages:
         busy = sum(run.total_seconds for run in data.stages)
         reused = sum(run.reused for run in data.stages)
@@ -31,12 +42,24 @@ def render_markdown(data: ReportData) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _speed(variant: Variant, engine: EngineSpeed) -> str:
+    rates = [
+        f"{rate:,.0f} tokens/s {how}"
+        for rate, how in (
+            (engine.single_stream, "for one request"),
+            (engine.batched, f"for {engine.sequences} together" if engine.sequences else "batched"),
+        )
+        if rate
+    ]
+    origin = f" ({variant.origin})" if variant.origin else ""
+    return f"{variant.name}{origin} on {engine.target} {', '.join(rates) or 'not measured'}"
+
+
 def _row(gate: Gate) -> str:
     name = _text(gate.name) + ("" if gate.decides else " (not released)")
-    facts = gate.judgement.evidence
-    if not facts:
+    first = gate.decisive
+    if first is None:
         return f"| {name} | {_text(gate.judgement.verdict.value)} | {_text(gate.judgement.summary)} | | |"
-    first = facts[0]
     limit = _text(measure(first.limit, first.unit))
     return f"| {name} | {_text(gate.judgement.verdict.value)} | {_fact(first)} | {limit} | {first.samples} |"
 

@@ -8,10 +8,11 @@ from typing import Literal
 from pydantic import Field
 
 from llm_pipeline.accuracy.paired import Comparison
+from llm_pipeline.errors import ErrorDocument
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
-from llm_pipeline.verdict import Judgement, Verdict
+from llm_pipeline.verdict import Evidence, Judgement, Verdict
 
-State = Literal["in production", "replaced", "rolled back", "stopped", "on its way"]
+State = Literal["in production", "replaced", "rolled back", "stopped", "failed", "on its way"]
 
 
 class Headline(Frozen):
@@ -19,7 +20,7 @@ class Headline(Frozen):
 
     Attributes:
         state: What became of the release.
-        verdict: The worst verdict among the gates that decide; None before the first of them.
+        verdict: The worst verdict among the gates that decide; None before the first of them, or after an error.
         sentence: Why, in one sentence.
     """
 
@@ -56,21 +57,40 @@ class Gate(Frozen):
     decides: bool
     judgement: Judgement
 
+    @property
+    def decisive(self) -> Evidence | None:
+        """The first evidence that says what the verdict says; None without evidence."""
+        evidence = self.judgement.evidence
+        return next((fact for fact in evidence if fact.verdict is self.judgement.verdict), next(iter(evidence), None))
+
 
 class EngineSpeed(Frozen):
-    """How fast a target's engine was under load."""
+    """How fast a target's engine was when it was built, in output tokens per second.
+
+    Attributes:
+        release_id: The release that built it; empty for the reported release itself.
+        single_stream: One request alone; None when it was not measured.
+        batched: `sequences` requests together; None when it was not measured.
+        device: Full name of the device that built and measured it.
+    """
 
     target: str
-    tokens_per_second: float
+    release_id: str = ""
+    single_stream: float | None = None
+    batched: float | None = None
+    sequences: int | None = None
+    device: str = ""
 
 
 class Variant(Frozen):
-    """One recipe that was tried.
+    """A recipe that was tried, or what it is compared with: the baseline, the version in production before.
 
     Attributes:
         bytes: Size of its checkpoint.
-        verdict: Its accuracy gate's; None for the baseline, or before the gate ran.
-        engines: Speeds under load, where an engine was built and measured.
+        verdict: Its accuracy gate's; None for what it is compared with, or before the gate ran.
+        is_reference: Not tried by this release: in production before it.
+        origin: Where the speeds are from when not from this release, as a person would say it.
+        engines: One for each target that an engine was built for.
     """
 
     name: str
@@ -78,6 +98,8 @@ class Variant(Frozen):
     verdict: Verdict | None = None
     chosen: bool = False
     is_baseline: bool = False
+    is_reference: bool = False
+    origin: str = ""
     engines: tuple[EngineSpeed, ...] = ()
 
 
@@ -125,12 +147,15 @@ class LoadStudy(Frozen):
 
 
 class ArmSample(Frozen):
-    """One arm's traffic in one interval of the canary."""
+    """One arm's traffic in one interval of the canary; a lost request is one whose failure the user saw."""
 
     requests: int
     errors: int
+    lost: int = 0
     first_token_p50: float | None = None
     first_token_p95: float | None = None
+    end_to_end_p50: float | None = None
+    end_to_end_p95: float | None = None
 
 
 class CanarySample(Frozen):
@@ -149,12 +174,29 @@ class CanaryMark(Frozen):
     label: str
 
 
+class CanaryRollback(Frozen):
+    """How a canary was taken back.
+
+    Attributes:
+        step: The share in force, e.g. `5 %`; empty when no traffic had been shifted.
+        reason: What was caught, as the canary noted it; empty when it was told to go back.
+        seconds_after_shift: From the shift to the decision; None without either moment.
+        seconds_until_stable: From the decision until the router had all traffic on stable; None when unconfirmed.
+    """
+
+    step: str
+    reason: str
+    seconds_after_shift: float | None
+    seconds_until_stable: float | None
+
+
 class CanaryStudy(Frozen):
     """The canary of one target."""
 
     target: str
     samples: tuple[CanarySample, ...]
     marks: tuple[CanaryMark, ...]
+    rollback: CanaryRollback | None = None
 
 
 class StageRun(Frozen):
@@ -174,19 +216,50 @@ class StageRun(Frozen):
     @property
     def label(self) -> str:
         """Stage and subject, as people write them."""
-        return f"{self.stage.replace('_', ' ')}, {self.subject}" if self.subject else self.stage.replace("_", " ")
+        return stage_label(self.stage, self.subject)
+
+
+class FailedStage(Frozen):
+    """A stage that ended with an error, and has not succeeded since.
+
+    Attributes:
+        decides: False when the release can go on without it (a recipe that was not chosen, the clearing up).
+    """
+
+    stage: str
+    subject: str
+    decides: bool
+    error: ErrorDocument
+
+    @property
+    def label(self) -> str:
+        """Stage and subject, as people write them."""
+        return stage_label(self.stage, self.subject)
+
+
+def stage_label(stage: str, subject: str) -> str:
+    """Stage and subject, as people write them: `load test, cpu`."""
+    return f"{stage.replace('_', ' ')}, {subject}" if subject else stage.replace("_", " ")
 
 
 class ReportData(Frozen):
-    """A release as its report shows it; every part may be empty when the release stopped early."""
+    """A release as its report shows it; every part may be empty when the release stopped early.
+
+    Attributes:
+        title: The release config's name.
+        recipe: In words: `recipe int4_awq`, or what became of the choice.
+    """
 
     release_id: str
     title: str
+    model_id: str
+    recipe: str
     description: str
     collected_at: datetime
     headline: Headline
     facts: tuple[Fact, ...]
     highlights: tuple[Highlight, ...] = ()
+    failures: tuple[FailedStage, ...] = ()
     gates: tuple[Gate, ...] = ()
     variants: tuple[Variant, ...] = ()
     accuracy: tuple[AccuracyStudy, ...] = ()
@@ -195,3 +268,10 @@ class ReportData(Frozen):
     stages: tuple[StageRun, ...] = ()
     datasets: dict[str, ArtifactRef] = Field(default={})
     gaps: tuple[str, ...] = ()
+
+
+def verdict_in_words(data: ReportData) -> str:
+    """The release's verdict, or why there is none."""
+    if data.headline.verdict is not None:
+        return data.headline.verdict.value
+    return "error, no verdict" if data.headline.state == "failed" else "no verdict yet"

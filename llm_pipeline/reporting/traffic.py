@@ -11,6 +11,7 @@ from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.loadtest.records import RequestRecord, read_records
 from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy, LoadStudy, RequestPoint
+from llm_pipeline.reporting.rolled_back import find_rollback
 
 MOST_SAMPLES = 240
 """Intervals of a canary that the report keeps; more cannot be told apart in a plot."""
@@ -50,8 +51,9 @@ def read_canary(directory: Path, target: str) -> CanaryStudy:
         IntegrityError: The timeline is missing or damaged.
     """
     summary, points = read_timeline(directory)
-    marks = (CanaryMark(seconds=mark.at_seconds, label=mark.label.partition(":")[0]) for mark in summary.marks)
-    return CanaryStudy(target=target, samples=tuple(_thinned(points)), marks=tuple(marks))
+    marks = [CanaryMark(seconds=mark.at_seconds, label=mark.label) for mark in summary.marks]
+    short = tuple(mark.model_copy(update={"label": mark.label.partition(":")[0]}) for mark in marks)
+    return CanaryStudy(target=target, samples=tuple(_thinned(points)), marks=short, rollback=find_rollback(marks))
 
 
 def _thinned(points: Sequence[TimelinePoint]) -> Iterator[CanarySample]:
@@ -71,8 +73,11 @@ def _arm(points: Sequence[ArmPoint]) -> ArmSample:
     return ArmSample(
         requests=sum(point.requests for point in points),
         errors=sum(point.errors for point in points),
+        lost=sum(point.lost for point in points),
         first_token_p50=_average((point.first_token_p50, point.requests) for point in points),
         first_token_p95=_average((point.first_token_p95, point.requests) for point in points),
+        end_to_end_p50=_average((point.end_to_end_p50, point.requests) for point in points),
+        end_to_end_p95=_average((point.end_to_end_p95, point.requests) for point in points),
     )
 
 

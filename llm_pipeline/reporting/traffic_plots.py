@@ -8,18 +8,24 @@ from typing import Any
 import numpy as np
 
 from llm_pipeline.reporting.figure import Plot, colour, draw_plot
-from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy, LoadStudy
+from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy, LoadStudy, RequestPoint
 from llm_pipeline.reporting.quantities import measure
 
 _DISTRIBUTION_STEPS = 240
 _RATE_BINS = 48
-_MARK_DISTANCE = 0.08
+Quantiles = Callable[[ArmSample], tuple[float | None, float | None]]
+"""Median and 95th percentile of an arm's latency in an interval."""
+
+_MARK_DISTANCE = 0.012
+_CHARACTER_INCHES = 0.07
+_LEVEL_POINTS = 12.0
+_DASHES = (0, (4, 2))
 
 
 def plot_latency(load: LoadStudy) -> Plot:
     """Distribution of first-token and end-to-end latency: the share of requests answered within a time."""
     firsts = [point.first_token_milliseconds for point in load.requests]
-    ends = [None if point.failed else point.end_to_end_milliseconds for point in load.requests]
+    ends = [_answered(point) for point in load.requests]
     first_words, end_words = _percentiles(firsts), _percentiles(ends)
 
     def draw(figure: Any) -> None:
@@ -29,26 +35,20 @@ def plot_latency(load: LoadStudy) -> Plot:
             (ends, load.end_to_end_limit, "baseline", "end to end"),
         ):
             _distribution(axes, values, colour(role), name)
-            axes.axvline(limit, color=colour(role), linewidth=1.2, linestyle=(0, (4, 2)))
-            place = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom", "fontsize": 9}
-            axes.text(limit, 1.01, f"limit {measure(limit, 'ms')}", color=colour(role), **place)
-        axes.axhline(load.attainment, color=colour("muted"), linewidth=0.9)
-        axes.text(
-            0.005,
-            load.attainment,
-            f"{100 * load.attainment:g} %",
-            transform=axes.get_yaxis_transform(),
-            va="bottom",
-            fontsize=9,
-        )
+            named = f"its limit, {measure(limit, 'ms')}"
+            axes.axvline(limit, color=colour(role), linewidth=1.2, linestyle=_DASHES, label=named)
+        needed = f"needed within both: {100 * load.attainment:g} %"
+        axes.axhline(load.attainment, color=colour("muted"), linewidth=1.0, linestyle=(0, (1, 1.5)), label=needed)
         axes.set_xscale("log")
+        axes.set_xlim(*_latency_reach(load))
         axes.set_ylim(0.0, 1.04)
+        axes.set_ylabel("share of requests answered")
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
         axes.xaxis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter(lambda _value, _: "")
         axes.set_xlabel("milliseconds from scheduled arrival")
-        axes.legend(loc="center left", fontsize=9)
+        _legend_below(figure, axes, 3)
 
     return draw_plot(
         f"latency-{load.target}",
@@ -56,6 +56,25 @@ def plot_latency(load: LoadStudy) -> Plot:
         f"First token {first_words}; end to end {end_words}; failed requests count as unanswered.",
         draw,
         size=(5.2, 3.3),
+    )
+
+
+def _latency_reach(load: LoadStudy) -> tuple[float, float]:
+    """From a little below the fastest answer to a little above the slowest, or the larger limit."""
+    times = [time for point in load.requests for time in (point.first_token_milliseconds, _answered(point)) if time]
+    limits = (load.first_token_limit, load.end_to_end_limit)
+    return 0.75 * min((*times, *limits)), 1.35 * max((*times, *limits))
+
+
+def _answered(point: RequestPoint) -> float | None:
+    return None if point.failed else point.end_to_end_milliseconds
+
+
+def _legend_below(figure: Any, axes: Any, columns: int) -> None:
+    """The legend outside the axes: it can cover no curve."""
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=columns, fontsize=9, handlelength=1.8, columnspacing=1.4
     )
 
 
@@ -90,12 +109,12 @@ def plot_rate(load: LoadStudy) -> Plot:
             axes.stairs(_rates(moments, edges), edges, baseline=None, color=colour(role), linewidth=width, label=name)
         if failures.size:
             axes.stairs(_rates(failures, edges), edges, color=colour("bad"), fill=True, label="failed")
-        axes.axhline(load.rate_per_second, color=colour("ink"), linewidth=1.0, linestyle=(0, (4, 2)), label="planned")
+        axes.axhline(load.rate_per_second, color=colour("ink"), linewidth=1.0, linestyle=_DASHES, label="planned")
         axes.set_ylim(bottom=0.0)
         axes.set_xlim(0.0, horizon)
         axes.set_xlabel("seconds into the load test")
         axes.set_ylabel("requests per second")
-        axes.legend(loc="lower center", ncols=4, fontsize=9, handlelength=1.2, columnspacing=1.0)
+        _legend_below(figure, axes, 4)
 
     return draw_plot(
         f"rate-{load.target}",
@@ -110,7 +129,7 @@ def _rates(moments: Any, edges: Any) -> Any:
     return np.histogram(moments, edges)[0] / (edges[1] - edges[0])
 
 
-def _finish(point: Any) -> float:
+def _finish(point: RequestPoint) -> float:
     return float(point.scheduled_seconds + (point.end_to_end_milliseconds or 0.0) / 1000.0)
 
 
@@ -120,36 +139,66 @@ def plot_canary(study: CanaryStudy) -> Plot:
     seconds = np.array([sample.seconds for sample in samples])
 
     def draw(figure: Any) -> None:
-        split, latency, errors = figure.subplots(3, 1, sharex=True, height_ratios=(1.0, 1.7, 0.9))
-        _split_panel(split, seconds, samples)
-        _latency_panel(latency, seconds, samples)
+        panels = figure.subplots(4, 1, sharex=True, height_ratios=(0.9, 1.4, 1.4, 0.8))
+        split, first_token, end_to_end, errors = panels
+        highest = _mark_texts(split, study, figure.get_figwidth())
+        _split_panel(split, seconds, samples, pad=8.0 + _LEVEL_POINTS * (highest + 1))
+        _latency_panel(first_token, study, "first token", _first_token)
+        _latency_panel(end_to_end, study, "end to end", _end_to_end)
         _error_panel(errors, seconds, samples)
-        for axes in (split, latency, errors):
+        for axes in panels:
             for mark in study.marks:
                 axes.axvline(mark.seconds, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
-        for mark in _merged(study):
-            split.text(mark.seconds, 104.0, mark.label, fontsize=9, va="bottom", color=colour("ink"))
         errors.set_xlabel("seconds into the canary")
+        first, last = _span(study)
+        errors.set_xlim(first - 0.01 * (last - first), last + 0.01 * (last - first))
 
     requests = sum(sample.canary.requests for sample in samples)
     failed = sum(sample.canary.errors for sample in samples)
+    lost = sum(sample.canary.lost + sample.stable.lost for sample in samples)
     marks = ", ".join(f"{mark.label} at {mark.seconds:.0f} s" for mark in study.marks)
     return draw_plot(
         f"canary-{study.target}",
         f"Canary, {study.target}",
-        f"The candidate answered {requests} requests, {failed} of them with an error. {marks}.",
+        f"{requests:,} requests were sent to the candidate, {failed:,} of them ended in an error; "
+        f"users lost {lost:,} on either side. Moments: {marks}.",
         draw,
-        size=(11.4, 5.8),
-        narrow_size=(6.4, 5.8),
+        size=(11.4, 7.2),
+        narrow_size=(6.4, 7.2),
     )
+
+
+def _mark_texts(axes: Any, study: CanaryStudy, figure_inches: float) -> int:
+    """Write the marks above the panel, each on the lowest level where it meets no other; returns the highest level."""
+    first, last = _span(study)
+    inches = (figure_inches - 1.0) / (last - first)
+    ends: list[float] = []
+    for mark in _merged(study):
+        width = (len(mark.label) + 1) * _CHARACTER_INCHES / inches
+        turned = mark.seconds + width > last
+        start = mark.seconds - width if turned else mark.seconds
+        level = next((level for level, end in enumerate(ends) if end <= start), len(ends))
+        ends[level : level + 1] = [start + width]
+        axes.annotate(
+            mark.label, (mark.seconds, 1.0), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
+            xytext=(0, 3 + _LEVEL_POINTS * level), ha="right" if turned else "left", fontsize=9, color=colour("ink"),
+            annotation_clip=False,
+        )  # fmt: skip
+    return max(len(ends) - 1, 0)
+
+
+def _span(study: CanaryStudy) -> tuple[float, float]:
+    """First and last second of the plot."""
+    moments = [*(sample.seconds for sample in study.samples), *(mark.seconds for mark in study.marks)]
+    return min(0.0, *moments), max(1.0, *moments)
 
 
 def _merged(study: CanaryStudy) -> list[CanaryMark]:
     """Marks too close for two texts side by side share one."""
-    span = max((sample.seconds for sample in study.samples), default=1.0)
+    began, ended = _span(study)
     merged: list[CanaryMark] = []
     for mark in study.marks:
-        if merged and mark.seconds - merged[-1].seconds < _MARK_DISTANCE * span:
+        if merged and mark.seconds - merged[-1].seconds < _MARK_DISTANCE * (ended - began):
             last = merged.pop()
             merged.append(CanaryMark(seconds=last.seconds, label=f"{last.label}, {mark.label}"))
         else:
@@ -157,28 +206,39 @@ def _merged(study: CanaryStudy) -> list[CanaryMark]:
     return merged
 
 
-def _split_panel(axes: Any, seconds: Any, samples: Sequence[CanarySample]) -> None:
+def _split_panel(axes: Any, seconds: Any, samples: Sequence[CanarySample], *, pad: float) -> None:
     percent = [sample.percent for sample in samples]
     axes.fill_between(seconds, percent, step="post", color=colour("candidate"), alpha=0.28, linewidth=0)
     axes.step(seconds, percent, where="post", color=colour("candidate"), linewidth=2.0)
     axes.set_ylim(0.0, 102.0)
     axes.set_yticks((0, 50, 100), ("0 %", "50 %", "100 %"))
-    axes.set_title("traffic to the candidate", pad=20)
+    axes.set_title("traffic to the candidate", pad=pad)
 
 
-def _latency_panel(axes: Any, seconds: Any, samples: Sequence[CanarySample]) -> None:
-    arms: tuple[tuple[str, str, Callable[[CanarySample], ArmSample]], ...] = (
-        ("stable", "baseline", lambda sample: sample.stable),
-        ("candidate", "candidate", lambda sample: sample.canary),
-    )
-    for name, role, arm in arms:
-        middle = _series([arm(sample).first_token_p50 for sample in samples])
-        slow = _series([arm(sample).first_token_p95 for sample in samples])
-        axes.plot(seconds, middle, color=colour(role), linewidth=2.0, label=f"{name} p50")
-        axes.plot(seconds, slow, color=colour(role), linewidth=1.2, linestyle=(0, (3, 1.5)), label=f"{name} p95")
+def _latency_panel(axes: Any, study: CanaryStudy, name: str, quantiles: Quantiles) -> None:
+    """Both arms' latency; a candidate with few requests shows as dots, joined where intervals follow each other."""
+    seconds = [sample.seconds for sample in study.samples]
+    any_value = False
+    for arm, role, arms in (
+        ("stable", "baseline", [sample.stable for sample in study.samples]),
+        ("candidate", "candidate", [sample.canary for sample in study.samples]),
+    ):
+        middle, slow = (_series(values) for values in zip(*map(quantiles, arms), strict=True))
+        shown: dict[str, Any] = {"color": colour(role), "marker": "o", "markersize": 3.0}
+        axes.plot(seconds, middle, linewidth=2.0, label=f"{arm} p50", **shown)
+        axes.plot(seconds, slow, linewidth=1.2, linestyle=(0, (3, 1.5)), label=f"{arm} p95", **shown)
+        any_value = any_value or bool(np.isfinite(middle).any())
     axes.set_ylim(bottom=0.0)
-    axes.set_title("first token, milliseconds", pad=20)
+    axes.set_title(f"{name}, milliseconds{'' if any_value else ': no answers'}", pad=20)
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, ncols=4, fontsize=9, handlelength=1.6)
+
+
+def _first_token(arm: ArmSample) -> tuple[float | None, float | None]:
+    return arm.first_token_p50, arm.first_token_p95
+
+
+def _end_to_end(arm: ArmSample) -> tuple[float | None, float | None]:
+    return arm.end_to_end_p50, arm.end_to_end_p95
 
 
 def _series(values: Sequence[float | None]) -> Any:
@@ -193,8 +253,8 @@ def _error_panel(axes: Any, seconds: Any, samples: Sequence[CanarySample]) -> No
     axes.bar(seconds, canary, width=width, bottom=stable, color=colour("bad"), label="candidate")
     axes.set_ylim(0.0, max(1.0, 1.25 * float((stable + canary).max(initial=0.0))))
     axes.yaxis.get_major_locator().set_params(integer=True, nbins=3)
-    axes.set_title("errors per interval")
     if stable.any() or canary.any():
-        axes.legend(loc="upper left", ncols=2, fontsize=9)
+        axes.set_title("errors per interval", pad=20)
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, ncols=2, fontsize=9)
     else:
-        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", va="center", color=colour("muted"))
+        axes.set_title("errors per interval: none")

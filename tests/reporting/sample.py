@@ -24,13 +24,14 @@ from llm_pipeline.config.release import (
     Workload,
 )
 from llm_pipeline.config.target import Target
+from llm_pipeline.errors import PipelineError
 from llm_pipeline.hub.resolve import PinnedModel
 from llm_pipeline.loadtest.records import RequestRecord
 from llm_pipeline.release_record import ReleaseRecord, record_name
-from llm_pipeline.stages.contract import ArtifactRef, Metric, StageResult, Timings
-from llm_pipeline.stages.execute import results_name
+from llm_pipeline.stages.contract import ArtifactRef, Metric, StageFailure, StageResult, Timings
+from llm_pipeline.stages.execute import failure_name, results_name
 from llm_pipeline.store.local import LocalStore
-from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 RELEASE = "demo-tiny-0a1b2c3d-9f8e7d6c"
@@ -175,7 +176,8 @@ class SampleRelease:
         self.add("choose", seconds=0.2, metrics={"recipe": choice.recipe}, judgement=choice.judgement)
 
     def build(self) -> None:
-        self.add("build", "cpu", 24.0, artifacts={"engine": self.publish("engine", {"model.bin": b"e" * 90_000})})
+        engine = self.publish("engine", {"model.bin": b"e" * 90_000})
+        self.add("build", "cpu", 24.0, artifacts={"engine": engine}, metrics=engine_speed(118.5, 1204.0))
         repository = self.publish("model_repository", {"config.pbtxt": b"name: 'llm'"})
         self.add("package", "cpu", 2.0, artifacts={"repository": repository})
         self.add("staging", "cpu", 9.0, judgement=_one("golden prompts matched", 0.99, 0.95, "fraction", 100))
@@ -278,6 +280,61 @@ class SampleRelease:
         ref = ArtifactRef(kind="model_repository", digest="cd" * 32)
         pointer = Pointer(release_id=RELEASE, repository=ref, slot="green", recipe="fp8", promoted_at=self._clock)
         write_pointers(self.store, "example/tiny-llama", "cpu", Pointers(production=pointer), None)
+
+
+def engine_speed(single: float, batched: float, *, device: str = "Test CPU") -> dict[str, Metric]:
+    """The metrics of a build that the report reads."""
+    return {
+        "single_stream_tokens_per_second": single,
+        "batched_tokens_per_second": batched,
+        "batched_sequences": 16,
+        "device": device,
+    }
+
+
+def other_release(
+    sample: SampleRelease, release_id: str, recipe: str, speeds: tuple[float, float], *, hours_earlier: int = 24
+) -> None:
+    """Another release of the same model in the same store: its record, its choice, its checkpoint, its build."""
+    document = sample.store.read_document(record_name(RELEASE))
+    assert document is not None
+    record = ReleaseRecord.model_validate(document.value)
+    earlier = START - timedelta(hours=hours_earlier)
+    record = record.model_copy(update={"release_id": release_id, "created_at": earlier})
+    sample.store.write_document(record_name(release_id), record.model_dump(mode="json"), None)
+    checkpoint = sample.publish("checkpoint", {"model.safetensors": recipe.encode() * 1000})
+    for stage, subject, metrics, artifacts in (
+        ("quantize", recipe, {}, {"checkpoint": checkpoint}),
+        ("choose", "", {"recipe": recipe}, {}),
+        ("build", "cpu", engine_speed(*speeds), {}),
+    ):
+        timings = Timings(started_at=earlier, total_seconds=1.0)
+        result = StageResult(
+            release_id=release_id, stage=stage, subject=subject, key="0" * 64, metrics=metrics, artifacts=artifacts,
+            timings=timings,
+        )  # fmt: skip
+        sample.store.write_document(results_name(release_id, stage, subject), result.model_dump(mode="json"), None)
+
+
+def point_at(sample: SampleRelease, production: tuple[str, str], previous: tuple[str, str] | None = None) -> None:
+    """Move the pointers to releases given as (release id, recipe), promoted a day and two days before the sample."""
+
+    def pointer(named: tuple[str, str] | None, days: int) -> Pointer | None:
+        if named is None:
+            return None
+        ref = ArtifactRef(kind="model_repository", digest=f"{days:064d}")
+        at = START - timedelta(days=days)
+        return Pointer(release_id=named[0], repository=ref, slot="blue", recipe=named[1], promoted_at=at)
+
+    _, revision = read_pointers(sample.store, "example/tiny-llama", "cpu")
+    pointers = Pointers(production=pointer(production, 1), previous=pointer(previous, 2))
+    write_pointers(sample.store, "example/tiny-llama", "cpu", pointers, revision)
+
+
+def fail(sample: SampleRelease, stage: str, subject: str, error: PipelineError) -> None:
+    """What `execute` leaves when a stage ends with an error."""
+    failure = StageFailure(release_id=RELEASE, stage=stage, subject=subject, error=error.to_document())
+    sample.store.write_document(failure_name(RELEASE, stage, subject), failure.model_dump(mode="json"), None)
 
 
 def _one(  # noqa: PLR0917

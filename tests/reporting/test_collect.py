@@ -12,6 +12,7 @@ from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.traffic import MOST_SAMPLES, _thinned
+from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
 from llm_pipeline.verdict import Verdict
@@ -38,7 +39,7 @@ def test_recipes_that_were_not_released_do_not_decide(sample, promoted) -> None:
 def test_a_release_that_its_canary_took_back_says_so_and_why(sample, rolled_back) -> None:
     data = collect(rolled_back.store, sample.RELEASE)
     assert (data.headline.state, data.headline.verdict) == ("rolled back", Verdict.NO_GO)
-    assert data.headline.sentence.startswith("Canary (cpu:25): Slow first tokens")
+    assert data.headline.sentence.startswith("Caught on cpu at the 25 % step, 20 s after the shift: slow first tokens")
     assert [mark.label for mark in data.canaries[0].marks] == ["5 %", "25 %", "rolling back", "traffic on stable"]
 
 
@@ -65,6 +66,19 @@ def test_a_release_that_another_one_followed_is_replaced(sample, tmp_path: Path)
     newer = pointers.production.model_copy(update={"release_id": "another"})
     write_pointers(release.store, "example/tiny-llama", "cpu", Pointers(production=newer), revision)
     assert collect(release.store, sample.RELEASE).headline.state == "replaced"
+
+
+def test_a_release_whose_very_repository_serves_already_is_in_production(sample, tmp_path: Path) -> None:
+    release = sample.whole_release(tmp_path)
+    pointers, revision = read_pointers(release.store, "example/tiny-llama", "cpu")
+    package = release.store.read_document(f"releases/{sample.RELEASE}/results/package.cpu.json").value
+    assert pointers.production is not None
+    same = {"release_id": "earlier", "repository": ArtifactRef.model_validate(package["artifacts"]["repository"])}
+    production = pointers.production.model_copy(update=same)
+    write_pointers(release.store, "example/tiny-llama", "cpu", Pointers(production=production), revision)
+    headline = collect(release.store, sample.RELEASE).headline
+    assert headline.state == "in production"
+    assert "Release earlier had put the very same model repository there" in headline.sentence
 
 
 def test_a_long_canary_is_thinned_without_losing_an_error() -> None:

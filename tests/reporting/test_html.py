@@ -175,3 +175,41 @@ def test_the_same_release_gives_the_same_report(sample, promoted, page: str) -> 
     again = render_report(collect(promoted.store, sample.RELEASE))
     without_time = re.compile(r"Collected [^<]*")
     assert without_time.sub("", again) == without_time.sub("", page)
+
+
+def test_title_header_and_summary_name_model_recipe_and_verdict(page: str) -> None:
+    title = re.findall(r"<title>(.*?)</title>", page)[0]
+    header = page[page.index("<header") : page.index("</header>")]
+    for text in ("example/tiny-llama", "recipe fp8", "GO"):
+        assert text in title
+        assert text in header
+
+
+def test_digests_are_whole_and_selected_by_one_click(sample, promoted, page: str) -> None:
+    data = collect(promoted.store, sample.RELEASE)
+    digests = [run.key for run in data.stages] + [r.digest for run in data.stages for r in run.artifacts.values()]
+    assert all(f'<code class="digest">{digest}</code>' in page for digest in digests)
+    assert "user-select: all" in page
+
+
+def test_an_interval_beyond_the_axis_has_its_numbers(sample, promoted) -> None:
+    data = collect(promoted.store, sample.RELEASE)
+    forest = next(plot for plot in draw_plots(data) if plot.name == "accuracy")
+    naive = next(study for study in data.accuracy if study.name == "int4_naive")
+    for part in (naive.comparison.pooled, *naive.comparison.tasks):
+        assert part.loss is not None
+        numbers = f"{100 * part.loss.estimate:+.2f}  ({100 * part.loss.lower:+.2f} to {100 * part.loss.upper:+.2f})"
+        assert f">{numbers}</text>" in forest.svg
+
+
+def test_the_latency_plot_names_its_axis_and_both_limits(sample, promoted) -> None:
+    latency = next(plot for plot in draw_plots(collect(promoted.store, sample.RELEASE)) if plot.name == "latency-cpu")
+    for text in ("share of requests answered", "its limit, 150 ms", "its limit, 600 ms"):
+        assert f">{text}</text>" in latency.svg
+
+
+def test_the_gate_table_shows_the_evidence_that_decided(sample, promoted) -> None:
+    data = collect(promoted.store, sample.RELEASE)
+    for gate in data.gates:
+        assert gate.decisive is not None
+        assert gate.decisive.verdict is gate.judgement.verdict

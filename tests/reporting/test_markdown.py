@@ -11,7 +11,7 @@ from llm_pipeline.reporting.markdown import render_markdown
 def test_the_summary_names_state_verdict_commit_and_every_gate(sample, promoted) -> None:
     data = collect(promoted.store, sample.RELEASE)
     text = render_markdown(data)
-    assert text.startswith("## demo-tiny: in production (GO)\n")
+    assert text.startswith("## example/tiny-llama, recipe fp8: in production \\(GO\\)\n")
     assert f"`{'0a1b2c3d' * 5}`" in text
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + len(data.gates)
@@ -21,7 +21,7 @@ def test_the_summary_names_state_verdict_commit_and_every_gate(sample, promoted)
 def test_text_from_outside_cannot_become_markup(sample, tmp_path: Path) -> None:
     data = collect(sample.SampleRelease(tmp_path).store, sample.RELEASE)
     hostile = "a | b\n# heading <script>x</script> [link](javascript:1) `code`"
-    text = render_markdown(data.model_copy(update={"title": hostile}))
+    text = render_markdown(data.model_copy(update={"model_id": hostile}))
     first = text.splitlines()[0]
     assert "\\<script\\>" in first
     assert "\\[link\\]\\(javascript:1\\)" in first

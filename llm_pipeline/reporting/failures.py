@@ -1,0 +1,79 @@
+"""Errors that stages of a release ended with, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llm_pipeline.errors import ErrorDocument
+from llm_pipeline.reporting.model import FailedStage
+from llm_pipeline.reporting.standing import Results, chosen_recipe
+from llm_pipeline.stages.contract import StageFailure
+from llm_pipeline.stages.registry import STAGE_NAMES
+from llm_pipeline.store import ArtifactStore
+
+_CLEARING_UP = frozenset({"staging_down"})
+_OF_ONE_RECIPE = frozenset({"quantize", "accuracy"})
+_LONGEST_MESSAGE = 320
+
+
+def read_failures(store: ArtifactStore, release_id: str, results: Results, gaps: list[str]) -> tuple[FailedStage, ...]:
+    """Every stage that ended with an error, in the order of the flow; what cannot be read is added to `gaps`.
+
+    An earlier report's error is left out: the report that is being made now stands for it.
+    """
+    failures = []
+    for name in store.list_documents(f"releases/{release_id}/failures"):
+        document = store.read_document(name)
+        if document is None:
+            continue
+        try:
+            failure = StageFailure.model_validate(document.value)
+        except ValueError as error:
+            gaps.append(f"{name} is not a stage's error: {error}")
+            continue
+        if failure.stage != "report":
+            failures.append(_failed(failure, results))
+    return tuple(sorted(failures, key=lambda failed: (flow_order(failed.stage), failed.subject)))
+
+
+def flow_order(stage: str) -> int:
+    """Where a stage stands in the flow."""
+    return STAGE_NAMES.index(stage) if stage in STAGE_NAMES else len(STAGE_NAMES)
+
+
+def _failed(failure: StageFailure, results: Results) -> FailedStage:
+    chosen = chosen_recipe(results)
+    aside = failure.stage in _OF_ONE_RECIPE and chosen not in (None, failure.subject)
+    decides = not aside and failure.stage not in _CLEARING_UP
+    return FailedStage(stage=failure.stage, subject=failure.subject, decides=decides, error=failure.error)
+
+
+def failure_in_words(failed: FailedStage) -> str:
+    """One failed stage as a sentence: the stage, the error, where, and what to do."""
+    error = failed.error
+    where = f", at {error.where}" if error.where else ""
+    label = failed.label[:1].upper() + failed.label[1:]
+    return f"{label} failed with {error.type}{where}: {_shortened(error.message)} {advice(error)}"
+
+
+def failures_in_words(failures: Sequence[FailedStage]) -> str:
+    """The first failed stage as a sentence, and how many more there are."""
+    more = len(failures) - 1
+    others = ", ".join(failed.label for failed in failures[1:])
+    return failure_in_words(failures[0]) + (f" {more} more failed: {others}." if more else "")
+
+
+def advice(error: ErrorDocument) -> str:
+    """What to do about an error."""
+    if error.hint:
+        return f"What to do: {_ended(error.hint)}"
+    return "Trying again may help." if error.family == "transient" else "Trying again cannot help."
+
+
+def _shortened(message: str) -> str:
+    line = " ".join(message.split())
+    return _ended(line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 1]}…")
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."

@@ -1,0 +1,154 @@
+"""What was tried and what it is compared with: sizes of checkpoints, and speeds that the builds measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Protocol, TypeVar
+
+from llm_pipeline.release_record import ReleaseRecord, read_record
+from llm_pipeline.reporting.model import EngineSpeed, Variant
+from llm_pipeline.reporting.standing import UNQUANTIZED, Results, chosen_recipe, served_before
+from llm_pipeline.stages.contract import ArtifactRef, Metric, StageResult
+from llm_pipeline.stages.execute import results_name
+from llm_pipeline.store import ArtifactStore
+from llm_pipeline.store.pointers import Pointer, Pointers
+
+PartT = TypeVar("PartT")
+
+_RECORD_SUFFIX = "/release.json"
+
+
+class Attempt(Protocol):
+    """Reads a part of the report; None when it could not be read, which is then noted."""
+
+    def __call__(self, what: str, read: Callable[[], PartT], /) -> PartT | None:
+        """Read `what` by calling `read`."""
+
+
+class VariantReader:
+    """Collects the variants of one release."""
+
+    def __init__(self, store: ArtifactStore, record: ReleaseRecord, results: Results, attempt: Attempt) -> None:
+        self._store = store
+        self._record = record
+        self._results = results
+        self._attempt = attempt
+
+    def variants(self, pointers: Mapping[str, Pointers]) -> tuple[Variant, ...]:
+        """The baseline, what was in production before if that was something else, then the recipes as tried."""
+        release_id = self._record.release_id
+        before = {name: served_before(place, release_id, self._results, name) for name, place in pointers.items()}
+        return (*self._baseline(before), *self._predecessors(before), *self._tried())
+
+    def _baseline(self, before: Mapping[str, Pointer | None]) -> Iterator[Variant]:
+        """The checkpoint as downloaded; a release that tries recipe `none` shows it as that recipe instead."""
+        download = self._results.get(("download", ""))
+        size = self._size(download.artifacts.get("checkpoint")) if download else None
+        if size is None or any(recipe.weights == UNQUANTIZED for recipe in self._record.release.recipes):
+            return
+        found = [self._baseline_speed(target, pointer) for target, pointer in before.items()]
+        engines = tuple(speed for speed in found if speed is not None)
+        served = {pointer.release_id for pointer in before.values() if pointer}
+        origins = dict.fromkeys(
+            f"{'in production before: ' if engine.release_id in served else ''}{self._origin(engine)}"
+            for engine in engines
+        )
+        yield Variant(name="baseline (none)", bytes=size, is_baseline=True, origin="; ".join(origins), engines=engines)
+
+    def _baseline_speed(self, target: str, before: Pointer | None) -> EngineSpeed | None:
+        if before is not None and before.recipe == UNQUANTIZED:
+            return self._speed_elsewhere(before.release_id, target)
+        for record in self._unquantized_releases():
+            if speed := self._speed_elsewhere(record.release_id, target):
+                return speed
+        return None
+
+    def _unquantized_releases(self) -> list[ReleaseRecord]:
+        """Other releases of the same model that chose recipe `none`, newest first."""
+        records = []
+        for name in self._store.list_documents("releases"):
+            release_id = name.removeprefix("releases/").removesuffix(_RECORD_SUFFIX)
+            if name != f"releases/{release_id}{_RECORD_SUFFIX}" or release_id == self._record.release_id:
+                continue
+            record = self._attempt(f"release {release_id}", partial(read_record, self._store, release_id))
+            if record is not None and record.model.id == self._record.model.id and self._chose_none(release_id):
+                records.append(record)
+        return sorted(records, key=lambda record: record.created_at, reverse=True)
+
+    def _chose_none(self, release_id: str) -> bool:
+        choice = self._result(release_id, "choose", "")
+        return choice is not None and choice.metrics.get("recipe") == UNQUANTIZED
+
+    def _predecessors(self, before: Mapping[str, Pointer | None]) -> Iterator[Variant]:
+        """What was in production before, by release; the unquantized one is the baseline's row already."""
+        for release_id in dict.fromkeys(pointer.release_id for pointer in before.values() if pointer):
+            on = {name: pointer for name, pointer in before.items() if pointer and pointer.release_id == release_id}
+            recipe = next(iter(on.values())).recipe
+            quantized = self._result(release_id, "quantize", recipe)
+            size = self._size(quantized.artifacts.get("checkpoint")) if quantized else None
+            tries_none = any(tried.weights == UNQUANTIZED for tried in self._record.release.recipes)
+            if size is None or (recipe == UNQUANTIZED and not tries_none):
+                continue
+            engines = tuple(speed for name in on if (speed := self._speed_elsewhere(release_id, name)) is not None)
+            origin = self._origin(engines[0]) if engines else f"release {release_id}"
+            yield Variant(
+                name=f"{recipe}, in production before", bytes=size, is_reference=True, origin=origin, engines=engines
+            )
+
+    def _tried(self) -> Iterator[Variant]:
+        chosen = chosen_recipe(self._results)
+        for recipe in self._record.release.recipes:
+            quantized = self._results.get(("quantize", recipe.name))
+            size = self._size(quantized.artifacts.get("checkpoint")) if quantized else None
+            if size is None:
+                continue
+            gate = self._results.get(("accuracy", recipe.name))
+            yield Variant(
+                name=recipe.name,
+                bytes=size,
+                verdict=gate.judgement.verdict if gate and gate.judgement else None,
+                chosen=recipe.name == chosen,
+                is_baseline=recipe.weights == UNQUANTIZED,
+                engines=self._own_speeds() if recipe.name == chosen else (),
+            )
+
+    def _own_speeds(self) -> tuple[EngineSpeed, ...]:
+        builds = [self._results.get(("build", target.name)) for target in self._record.release.targets]
+        return tuple(_speed(build) for build in builds if build is not None)
+
+    def _speed_elsewhere(self, release_id: str, target: str) -> EngineSpeed | None:
+        build = self._result(release_id, "build", target)
+        return None if build is None else _speed(build).model_copy(update={"release_id": release_id})
+
+    def _origin(self, engine: EngineSpeed) -> str:
+        """The release, and the device when this release's engine was measured on another one."""
+        own = {speed.device for speed in self._own_speeds() if speed.target == engine.target}
+        elsewhere = f", measured on {engine.device}" if own and engine.device not in own else ""
+        return f"release {engine.release_id}{elsewhere}"
+
+    def _result(self, release_id: str, stage: str, subject: str) -> StageResult | None:
+        name = results_name(release_id, stage, subject)
+        document = self._attempt(name, lambda: self._store.read_document(name))
+        if document is None:
+            return None
+        return self._attempt(name, lambda: StageResult.model_validate(document.value))
+
+    def _size(self, ref: ArtifactRef | None) -> int | None:
+        return None if ref is None else self._attempt(f"size of {ref}", lambda: self._store.size(ref))
+
+
+def _speed(build: StageResult) -> EngineSpeed:
+    sequences = build.metrics.get("batched_sequences")
+    return EngineSpeed(
+        target=build.subject,
+        single_stream=_number(build.metrics.get("single_stream_tokens_per_second")),
+        batched=_number(build.metrics.get("batched_tokens_per_second")),
+        sequences=sequences if isinstance(sequences, int) else None,
+        device=str(build.metrics.get("device") or ""),
+    )
+
+
+def _number(metric: Metric | None) -> float | None:
+    """A rate; zero is how a builder says that it measured none."""
+    return float(metric) if isinstance(metric, int | float) and metric > 0 else None

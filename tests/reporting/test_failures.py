@@ -1,0 +1,98 @@
+"""A stage that ended with an error: the report says which, with what, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.errors import StageCrashed, Unsupported
+from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.html import draw_plots, render_report
+from llm_pipeline.reporting.markdown import render_markdown
+
+ERROR = Unsupported("the engine needs 92 GiB, the device has 80", where="targets/cpu.yaml", hint="take an int4 recipe")
+
+
+@pytest.fixture
+def release(sample, tmp_path: Path):
+    """A release that has chosen its recipe."""
+    written = sample.SampleRelease(tmp_path)
+    written.measure_baseline()
+    written.try_recipes(["fp8", "int4_naive"])
+    return written
+
+
+def test_the_headline_names_stage_error_place_and_advice(sample, release) -> None:
+    sample.fail(release, "build", "cpu", ERROR)
+    headline = collect(release.store, sample.RELEASE).headline
+    assert (headline.state, headline.verdict) == ("failed", None)
+    assert headline.sentence == (
+        "Build, cpu failed with Unsupported, at targets/cpu.yaml: the engine needs 92 GiB, the device has 80. "
+        "What to do: take an int4 recipe."
+    )
+
+
+def test_a_passed_gate_before_the_error_does_not_make_it_go(sample, release) -> None:
+    sample.fail(release, "build", "cpu", ERROR)
+    data = collect(release.store, sample.RELEASE)
+    assert "failed (error, no verdict)" in render_report(data).partition("</title>")[0]
+    assert render_markdown(data).splitlines()[0].endswith("failed \\(error, no verdict\\)")
+
+
+def test_the_timeline_marks_the_failed_stage_behind_the_stage_before_it(sample, release) -> None:
+    sample.fail(release, "build", "cpu", ERROR)
+    release.add("staging_down", "cpu", 1.0)
+    timeline = list(draw_plots(collect(release.store, sample.RELEASE)))[-1]
+    assert "failed: build, cpu" in timeline.description
+    rows = [text for text in ("choose", "build, cpu", "staging down, cpu") if f">{text}</text>" in timeline.svg]
+    places = [timeline.svg.index(f">{text}</text>") for text in rows]
+    assert len(rows) == 3
+    assert places == sorted(places)
+    assert ">failed: Unsupported</text>" in timeline.svg
+
+
+def test_an_error_of_the_very_first_stages_still_makes_a_report(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    sample.fail(release, "download", "", StageCrashed("the process was killed"))
+    data = collect(release.store, sample.RELEASE)
+    assert "Download failed with StageCrashed: the process was killed. Trying again may help." in data.headline.sentence
+    assert ">failed: StageCrashed</text>" in render_report(data)
+
+
+def test_an_error_that_the_release_does_not_depend_on_is_told_and_stops_nothing(sample, release) -> None:
+    sample.fail(release, "accuracy", "int4_awq", ERROR)
+    sample.fail(release, "staging_down", "cpu", ERROR)
+    data = collect(release.store, sample.RELEASE)
+    assert data.headline.state == "on its way"
+    assert [failed.decides for failed in data.failures] == [False, False]
+    assert "Accuracy, int4_awq failed with Unsupported" in data.headline.sentence
+    assert "1 more failed: staging down, cpu." in data.headline.sentence
+
+
+def test_a_failed_rollback_is_never_hidden(sample, rolled_back, tmp_path: Path) -> None:
+    release = sample.whole_release(tmp_path, good=False)
+    sample.fail(release, "rollback", "cpu", StageCrashed("the router did not answer"))
+    assert collect(release.store, sample.RELEASE).headline.state == "failed"
+
+
+def test_the_error_of_an_earlier_report_is_not_in_the_report(sample, release) -> None:
+    sample.fail(release, "report", "", ERROR)
+    assert collect(release.store, sample.RELEASE).failures == ()
+
+
+def test_a_failure_that_cannot_be_read_is_a_gap(sample, release) -> None:
+    release.store.write_document(f"releases/{sample.RELEASE}/failures/build.cpu.json", {"stage": "build"}, None)
+    data = collect(release.store, sample.RELEASE)
+    assert data.failures == ()
+    assert any("failures/build.cpu.json" in gap for gap in data.gaps)
+
+
+def test_a_long_message_is_shortened_in_the_headline_and_whole_in_the_page(sample, release) -> None:
+    message = "line of a traceback <b>\n" * 40
+    sample.fail(release, "build", "cpu", Unsupported(message))
+    data = collect(release.store, sample.RELEASE)
+    assert len(data.headline.sentence) < 450
+    html = render_report(data)
+    assert html.count("line of a traceback &lt;b&gt;\n") == 40
+    assert "<b>" not in html

@@ -1,0 +1,86 @@
+"""What a report says of a canary that was taken back."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy
+from llm_pipeline.reporting.rolled_back import _lost, find_rollback
+from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
+
+MARKS = (
+    CanaryMark(seconds=1.0, label="5 %"),
+    CanaryMark(seconds=5.0, label="25 %"),
+    CanaryMark(seconds=8.5, label="rolling back: worse than stable: errors"),
+    CanaryMark(seconds=8.9, label="traffic on stable"),
+)
+
+
+def test_the_step_the_reason_and_both_times_are_found() -> None:
+    rollback = find_rollback(MARKS)
+    assert rollback is not None
+    assert (rollback.step, rollback.reason) == ("25 %", "worse than stable: errors")
+    assert rollback.seconds_after_shift == 3.5
+    assert round(rollback.seconds_until_stable or 0.0, 3) == 0.4
+
+
+def test_a_rollback_that_was_ordered_has_no_reason() -> None:
+    rollback = find_rollback((MARKS[0], MARKS[3]))
+    assert rollback is not None
+    assert (rollback.reason, rollback.step) == ("", "5 %")
+
+
+def test_traffic_that_never_came_back_is_not_said_to_be_back() -> None:
+    rollback = find_rollback(MARKS[:3])
+    assert rollback is not None
+    assert rollback.seconds_until_stable is None
+
+
+def test_a_canary_without_a_rollback_has_none() -> None:
+    assert find_rollback(MARKS[:2]) is None
+
+
+def test_the_headline_says_what_when_that_production_is_unchanged_and_what_was_lost(sample, tmp_path: Path) -> None:
+    release = sample.whole_release(tmp_path, good=False)
+    sample.point_at(release, ("before", "none"))
+    sentence = collect(release.store, sample.RELEASE).headline.sentence
+    assert sentence.startswith("Caught on cpu at the 25 % step, 20 s after the shift: slow first tokens")
+    assert "All traffic was back on stable 0.4 s later." in sentence
+    assert "Production is unchanged: none of release before serves." in sentence
+    assert "No request was lost of the " in sentence
+
+
+def test_production_that_moved_on_since_is_not_called_unchanged(sample, tmp_path: Path) -> None:
+    release = sample.whole_release(tmp_path, good=False)
+    sample.point_at(release, ("before", "none"))
+    pointers, revision = read_pointers(release.store, "example/tiny-llama", "cpu")
+    assert pointers.production is not None
+    later = pointers.production.model_copy(update={"promoted_at": sample.START + timedelta(days=9)})
+    write_pointers(release.store, "example/tiny-llama", "cpu", Pointers(production=later), revision)
+    sentence = collect(release.store, sample.RELEASE).headline.sentence
+    assert "unchanged" not in sentence
+    assert "Production has moved on since" in sentence
+
+
+def test_lost_requests_are_counted_on_both_sides() -> None:
+    arms = {"stable": ArmSample(requests=90, errors=1, lost=1), "canary": ArmSample(requests=10, errors=4, lost=2)}
+    study = CanaryStudy(target="cpu", samples=(CanarySample(seconds=0.0, percent=10.0, **arms),), marks=())
+    assert _lost(study) == "3 requests were lost of the 100 seen during the canary (10 of them sent to the candidate)."
+
+
+def test_without_the_canarys_measurements_nothing_is_said_to_be_lost_or_not(sample, tmp_path: Path) -> None:
+    release = sample.whole_release(tmp_path, good=False)
+    shutil.rmtree(Path(urlsplit(release.store.uri).path) / "artifacts" / "canary")
+    sentence = collect(release.store, sample.RELEASE).headline.sentence
+    assert "Caught on cpu: slow first tokens" in sentence
+    assert "is not known" in sentence
+
+
+def test_a_rollback_without_confirmation_is_not_called_complete(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.add("rollback", "cpu", metrics={"phase": "rolled back", "traffic_confirmed": 0})
+    assert "has not confirmed" in collect(release.store, sample.RELEASE).headline.sentence
