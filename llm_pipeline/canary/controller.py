@@ -253,7 +253,7 @@ class CanaryController:
             decision = Decision(outcome=Outcome.REGRESSED, judgement=ended)
         if decision.outcome is Outcome.CONTINUE or tests.step is None:
             return decision
-        requests, _ = self._access_log.read(record.began_cursor)
+        requests = self._access_log.recent(record.step_began_at)  # bounded: a rollback must not wait for a long log
         arms = StepArms.of(requests, record.candidate, record.step_began_at)
         summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, arms)}"
         judgement = decision.judgement.model_copy(update={"summary": summary})

@@ -20,7 +20,7 @@ _NOTHING = "-"
 
 @dataclass(frozen=True)
 class StepArms:
-    """Both arms' latencies over one step.
+    """Both arms' latencies over one step, or as much of it as the newest part of the access log holds.
 
     Attributes:
         slot: The candidate's slot.
