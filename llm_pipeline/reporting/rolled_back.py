@@ -83,7 +83,8 @@ def _caught(target: str, rollback: CanaryRollback | None, judgement: Judgement |
     when = f", {duration(after)} after the shift" if after is not None else ""
     if not reason:
         return f"Taken back on {target}{step}{when}; no gate asked for it."
-    return f"Caught on {target}{step}{when}: {_lowered(reason)}{_proof(judgement)}."
+    caught = judgement is None or judgement.verdict in (Verdict.NO_GO, Verdict.ANOMALOUS)
+    return f"{'Caught' if caught else 'Taken back'} on {target}{step}{when}: {_lowered(reason)}{_proof(judgement)}."
 
 
 def _lowered(reason: str) -> str:
@@ -94,8 +95,8 @@ def _lowered(reason: str) -> str:
 def _proof(judgement: Judgement | None) -> str:
     """What was seen, from the evidence that did not pass: `candidate 3/3, stable 0/75 beyond 26 ms`."""
     worst = [fact for fact in judgement.evidence if fact.verdict is judgement.verdict] if judgement else []
-    seen = worst[0].detail.partition(";")[0].rpartition(": ")[2] if worst else ""
-    return f" ({seen})" if seen else ""
+    seen = worst[0].detail.partition(";")[0].partition(": ")[2] if worst else ""
+    return f"; {seen}" if seen else ""
 
 
 def _back(results: Results, target: str, rollback: CanaryRollback | None) -> str:

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy
-from llm_pipeline.reporting.rolled_back import _lost, find_rollback
+from llm_pipeline.reporting.rolled_back import _caught, _lost, find_rollback
 from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
+from llm_pipeline.verdict import Evidence, Verdict, judge
 
 MARKS = (
     CanaryMark(seconds=1.0, label="5 %"),
@@ -52,6 +53,22 @@ def test_the_headline_says_what_when_that_production_is_unchanged_and_what_was_l
     assert "All traffic was back on stable 0.4 s later." in sentence
     assert "Production is unchanged: none of release before serves." in sentence
     assert "No request was lost of the " in sentence
+
+
+def test_the_numbers_behind_what_was_caught_are_given_when_there_are_any() -> None:
+    detail = "regressed: candidate 3/3, stable 0/75 beyond 26 ms; e-value 144 (limit 60)"
+    fact = Evidence(name="slow end to end", verdict=Verdict.NO_GO, measured=1.0, samples=3, detail=detail)
+    text = _caught("cpu", find_rollback(MARKS), judge("worse than stable at 25 % (slow end to end)", [fact]))
+    assert text.endswith("worse than stable at 25 % (slow end to end); candidate 3/3, stable 0/75 beyond 26 ms.")
+    ended = fact.model_copy(update={"detail": "the candidate's server ended"})
+    text = _caught("cpu", None, judge("the candidate's server ended at 25 %", [ended]))
+    assert text == "Caught on cpu: the candidate's server ended at 25 %."
+
+
+def test_an_undecided_canary_is_taken_back_and_has_caught_nothing() -> None:
+    fact = Evidence(name="requests", verdict=Verdict.INCONCLUSIVE, measured=3.0, samples=3)
+    text = _caught("cpu", None, judge("not decided after 60 s at 5 %", [fact]))
+    assert text == "Taken back on cpu: not decided after 60 s at 5 %."
 
 
 def test_production_that_moved_on_since_is_not_called_unchanged(sample, tmp_path: Path) -> None:
