@@ -32,7 +32,6 @@ class CanaryConfig(ConfigModel):
 
     Attributes:
         run: The run of the release, as a time: the next run may try a canary again that is over, the same may not.
-            Empty from a caller that does not tell runs apart.
         model_id: `organisation/name` on the hub.
         target: The target's name.
         step_percent: The candidate's share at this step.
@@ -44,7 +43,7 @@ class CanaryConfig(ConfigModel):
         drill: A fault for the candidate's server, on purpose.
     """
 
-    run: str = ""
+    run: str
     model_id: str
     target: Name
     step_percent: Percent
