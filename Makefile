@@ -22,8 +22,9 @@ down: ## Stop every process of the demo
 	@test ! -x $(CONTROL) || $(CONTROL) -m llm_pipeline.demo down
 
 test: environments ## All tests, each under the interpreter that it needs
-	$(MODEL) -m pytest
-	$(CONTROL) -m pytest
+	$(MODEL) -m pytest -q
+	$(CONTROL) -m pytest -q -n 3 --dist loadfile --ignore=tests/end_to_end
+	$(CONTROL) -m pytest -q tests/end_to_end
 
 lint: environments ## ruff and mypy
 	$(CONTROL) -m ruff check .

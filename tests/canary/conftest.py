@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from llm_pipeline.verdict import Judgement
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)
-FIRST_PORT = 18540
+FIRST_PORT = 18540 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 FAST_POLICY = {
     "steps_percent": [5, 25, 50, 100],
     "minimum_bake_seconds": 1.5,

@@ -75,7 +75,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def free_port() -> int:
-    for port in range(18560, 18570):
+    for port in range(18600, 18610):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port

@@ -1,4 +1,5 @@
 import contextlib
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -11,12 +12,13 @@ from llm_pipeline.serving.triton_server import start_server, stop_server
 ROOT = Path(__file__).parents[2]
 TRITON_HOME = ROOT / ".envs" / "triton"
 MODEL_PYTHON = ROOT / ".envs" / "model" / "bin" / "python"
+FIRST_PORT = 18510 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 TOY = Path(__file__).parent / "toy_repository"
 
 
 def free_ports() -> ServerPorts:
     found = []
-    for port in range(18510, 18540):
+    for port in range(FIRST_PORT, FIRST_PORT + 30):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))

@@ -191,8 +191,11 @@ def test_a_client_that_leaves_frees_its_place(server):
             for stream in streams:
                 stream.close()
 
-    asyncio.run(leave())
-    assert eventually(lambda: metric(server, "llm_active_requests") == 0)
+    for _ in range(5):  # an answer this short may be complete before Triton notices that its client has left
+        asyncio.run(leave())
+        assert eventually(lambda: metric(server, "llm_active_requests") == 0)
+        if metric(server, 'llm_requests_total{outcome="cancelled"') > before:
+            break
     assert metric(server, 'llm_requests_total{outcome="cancelled"') > before
     assert ask(server, asking()).ok
 
