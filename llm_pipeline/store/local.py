@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -20,6 +21,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import Conflict, Difference, Document
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, Manifest, differences, inventory
 
+_COPY_BYTES = 1024 * 1024
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]*(/[A-Za-z0-9_][A-Za-z0-9_.:+@-]*)*")
 
 
@@ -40,7 +42,7 @@ class LocalStore:
             return ref
         incoming = self.root / "incoming" / uuid.uuid4().hex
         try:
-            shutil.copytree(directory, incoming)
+            _copy_files(manifest, directory, incoming)
             _write_durably(incoming / MANIFEST_FILE, manifest.model_dump_json(indent=1).encode())
             marker = {"manifest_sha256": sha256_file(incoming / MANIFEST_FILE)}
             _write_durably(incoming / COMPLETE_FILE, json.dumps(marker).encode())
@@ -173,6 +175,16 @@ class LocalStore:
             yield
 
 
+def _copy_files(manifest: Manifest, source: Path, destination: Path) -> None:
+    for file in manifest.files:
+        copied = destination / file.path
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        with (source / file.path).open("rb") as reader, copied.open("wb") as writer:
+            shutil.copyfileobj(reader, writer, _COPY_BYTES)
+            writer.flush()
+            os.fsync(writer.fileno())
+
+
 def _write_durably(path: Path, data: bytes) -> None:
     with path.open("wb") as stream:
         stream.write(data)
@@ -199,5 +211,6 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _store_error(error: OSError, message: str) -> Transient:
-    hint = "free disk space, then run the same command again" if error.errno == 28 else "check the store's disk"  # noqa: PLR2004 - ENOSPC
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "free disk space, then run the same command again" if full else "check the store's disk"
     return Transient(f"{message}: {error.strerror}", where=str(error.filename or ""), hint=hint)
