@@ -8,17 +8,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import io
 import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
 import aiohttp
+import numpy as np
 
 from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
 from llm_pipeline.demo.airflow_services import read_access
@@ -35,6 +38,7 @@ _LOOK_SECONDS = 0.25
 _CLICK_SECONDS = 0.7
 _DRAWING_SECONDS = 2.5
 _MARGIN_PIXELS = 16.0
+_MARK_CONTRAST = 60
 _WHOLE_GRAPH = ("Show Graph (Press g)", "Expand all task groups", "Collapse Details Panel", "Fit View")
 
 
@@ -49,6 +53,7 @@ class Picture:
         frame: The text is inside the page's frame.
         clicks: Labels of buttons to click, in order, once the page is ready.
         around: CSS selector of what the picture shows, twice as large; empty for the whole page.
+        rows: Rows that a very wide picture is cut into, one above the other, to be legible on a page.
     """
 
     file: str
@@ -57,6 +62,7 @@ class Picture:
     frame: bool = False
     clicks: tuple[str, ...] = ()
     around: str = ""
+    rows: int = 1
 
 
 class Browser:
@@ -188,16 +194,40 @@ async def take(access: AirflowAccess, pictures: Sequence[Picture]) -> dict[str, 
             for label in picture.clicks:
                 await browser.click(label)
             await asyncio.sleep(_DRAWING_SECONDS)
-            taken[picture.file] = await browser.picture(picture.around)
+            taken[picture.file] = in_rows(await browser.picture(picture.around), picture.rows)
             log.info("picture taken", file=picture.file)
     return taken
+
+
+def in_rows(png: bytes, rows: int) -> bytes:
+    """Cut a wide picture into rows, each cut where the fewest marks are, so that no box is cut through."""
+    if rows == 1:
+        return png
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    pixels = np.asarray(picture, dtype=int)
+    marks = (np.abs(pixels - pixels[0, 0]).sum(axis=2) > _MARK_CONTRAST).sum(axis=0)
+    cuts = [0, *(_quiet_column(marks, picture.width * row // rows) for row in range(1, rows)), picture.width]
+    parts = [picture.crop((left, 0, right, picture.height)) for left, right in pairwise(cuts)]
+    sheet = Image.new("RGB", (max(part.width for part in parts), picture.height * rows), picture.getpixel((0, 0)))
+    for row, part in enumerate(parts):
+        sheet.paste(part, (0, row * picture.height))
+    output = io.BytesIO()
+    sheet.save(output, "PNG", optimize=True)
+    return output.getvalue()
+
+
+def _quiet_column(marks: np.ndarray[Any, Any], wanted: int) -> int:
+    reach = len(marks) // 12
+    return wanted - reach + int(np.argmin(marks[wanted - reach : wanted + reach]))
 
 
 def release_pictures(dag_id: str, run_id: str) -> list[Picture]:
     """The pages of a release's run that the documentation shows."""
     run = f"/dags/{dag_id}/runs/{quote(run_id, safe='')}"
     return [
-        Picture("dag.png", run, "Accuracy gate", clicks=_WHOLE_GRAPH, around=".react-flow__node"),
+        Picture("dag.png", run, "Accuracy gate", clicks=_WHOLE_GRAPH, around=".react-flow__node", rows=3),
         Picture("gate.png", f"{run}/tasks/recipes.accuracy/mapped/0", "NO_GO"),
         Picture("approval.png", f"{run}/tasks/approve/required_actions", "Promote"),
         Picture("report.png", f"{run}/plugin/release-report", "", frame=True),
