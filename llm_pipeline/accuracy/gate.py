@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-
-from scipy import special
+from statistics import NormalDist
 
 from llm_pipeline.accuracy.intervals import FEW_CHANGES, holm, items_to_decide, tango_statistic
 from llm_pipeline.accuracy.items import ScoredItem
@@ -120,11 +119,13 @@ def _p_loss_beyond(part: PairedAccuracy, limit: float) -> float:
     if part.loss is None or limit >= 1.0:
         return 1.0
     if not part.graded:
-        return float(special.ndtr(-tango_statistic(part.lost, part.gained, part.pairs, limit)))
+        return NormalDist().cdf(-tango_statistic(part.lost, part.gained, part.pairs, limit))
     if part.flips < FEW_CHANGES:
         return 1.0
     error = math.sqrt(part.variance / (part.pairs - 1))
     excess = part.loss.estimate - limit
+    from scipy import special
+
     return float(special.stdtr(part.pairs - 1, -excess / error)) if error else float(excess <= 0.0)
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
-from scipy import special
 
 FEW_CHANGES = 20
 """Below this many changed items a mean's normal approximation is not trusted for graded scores."""
 
 _BISECTIONS = 60
+_NORMAL = NormalDist()
 _WIDEST = 1.0 - 1e-12
 
 
@@ -53,7 +54,7 @@ def tango_upper(lost: int, gained: int, pairs: int, confidence: float) -> float:
     """
     if gained == 0:
         return clopper_pearson_upper(lost, pairs, confidence)
-    quantile = float(special.ndtri(confidence))
+    quantile = _NORMAL.inv_cdf(confidence)
     estimate = (lost - gained) / pairs
     if estimate >= _WIDEST or tango_statistic(lost, gained, pairs, _WIDEST) > -quantile:
         return 1.0
@@ -65,6 +66,12 @@ def tango_upper(lost: int, gained: int, pairs: int, confidence: float) -> float:
         else:
             high = middle
     return high
+
+
+def _t_quantile(confidence: float, degrees: int) -> float:
+    from scipy import special
+
+    return float(special.stdtrit(degrees, confidence))
 
 
 def tango_bounds(lost: int, gained: int, pairs: int, confidence: float) -> Bounds:
@@ -84,6 +91,8 @@ def tango_bounds(lost: int, gained: int, pairs: int, confidence: float) -> Bound
 
 def clopper_pearson_upper(events: int, trials: int, confidence: float) -> float:
     """Exact one-sided upper bound of a proportion (Clopper and Pearson 1934)."""
+    from scipy import special
+
     return 1.0 if events >= trials else float(special.betaincinv(events + 1, trials - events, confidence))
 
 
@@ -104,13 +113,13 @@ def graded_bounds(losses: Sequence[float], confidence: float) -> Bounds:
     if lost + gained < FEW_CHANGES:
         upper = clopper_pearson_upper(lost, values.size, confidence)
         return Bounds(estimate, -clopper_pearson_upper(gained, values.size, confidence), upper)
-    reach = float(special.stdtrit(values.size - 1, confidence) * values.std(ddof=1) / math.sqrt(values.size))
+    reach = _t_quantile(confidence, values.size - 1) * float(values.std(ddof=1)) / math.sqrt(values.size)
     return Bounds(estimate, max(-1.0, estimate - reach), min(1.0, estimate + reach))
 
 
 def wilson_bounds(right: int, items: int, confidence: float) -> Bounds:
     """An accuracy with its one-sided score bounds (Wilson 1927)."""
-    quantile = float(special.ndtri(confidence))
+    quantile = _NORMAL.inv_cdf(confidence)
     share, weight = right / items, quantile * quantile / items
     centre = (share + weight / 2.0) / (1.0 + weight)
     reach = quantile * math.sqrt(share * (1.0 - share) / items + weight / (4.0 * items)) / (1.0 + weight)
@@ -123,7 +132,7 @@ def mean_bounds(scores: Sequence[float], confidence: float) -> Bounds:
     if np.isin(values, (0.0, 1.0)).all():
         return wilson_bounds(int(values.sum()), values.size, confidence)
     mean = float(values.mean())
-    reach = float(special.stdtrit(values.size - 1, confidence) * values.std(ddof=1) / math.sqrt(values.size))
+    reach = _t_quantile(confidence, values.size - 1) * float(values.std(ddof=1)) / math.sqrt(values.size)
     return Bounds(mean, max(0.0, mean - reach), min(1.0, mean + reach))
 
 
@@ -138,7 +147,7 @@ def items_to_decide(variance: float, distance: float, confidence: float, power: 
     """
     if distance == 0.0:
         return None
-    factor = float(special.ndtri(confidence) + special.ndtri(power)) ** 2
+    factor = (_NORMAL.inv_cdf(confidence) + _NORMAL.inv_cdf(power)) ** 2
     without_flips = math.log(1.0 - confidence) / math.log1p(-min(abs(distance), 0.999))
     return math.ceil(max(factor * variance / distance**2, without_flips))
 

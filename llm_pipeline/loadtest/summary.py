@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
-from scipy import special
 
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.gate import client_lag_seconds, is_good, rate_share
@@ -145,6 +144,8 @@ def read_summary(directory: Path) -> LoadTestSummary:
 
 def _binomial_quantile(probability: float, trials: int, share: float) -> int:
     """The smallest count whose cumulative binomial probability reaches `probability`."""
+    from scipy import special
+
     counts = np.arange(trials + 1)
     return int(np.searchsorted(special.bdtr(counts, trials, share), probability))
 

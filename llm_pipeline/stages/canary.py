@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from llm_pipeline.canary.controller import CanaryController
@@ -60,6 +61,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     config = context.config
     candidate = context.request.inputs["repository"]
     pointers, _ = read_pointers(context.store, config.model_id, config.target)
+    started = time.monotonic()
     router = _router(config, pointers.production)
     slots = _slots(context)
     if pointers.production is not None and pointers.production.repository == candidate:
@@ -80,17 +82,22 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
             plan, journal=journal, lease=lease, router=router, access_log=access_log, slots=slots
         )
         judgement = controller.run_step(config.step_percent)
-    return _output(context, judgement, access_log)
+    return _output(context, judgement, access_log, time.monotonic() - started)
 
 
-def _output(context: StageContext[CanaryConfig], judgement: Judgement, access_log: AccessLog) -> StageOutput:
+def _output(
+    context: StageContext[CanaryConfig], judgement: Judgement, access_log: AccessLog, live_seconds: float
+) -> StageOutput:
     record = read_record(context.store, context.request.release_id, context.config.target)
     if record is None:
         return StageOutput(judgement=judgement)
     directory = context.workdir / "canary"
     write_timeline(directory, record, access_log)
     return StageOutput(
-        artifacts={"canary": Produced("canary", directory)}, metrics=_metrics(record), judgement=judgement
+        artifacts={"canary": Produced("canary", directory)},
+        metrics=_metrics(record),
+        judgement=judgement,
+        tool_seconds=live_seconds,
     )
 
 

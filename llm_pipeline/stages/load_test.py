@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import LoadTestPolicy
@@ -47,7 +48,9 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     config = context.config
     schedule = make_schedule(config.workload, read_prompts(context.inputs["prompts"]))
     log.info("sending", requests=len(schedule.requests), seconds=schedule.duration_seconds, warmup=len(schedule.warmup))
+    started = time.monotonic()
     measurement = asyncio.run(_measure(config, schedule))
+    traffic_seconds = time.monotonic() - started  # warm-up, window, and the last answers
     judgement = judge_load_test(measurement.records, config.policy)
     summary = summarize(
         measurement.records,
@@ -65,7 +68,7 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
         artifacts={"load_test": Produced("load_test", directory)},
         metrics=_metrics(summary),
         judgement=judgement,
-        tool_seconds=measurement.window_seconds,
+        tool_seconds=traffic_seconds,
     )
 
 

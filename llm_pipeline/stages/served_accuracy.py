@@ -44,14 +44,16 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
         Transient: The endpoint does not answer.
     """
     from llm_pipeline.accuracy.gate import comparison_table, judge_accuracy
-    from llm_pipeline.accuracy.lm_eval_served import evaluate_served
 
     config = context.config
     asyncio.run(require_served(config.endpoint, config.repository_digest))
     started = time.monotonic()
+    from llm_pipeline.accuracy.lm_eval_served import evaluate_served  # importing the harness is the harness's time
+
+    imported = time.monotonic()
     evaluated = evaluate_served(config.endpoint, config.evaluation, context.inputs.get("tasks"))
     candidate = evaluated.items
-    seconds = time.monotonic() - started
+    scored = time.monotonic()
     asyncio.run(require_served(config.endpoint, config.repository_digest))
     baseline = read_items(context.inputs["baseline"])
     # A served group stands for its tasks; a served task that returned nothing is missing, not forgotten.
@@ -67,10 +69,10 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
         metrics={
             "items": len(candidate),
             "accuracy": sum(scores) / len(scores) if scores else None,
-            "items_per_second": len(candidate) / seconds,
+            "items_per_second": len(candidate) / (scored - imported),
         },
         judgement=judgement,
-        tool_seconds=seconds,
+        tool_seconds=scored - started,
     )
 
 

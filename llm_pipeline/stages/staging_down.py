@@ -30,8 +30,9 @@ def run(context: StageContext[StagingDownConfig]) -> StageOutput:
     running = find_server(state)
     started = time.monotonic()
     stop_server(state, drain_seconds=context.config.drain_seconds)
+    seconds = time.monotonic() - started
     return StageOutput(
-        metrics={"was_running": int(running is not None), "stop_seconds": round(time.monotonic() - started, 3)}
+        metrics={"was_running": int(running is not None), "stop_seconds": round(seconds, 3)}, tool_seconds=seconds
     )
 
 
