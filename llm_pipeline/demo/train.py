@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from llm_pipeline.demo.model_card import model_card
 from llm_pipeline.demo.tasks import TRAINING_WEIGHTS, Item, distinct, stream
@@ -251,6 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(ReadableFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    transformers_logging.disable_progress_bar()
     train_demo_model(options.output, Training(steps=options.steps, seed=options.seed, threads=options.threads))
 
 
