@@ -22,6 +22,9 @@ from llm_pipeline.errors import ConfigError
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Location = tuple[int | str, ...]
 
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml where PyYAML was built with it: a DAG file reads dozens of these files at every parse."""
+
 _LONGEST_INPUT_SHOWN = 80
 """Characters of a wrong value that an error quotes; a whole section is not repeated."""
 
@@ -134,9 +137,11 @@ def _read(path: Path) -> str:
 
 def _compose(path: Path, text: str) -> yaml.Node | None:
     try:
-        return yaml.compose(text, Loader=_StrictLoader)
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+        _refuse_bad_keys(node)
     except yaml.YAMLError as error:
         raise _not_yaml(path, error) from error
+    return node
 
 
 def _construct(path: Path, node: yaml.Node | None) -> Any:
@@ -153,19 +158,23 @@ def _not_yaml(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"not valid YAML: {error}", where=str(path))
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice: plain YAML loaders keep the last one silently."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key.start_mark)
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return node
+def _refuse_bad_keys(node: yaml.Node | None, above: tuple[yaml.Node, ...] = ()) -> None:
+    """Refuse keys given twice (YAML loaders keep the last one silently), keys that are no words, and endless files."""
+    if node is not None and node in above:
+        raise yaml.MarkedYAMLError(problem="an alias refers to what holds it", problem_mark=node.start_mark)
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_bad_keys(item, (*above, node))
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key.start_mark)
+        if key.value in seen:
+            raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
+        seen.add(key.value)
+        _refuse_bad_keys(value, (*above, node))
 
 
 def _told_once(model: type[BaseModel], errors: list[ErrorDetails]) -> list[ErrorDetails]:

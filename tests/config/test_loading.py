@@ -235,3 +235,9 @@ def test_relative_paths_of_a_deployment_are_relative_to_its_file(configs: Path):
     deployment = load_deployment(configs / "deployments" / "local.yaml")
     assert deployment.store == f"file://{configs.parent}/.pipeline/store"
     assert deployment.environments["control"] == f"{configs.parent}/.envs/control/bin/python"
+
+
+def test_an_alias_of_what_holds_it_is_refused(configs: Path):
+    path = configs / "releases" / "demo.yaml"
+    path.write_text(path.read_text() + "endless: &endless [*endless]\n")
+    assert "an alias refers to what holds it" in str(mistake_of(path))
