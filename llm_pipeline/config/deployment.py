@@ -66,6 +66,8 @@ class Deployment(ConfigModel):
         environments: Interpreter by environment name.
         triton_home: Directory that holds the unpacked nvidia-pytriton wheel (its tritonserver is used).
         places: Servers by target name.
+        computing_at_once: Mapped tasks of one kind (quantize, accuracy, build) that a run has going at a time;
+            None leaves it to Airflow's pools and parallelism.
     """
 
     name: Name
@@ -76,6 +78,7 @@ class Deployment(ConfigModel):
     environments: dict[EnvironmentName, str]
     triton_home: str
     places: dict[Name, TargetPlace] = Field(default={})
+    computing_at_once: int | None = Field(default=None, ge=1)
 
     @field_validator("places")
     @classmethod

@@ -99,11 +99,12 @@ def _add_recipes(
     tasks: _Tasks, loaded: LoadedRelease, *, after: tuple[BaseOperator, BaseOperator], before: BaseOperator
 ) -> TaskGroup:
     download, baseline = after
+    at_once = loaded.deployment.computing_at_once
 
     @task_group(group_id="recipes", group_display_name="Recipes", tooltip="Quantize and judge, recipe by recipe")
     def recipes(recipe: str) -> None:
-        quantize = tasks.stage("quantize", recipe)
-        accuracy = tasks.stage("accuracy", recipe)
+        quantize = tasks.stage("quantize", recipe, max_active_tis_per_dagrun=at_once)
+        accuracy = tasks.stage("accuracy", recipe, max_active_tis_per_dagrun=at_once)
         # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
         download >> quantize >> accuracy >> before
         baseline >> accuracy
@@ -118,7 +119,7 @@ def _add_targets(
 
     @task_group(group_id="targets", group_display_name="Targets", tooltip="Build, serve and judge, target by target")
     def targets(target: str) -> None:
-        build = tasks.stage("build", target)
+        build = tasks.stage("build", target, max_active_tis_per_dagrun=loaded.deployment.computing_at_once)
         package = tasks.stage("package", target)
         staging = tasks.stage("staging", target)
         served_accuracy = tasks.stage("served_accuracy", target)
