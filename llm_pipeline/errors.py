@@ -103,8 +103,8 @@ class StageCrashed(Transient):
     """A stage's process ended without a result (killed, out of memory, machine lost)."""
 
 
-class StageCancelled(Terminal):
-    """Somebody asked the stage to stop."""
+class StageCancelled(Transient):
+    """The stage was asked to stop, by a user or by a machine that is going down; run again, it goes on."""
 
 
 class RemoteStageError(Terminal):
