@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_pipeline.config.quantization import QuantizationRecipe
 
 MODEL_PACKAGES = (
     "accelerate", "datasets", "lm_eval", "modelopt", "nncf", "openvino", "openvino_genai", "optimum", "safetensors",
@@ -18,6 +24,7 @@ MODEL_PACKAGES = (
 _NEEDS_MODEL_PACKAGE = re.compile(
     rf"""^(?:\w+ = )?pytest\.importorskip\(\s*["'](?:{"|".join(MODEL_PACKAGES)})[."']""", re.MULTILINE
 )
+_CONFIGS = Path(__file__).parents[1] / "configs"
 _HAS_MODEL_PACKAGES = importlib.util.find_spec("torch") is not None
 _HAS_CONTROL_PACKAGES = importlib.util.find_spec("airflow") is not None
 
@@ -29,3 +36,44 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     needs_model_packages = _NEEDS_MODEL_PACKAGE.search(collection_path.read_text()) is not None
     runs_here = _HAS_MODEL_PACKAGES if needs_model_packages else _HAS_CONTROL_PACKAGES
     return None if runs_here else True
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory):
+    """A real checkpoint: the demo model, trained for a few steps."""
+    pytest.importorskip("torch")
+    sys.path.insert(0, str(Path(__file__).parent / "demo"))
+    import briefly_trained
+
+    return briefly_trained.checkpoint(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def recipe():
+    """Reads a committed quantization recipe by name."""
+
+    def read(name):
+        content = yaml.safe_load((_CONFIGS / "quantization" / f"{name}.yaml").read_text())
+        return QuantizationRecipe(name=name, **content)
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def quantized(source, recipe, tmp_path_factory):
+    """Exported checkpoints by recipe, each made when it is first asked for."""
+    import torch
+
+    from llm_pipeline.quantization.modelopt_quantizer import quantize_checkpoint
+
+    made = {}
+
+    def make(name):
+        if name not in made:
+            destination = tmp_path_factory.mktemp(name) / "checkpoint"
+            file = _CONFIGS / "calibration" / "demo.jsonl"
+            facts = quantize_checkpoint(source, destination, recipe(name), file, dtype=torch.float16)
+            made[name] = destination, facts
+        return made[name]
+
+    return make
