@@ -92,8 +92,10 @@ def _log_for_people(*, verbose: bool) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from llm_pipeline.interruption import interrupt_on_termination
     from llm_pipeline.local_run import LocalRun, ask_on_terminal
 
+    interrupt_on_termination()
     answer: bool | None = options.answer
     approve = ask_on_terminal if answer is None else lambda _flow: answer
     return LocalRun(options.config, approve=approve, revision=options.revision).run()

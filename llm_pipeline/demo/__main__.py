@@ -22,6 +22,7 @@ from llm_pipeline.demo.follow import FollowedRun, verdict_rows
 from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
 from llm_pipeline.errors import ExitCode, PipelineError
 from llm_pipeline.flow import Flow
+from llm_pipeline.interruption import interrupt_on_termination
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.stages.report import report_name
 from llm_pipeline.store import open_store
@@ -39,6 +40,7 @@ def main() -> int:
     console = Console()
     console.follow_logs()
     demo = Demo(DemoLayout(), console)
+    interrupt_on_termination()
     commands: dict[str, Callable[[], int]] = {"up": demo.up, "rollback": demo.rollback, "down": demo.down}
     try:
         return commands[command]()
