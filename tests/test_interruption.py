@@ -9,8 +9,8 @@ import signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a shell does to a job in the background
 from llm_pipeline.interruption import interrupt_on_termination
 interrupt_on_termination()
-sys.stdout.write("ready\\n"); sys.stdout.flush()
 try:
+    sys.stdout.write("ready\\n"); sys.stdout.flush()
     time.sleep(30)
 except KeyboardInterrupt:
     sys.exit(7)
