@@ -228,10 +228,8 @@ def release_pictures(dag_id: str, run_id: str) -> list[Picture]:
     run = f"/dags/{dag_id}/runs/{quote(run_id, safe='')}"
     return [
         Picture("dag.png", run, "Accuracy gate", clicks=_WHOLE_GRAPH, around=".react-flow__node", rows=3),
-        Picture("gate.png", f"{run}/tasks/recipes.accuracy/mapped/0", "NO_GO"),
         Picture("approval.png", f"{run}/tasks/approve/required_actions", "Promote"),
         Picture("report.png", f"{run}/plugin/release-report", "", frame=True),
-        Picture("releases.png", "/plugin/llm-releases", "", frame=True),
     ]
 
 
