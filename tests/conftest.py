@@ -49,6 +49,26 @@ def source(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def s3_server():
+    """A real S3 API server, one a test process; `s3_server.bucket()` gives a new bucket."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    import s3_server as module
+
+    with module.serve_s3() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch):
+    """The server, with the credentials that the default chain finds."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-access-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret-key")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return s3_server
+
+
+@pytest.fixture(scope="session")
 def recipe():
     """Reads a committed quantization recipe by name."""
 

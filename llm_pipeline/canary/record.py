@@ -148,8 +148,8 @@ def record_name(release_id: str, target: str) -> str:
 
 
 def lease_name(target: str) -> str:
-    """Name of the lease that a target's controller holds; one a target, whatever the release."""
-    return f"canary-{target}"
+    """Document of the lease that a target's controller holds; one a target, whatever the release."""
+    return f"leases/canary-{target}.json"
 
 
 def take_over(store: ArtifactStore, target: str) -> None:
@@ -158,7 +158,7 @@ def take_over(store: ArtifactStore, target: str) -> None:
     Raises:
         Conflict: The lease changed hands at this very moment; try again.
     """
-    name = f"leases/{lease_name(target)}.json"
+    name = lease_name(target)
     if (document := store.read_document(name)) is not None:
         held = LeaseState.model_validate(document.value)
         released = held.model_copy(update={"epoch": held.epoch + 1, "expires_at": 0.0})

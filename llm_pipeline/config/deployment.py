@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from llm_pipeline.config.model import ConfigModel, Name, Port
+from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.stages.contract import EnvironmentName
 
 
@@ -50,17 +51,44 @@ class HubAccess(ConfigModel):
     Attributes:
         endpoint: URL of the hub; None for the public one (or `HF_ENDPOINT`).
         token_variable: Environment variable that holds the access token; the token itself is never configured.
+        cache: Directory of the Hugging Face cache that `source: cache` reads; None for the client's own.
+        connections: Files fetched side by side.
+        megabytes_per_second: Limit of a download's rate, all its connections together; None for no limit.
+        webhook_secret_variable: Environment variable of the Airflow API server with the secret that the hub's
+            webhooks carry; while it is empty, webhooks are refused.
     """
 
     endpoint: str | None = None
     token_variable: str = "HF_TOKEN"  # noqa: S105 - the name of a variable, not a token
+    cache: str | None = None
+    connections: int = Field(default=4, ge=1, le=64)
+    megabytes_per_second: float | None = Field(default=None, gt=0.0)
+    webhook_secret_variable: str = "LLM_PIPELINE_WEBHOOK_SECRET"  # noqa: S105
+
+
+class Retention(ConfigModel):
+    """What `llm-pipeline gc` keeps besides production, the release before it, and everything still on its way.
+
+    Attributes:
+        keep_releases: The newest releases of each release config.
+        keep_days: Releases that were resolved in the last so many days.
+        grace_hours: Nothing younger than this is removed, whatever points to it or not.
+        schedule: Cron expression of the retention DAG; None for runs by hand only.
+        delete: Whether scheduled runs delete; otherwise they only report what they would delete.
+    """
+
+    keep_releases: int = Field(default=5, ge=1)
+    keep_days: float = Field(default=30.0, ge=0.0)
+    grace_hours: float = Field(default=24.0, ge=1.0)
+    schedule: str | None = None
+    delete: bool = False
 
 
 class Deployment(ConfigModel):
     """One place to run releases.
 
     Attributes:
-        store: URI of the artifact store: `file:///absolute/path` once loaded.
+        store: The artifact store: its URI (or a path), or the fields below.
         work_root: Directory for stages' private work and job records.
         state_root: Directory for running servers: their pids, logs and configuration.
         environments: Interpreter by environment name.
@@ -68,10 +96,11 @@ class Deployment(ConfigModel):
         places: Servers by target name.
         computing_at_once: Mapped tasks of one kind (quantize, accuracy, build) that a run has going at a time;
             None leaves it to Airflow's pools and parallelism.
+        retention: What the retention keeps.
     """
 
     name: Name
-    store: str
+    store: StoreConfig
     work_root: str
     state_root: str
     hub: HubAccess = HubAccess()
@@ -79,6 +108,7 @@ class Deployment(ConfigModel):
     triton_home: str
     places: dict[Name, TargetPlace] = Field(default={})
     computing_at_once: int | None = Field(default=None, ge=1)
+    retention: Retention = Retention()
 
     @field_validator("places")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -16,6 +17,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
+from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import ConfigError
 
@@ -95,6 +97,7 @@ def load_release(path: Path) -> LoadedRelease:
         workload=config.workload,
         approval=config.approval,
         drill=config.drill,
+        concurrency=config.concurrency,
     )
     _check_data_files(path, root, release)
     _check_places(path, release, deployment)
@@ -114,16 +117,30 @@ def load_deployment(path: Path) -> Deployment:
         # abspath, not resolve: an interpreter of a virtual environment is a link that must stay one.
         return os.path.abspath(path.parent / os.path.expandvars(value))  # noqa: PTH100
 
-    store = deployment.store
     return deployment.model_copy(
         update={
-            "store": store if "://" in store else f"file://{absolute(store)}",
+            "store": _place_store(deployment, absolute),
+            "hub": deployment.hub.model_copy(update={"cache": deployment.hub.cache and absolute(deployment.hub.cache)}),
             "work_root": absolute(deployment.work_root),
             "state_root": absolute(deployment.state_root),
             "triton_home": absolute(deployment.triton_home),
             "environments": {name: absolute(python) for name, python in deployment.environments.items()},
         }
     )
+
+
+def _place_store(deployment: Deployment, absolute: Callable[[str], str]) -> StoreConfig:
+    """The deployment's store with every path in it made absolute."""
+    store, signing = deployment.store, deployment.store.signing
+    if signing is not None:
+        paths = {
+            "private_key": signing.private_key and absolute(signing.private_key),
+            "public_keys": tuple(absolute(key) for key in signing.public_keys),
+        }
+        signing = signing.model_copy(update=paths)
+    uri = store.uri if "://" in store.uri else f"file://{absolute(store.uri)}"
+    cache = absolute(store.cache or f"{deployment.work_root}/cache") if uri.startswith("s3://") else None
+    return store.model_copy(update={"uri": uri, "cache": cache, "signing": signing})
 
 
 def _read(path: Path) -> str:

@@ -16,12 +16,35 @@ class ModelSource(ConfigModel):
     """Where the weights come from.
 
     Attributes:
-        id: `organisation/name` on the hub.
-        revision: Branch, tag or commit; pinned to a commit by the first stage.
+        id: `organisation/name` on the hub, and the model's name everywhere else.
+        revision: Branch, tag or commit; pinned to a commit by the first stage. Only the hub and its cache have any.
+        source: `hub`, `cache` (the Hugging Face cache of this machine, without a network), a directory
+            (`file:///absolute/path`) or an S3 prefix (`s3://bucket/prefix`).
+        licenses: Licences that may be released, as the hub writes them; None for any.
+        sampled_values: Values of each tensor that are looked at for NaN and infinity; 0 for none.
     """
 
     id: HubId
     revision: Revision = "main"
+    source: str = Field(default="hub", pattern=r"^(hub|cache|file:///[^?#]+|s3://[a-z0-9][a-z0-9.-]{2,62}/[^?#]+)$")
+    licenses: tuple[str, ...] | None = None
+    sampled_values: int = Field(default=4096, ge=0)
+
+
+class Watch(ConfigModel):
+    """Release by itself when the hub has a new commit on the watched revision.
+
+    Attributes:
+        poll_minutes: How often the hub is asked; a webhook asks at once.
+        quiet_minutes: A commit is released when none followed it for so long: an upload in several commits is one.
+        rebuilds_per_day: Most releases started in 24 hours; a later commit waits its turn.
+        files: Patterns of files whose change counts, out of those that are fetched at all; `*` crosses no `/`.
+    """
+
+    poll_minutes: Annotated[float, Field(gt=0.0)] = 5.0
+    quiet_minutes: Annotated[float, Field(ge=0.0)] = 10.0
+    rebuilds_per_day: int = Field(default=4, ge=1)
+    files: tuple[str, ...] = Field(default=("*", "*/*"), min_length=1)
 
 
 class Baseline(ConfigModel):
@@ -103,10 +126,13 @@ class Approval(ConfigModel):
 
     Attributes:
         required: False lets the release go on by itself.
+        on_license_change: Ask before anything is spent when the model's licence or gating is not what it was in the
+            release before.
         timeout_hours: An unanswered request counts as a rejection after this time.
     """
 
     required: bool = True
+    on_license_change: bool = True
     timeout_hours: Annotated[float, Field(gt=0.0)] = 24.0
 
 
@@ -120,7 +146,11 @@ class ReleaseConfig(ConfigModel):
         targets: Targets to build for, in the order of their promotion.
         policy: The gate policy.
         deployment: The deployment file that binds the release to places.
-        schedule: Cron expression for scheduled rebuilds; None for triggered runs only.
+        watch: Release by itself what is new on the hub; None for no watching.
+        schedule: Cron expression for runs that release what is new since the last one, beside `watch` or instead of
+            it; None for none. Missed ones are never made up for.
+        concurrency: What a release does when another one of its model is on its way in the same deployment:
+            `wait` for its end, or `supersede` it: the older one stops at its next stage, and rolls its canary back.
     """
 
     name: Name
@@ -135,7 +165,9 @@ class ReleaseConfig(ConfigModel):
     workload: Workload
     approval: Approval = Approval()
     drill: Drill | None = None
+    watch: Watch | None = None
     schedule: str | None = None
+    concurrency: Literal["wait", "supersede"] = "wait"
 
     @field_validator("recipes", "targets")
     @classmethod
@@ -159,6 +191,7 @@ class ResolvedRelease(ConfigModel):
     workload: Workload
     approval: Approval
     drill: Drill | None
+    concurrency: Literal["wait", "supersede"] = "wait"
 
     def recipe(self, name: str) -> QuantizationRecipe:
         """The recipe of that name.

@@ -44,7 +44,7 @@ def free_bytes(directory: Path) -> int:
 
 def store_directory(deployment: Deployment) -> Path | None:
     """The store's directory; None for a store that is not on a file system."""
-    address = urlsplit(deployment.store)
+    address = urlsplit(deployment.store.uri)
     return Path(address.path) if address.scheme == "file" else None
 
 

@@ -135,7 +135,7 @@ class VariantReader:
         return self._attempt(name, lambda: StageResult.model_validate(document.value))
 
     def _size(self, ref: ArtifactRef | None) -> int | None:
-        return None if ref is None else self._attempt(f"size of {ref}", lambda: self._store.size(ref))
+        return None if ref is None else self._attempt(f"size of {ref}", lambda: self._store.manifest(ref).size)
 
 
 def _speed(build: StageResult) -> EngineSpeed:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
+from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import ErrorDocument
 from llm_pipeline.verdict import Judgement
 
@@ -50,7 +51,7 @@ class StageRequest(Frozen):
         subject: What it works on: a recipe's or a target's name; empty for one-off stages.
         config: The stage's own slice of the configuration, in the shape of its config model.
         inputs: Input artifacts by the names that the stage declares.
-        store: URI of the artifact store.
+        store: The artifact store; its URI is enough.
         work_root: Directory for private work; survives a crash, so that a stage can resume.
     """
 
@@ -59,7 +60,7 @@ class StageRequest(Frozen):
     subject: str = ""
     config: dict[str, JsonValue]
     inputs: dict[str, ArtifactRef] = {}
-    store: str
+    store: StoreConfig
     work_root: str
 
 

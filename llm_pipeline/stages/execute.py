@@ -1,7 +1,7 @@
 """Running one stage in this process: key, reuse, lease, work, publication, result.
 
-Nothing half-done is ever taken for done: artifacts are published before the stage's record, the record is
-written under the lease, and a record counts only while the artifacts it names are whole.
+Nothing half-done is ever taken for done: artifacts are published before the stage's record, the record is the
+conclusion of the key's lease, and it counts only while the artifacts it names are whole.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from llm_pipeline import __version__
 from llm_pipeline.digest import sha256_json
-from llm_pipeline.errors import ConfigError, PipelineError, Terminal, Transient, Unsupported
+from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import (
     ArtifactRef,
+    Frozen,
     Stage,
     StageContext,
     StageFailure,
@@ -35,7 +35,8 @@ from llm_pipeline.stages.contract import (
 from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
-from llm_pipeline.store.lease import Lease, LeaseHeld
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState
+from llm_pipeline.store.provenance import Provenance, here
 
 log = get_logger(__name__)
 
@@ -69,19 +70,59 @@ def _outcome(request: StageRequest) -> StageResult | StageFailure:
         return _fault(request, error)
 
 
-def stage_key(stage: Stage[Any], config: Any, inputs: Mapping[str, ArtifactRef], subject: str) -> str:
-    """The digest of everything that a stage's result depends on."""
+class KeyContent(Frozen):
+    """Everything that a stage's result depends on."""
+
+    stage: str
+    version: int
+    subject: str
+    config: dict[str, JsonValue]
+    inputs: dict[str, ArtifactRef]
+    tools: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        """The stage key: same content, same result."""
+        return sha256_json(self.model_dump(mode="json"))
+
+
+class StageRecord(Frozen):
+    """What the store keeps under a stage key, as the conclusion of the key's lease."""
+
+    content: KeyContent
+    result: StageResult
+
+
+def key_content(stage: Stage[Any], config: Any, inputs: Mapping[str, ArtifactRef], subject: str) -> KeyContent:
+    """What a stage's result depends on."""
     dumped = config.model_dump(mode="json")
-    return sha256_json(
-        {
-            "stage": stage.name,
-            "version": stage.version,
-            "subject": subject,
-            "config": {name: value for name, value in dumped.items() if name not in stage.places},
-            "inputs": {name: ref.model_dump() for name, ref in sorted(inputs.items())},
-            "tools": tool_versions(stage),
-        }
+    return KeyContent(
+        stage=stage.name,
+        version=stage.version,
+        subject=subject,
+        config={name: value for name, value in dumped.items() if name not in stage.places},
+        inputs=dict(sorted(inputs.items())),
+        tools=tool_versions(stage),
     )
+
+
+def record_name(key: str) -> str:
+    """Document of a stage key: its lease, which its holder concludes with a `StageRecord`."""
+    return f"stages/{key}.json"
+
+
+def read_stage_record(store: ArtifactStore, key: str) -> StageRecord | None:
+    """What was concluded for a stage key, or None.
+
+    Raises:
+        IntegrityError: The record cannot be understood.
+    """
+    document = store.read_document(record_name(key))
+    try:
+        conclusion = LeaseState.model_validate(document.value).conclusion if document else None
+        return StageRecord.model_validate(conclusion) if conclusion else None
+    except ValidationError as error:
+        raise IntegrityError(f"the record of stage key {key[:12]} is not valid: {error}") from error
 
 
 def tool_versions(stage: Stage[Any]) -> dict[str, str]:
@@ -129,11 +170,11 @@ def _execute(request: StageRequest) -> StageResult:
     except ValidationError as error:
         raise ConfigError(f"the request does not fit stage {stage.name}: {error}", where=request.stage) from error
     store = open_store(request.store)
-    key = stage_key(stage, config, request.inputs, request.subject)
+    content = key_content(stage, config, request.inputs, request.subject)
     if not stage.reusable:
-        result = _compute(stage, config, request, store, key)
+        result = _compute(stage, config, request, store, content)
     else:
-        result = _reuse(store, key) or _compute_once(stage, config, request, store, key)
+        result = _reuse(store, content.key) or _compute_once(stage, config, request, store, content)
     timings = Timings(
         started_at=started,
         total_seconds=time.monotonic() - clock,
@@ -145,17 +186,18 @@ def _execute(request: StageRequest) -> StageResult:
     return result
 
 
-def _compute_once(stage: Stage[Any], config: Any, request: StageRequest, store: ArtifactStore, key: str) -> StageResult:
+def _compute_once(
+    stage: Stage[Any], config: Any, request: StageRequest, store: ArtifactStore, content: KeyContent
+) -> StageResult:
     """Compute under the lease of the key; whoever waits for the lease reuses what its holder made."""
     waited = False
     while True:
         try:
-            with Lease(store, key) as lease:
-                if done := _reuse(store, key):
+            with Lease(store, record_name(content.key)) as lease:
+                if done := _reuse(store, content.key):
                     return done
-                result = _compute(stage, config, request, store, key)
-                lease.check()
-                replace_document(store, f"stages/{key}.json", result.model_dump(mode="json"))
+                result = _compute(stage, config, request, store, content)
+                lease.conclude(StageRecord(content=content, result=result).model_dump(mode="json"))
                 return result
         except LeaseHeld as held:
             if not waited:
@@ -164,15 +206,18 @@ def _compute_once(stage: Stage[Any], config: Any, request: StageRequest, store: 
             time.sleep(_LEASE_POLL_SECONDS)
 
 
-def _compute(stage: Stage[Any], config: Any, request: StageRequest, store: ArtifactStore, key: str) -> StageResult:
+def _compute(
+    stage: Stage[Any], config: Any, request: StageRequest, store: ArtifactStore, content: KeyContent
+) -> StageResult:
     started, clock = datetime.now(UTC), time.monotonic()
+    key = content.key
     workdir = Path(request.work_root) / stage.name / key[:24]
     workdir.mkdir(parents=True, exist_ok=True)
     log.info(f"{stage.name} starts", subject=request.subject or "-", release=request.release_id, key=key[:12])
     inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
     context = StageContext(request=request, config=config, inputs=inputs, workdir=workdir, store=store, key=key)
     output: StageOutput = stage.run(context)
-    artifacts = _publish(stage, request, store, key, output)
+    artifacts = _publish(request, store, content, output, started)
     shutil.rmtree(workdir, ignore_errors=True)
     return StageResult(
         release_id=output.release_id or request.release_id,
@@ -182,38 +227,42 @@ def _compute(stage: Stage[Any], config: Any, request: StageRequest, store: Artif
         artifacts=artifacts,
         metrics=dict(output.metrics),
         judgement=output.judgement,
-        tools=tool_versions(stage),
+        tools=content.tools,
         timings=Timings(started_at=started, total_seconds=time.monotonic() - clock, tool_seconds=output.tool_seconds),
     )
 
 
 def _publish(
-    stage: Stage[Any], request: StageRequest, store: ArtifactStore, key: str, output: StageOutput
+    request: StageRequest, store: ArtifactStore, content: KeyContent, output: StageOutput, started: datetime
 ) -> dict[str, ArtifactRef]:
-    provenance: dict[str, JsonValue] = {
-        "stage": stage.name,
-        "subject": request.subject,
-        "stage_key": key,
-        "release_id": request.release_id,
-        "made_at": datetime.now(UTC).isoformat(),
-        "llm_pipeline": __version__,
-        "tools": dict(tool_versions(stage)),
-        "inputs": {name: ref.model_dump() for name, ref in request.inputs.items()},
-    }
+    if not output.artifacts:
+        return {}
+    provenance = Provenance(
+        stage=f"{content.stage}/{content.version}",
+        subject=request.subject,
+        stage_key=content.key,
+        release_id=request.release_id,
+        config=content.config,
+        inputs=request.inputs,
+        tools=content.tools,
+        started_at=started,
+        finished_at=datetime.now(UTC),
+        **here(),
+    )
     refs = {}
     for name, produced in output.artifacts.items():
         refs[name] = store.publish(produced.kind, produced.directory, provenance)
-        log.info(f"published {name}", artifact=str(refs[name]), megabytes=store.size(refs[name]) / 1e6)
+        log.info(f"published {name}", artifact=str(refs[name]), megabytes=store.manifest(refs[name]).size / 1e6)
     return refs
 
 
 def _reuse(store: ArtifactStore, key: str) -> StageResult | None:
-    document = store.read_document(f"stages/{key}.json")
-    if document is None:
+    record = read_stage_record(store, key)
+    if record is None:
         return None
-    result = StageResult.model_validate(document.value)
+    result = record.result
     for name, ref in result.artifacts.items():
-        if damage := store.verify(ref):
+        if damage := store.check(ref):
             first = damage[0]
             log.warning(
                 f"a stored {name} is damaged and is made again",

@@ -25,6 +25,7 @@ from llm_pipeline.release_record import (
 )
 from llm_pipeline.stages.contract import ArtifactRef, Stage, StageContext, StageOutput
 from llm_pipeline.stages.execute import replace_document
+from llm_pipeline.store.provenance import Provenance, here
 
 log = get_logger(__name__)
 
@@ -117,7 +118,7 @@ def _publish(context: StageContext[ResolveConfig], name: str, source: Path) -> A
     else:
         staged.mkdir(parents=True)
         shutil.copy2(source, staged / source.name)
-    ref = context.store.publish("dataset", staged, {"source": str(source.name)})
+    ref = context.store.publish("dataset", staged, Provenance(config={"source": source.name}, **here()))
     log.info(f"dataset {name}", file=source.name, artifact=str(ref))
     return ref
 

@@ -1,18 +1,28 @@
 """Immutable artifacts named by their content, and the small documents that point at them."""
 
-from llm_pipeline.errors import Unsupported
+from pydantic import ValidationError
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import ConfigError
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.local import LocalStore
 
 __all__ = ["ArtifactStore", "LocalStore", "open_store"]
 
 
-def open_store(uri: str) -> ArtifactStore:
-    """The store of a URI.
+def open_store(config: StoreConfig | str) -> ArtifactStore:
+    """The store of a configuration, or of a URI alone. Sends nothing yet.
 
     Raises:
-        Unsupported: There is no store for the URI's scheme.
+        ConfigError: It is not the address of a store, or something about it cannot be.
+        Unsupported: It is in S3, and boto3 is not installed in this interpreter.
     """
-    if uri.startswith("file://"):
-        return LocalStore(uri)
-    raise Unsupported(f"no artifact store for {uri!r}", hint="use file:///absolute/path")
+    try:
+        config = StoreConfig.model_validate(config)
+    except ValidationError as error:
+        raise ConfigError(error.errors()[0]["msg"], where=str(config)) from error
+    if config.uri.startswith("s3://"):
+        from llm_pipeline.store.s3 import S3Store
+
+        return S3Store(config)
+    return LocalStore(config)

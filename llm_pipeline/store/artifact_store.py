@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import JsonValue
 
 from llm_pipeline.errors import Transient
 from llm_pipeline.stages.contract import ArtifactRef
+
+if TYPE_CHECKING:
+    from llm_pipeline.store.manifest import Manifest
+    from llm_pipeline.store.provenance import Provenance
 
 
 class Conflict(Transient):
@@ -33,6 +38,29 @@ class Difference:
     problem: str
 
 
+@dataclass(frozen=True)
+class StoredArtifact:
+    """A complete artifact as it lies in the store."""
+
+    ref: ArtifactRef
+    published_at: datetime
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What an interrupted publication left behind: no artifact, and of no use except to resume it.
+
+    Attributes:
+        name: For `remove_leftover`.
+        bytes: How much space it takes; 0 when that is not known.
+        changed_at: When it was last added to.
+    """
+
+    name: str
+    bytes: int
+    changed_at: datetime
+
+
 class ArtifactStore(Protocol):
     """What every store offers.
 
@@ -42,31 +70,53 @@ class ArtifactStore(Protocol):
 
     uri: str
 
-    def publish(self, kind: str, directory: Path, provenance: Mapping[str, JsonValue]) -> ArtifactRef:
-        """Make a directory an artifact: files first, manifest next, completion marker last.
+    def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
+        """Make a directory an artifact: files first, manifest and signature next, completion marker last.
 
         The digest is over the files' paths, sizes and hashes, so equal content has one name, whoever made it.
+        Interrupted anywhere, the artifact does not exist, and the same call goes on.
 
         Raises:
-            IntegrityError: The directory holds a symbolic link or nothing at all.
+            IntegrityError: The directory holds a symbolic link or nothing at all, or changed meanwhile.
             Transient: The store cannot take it now (a full disk, a lost connection).
         """
 
     def fetch(self, ref: ArtifactRef) -> Path:
-        """A local, read-only directory with the artifact's files, verified against its manifest.
+        """A local, read-only directory with the artifact's files, verified against its manifest and signature.
+
+        A damaged artifact does not stay complete: the next run that needs it makes it again.
 
         Raises:
             IntegrityError: The artifact is missing, incomplete or damaged; the message lists the differences.
         """
 
     def verify(self, ref: ArtifactRef) -> Sequence[Difference]:
-        """How the artifact differs from its manifest; empty when it is whole."""
+        """How the artifact differs from its manifest and signature; empty when it is whole. Reads every byte."""
+
+    def check(self, ref: ArtifactRef) -> Sequence[Difference]:
+        """As `verify`, as far as can be told without transferring the files: on a local disk it is the same."""
+
+    def manifest(self, ref: ArtifactRef) -> Manifest:
+        """What the artifact holds and where it came from.
+
+        Raises:
+            IntegrityError: The artifact is missing or incomplete, or its manifest damaged.
+        """
 
     def exists(self, ref: ArtifactRef) -> bool:
         """Whether the artifact is there and marked complete (its bytes are not read)."""
 
-    def size(self, ref: ArtifactRef) -> int:
-        """Bytes of the artifact's files."""
+    def artifacts(self) -> Iterator[StoredArtifact]:
+        """All complete artifacts, in no order."""
+
+    def remove(self, ref: ArtifactRef) -> None:
+        """Remove an artifact, its completion marker first; none there is fine."""
+
+    def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
+        """What interrupted publications left, and damaged artifacts that were put aside, if older than that."""
+
+    def remove_leftover(self, leftover: Leftover) -> None:
+        """Remove it; none there is fine."""
 
     def read_document(self, name: str) -> Document | None:
         """The document of that name (`pointers/...`), or None."""

@@ -1,4 +1,9 @@
-"""Leases: one owner at a time for a piece of work, fenced by an epoch, taken over when the owner is gone."""
+"""Leases: one owner at a time for a piece of work, fenced by an epoch, taken over when the owner is gone.
+
+A lease is one document, and its holder's conclusion is written into that same document by compare-and-swap. So a
+holder that was frozen while another one took over cannot conclude anything: there is no moment between a check and a
+write.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ import threading
 import time
 from types import TracebackType
 from typing import Self
+
+from pydantic import JsonValue
 
 from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
@@ -30,9 +37,12 @@ class LeaseState(Frozen):
     """A lease as stored.
 
     Attributes:
-        owner: Host, pid and start time of the owner.
+        host: The owner's host.
+        pid: The owner's process there.
+        start_ticks: When that process started, so that a reused pid is not taken for it.
         epoch: Raised by every acquisition; an old owner's epoch is lower.
         expires_at: Seconds since 1970; zero once released.
+        conclusion: What the last holder that ended its work wrote; later holders keep it until they conclude.
     """
 
     host: str
@@ -40,6 +50,7 @@ class LeaseState(Frozen):
     start_ticks: int
     epoch: int
     expires_at: float
+    conclusion: dict[str, JsonValue] | None = None
 
     @property
     def free(self) -> bool:
@@ -50,17 +61,24 @@ class LeaseState(Frozen):
 
 
 class Lease:
-    """Holds `leases/<name>.json` while its `with` block runs, renewing it in the background."""
+    """Holds a lease while its `with` block runs, renewing it in the background.
 
-    def __init__(self, store: ArtifactStore, name: str, *, seconds: float = 60.0) -> None:
+    Args:
+        store: Where the lease is kept.
+        document: Its document, e.g. `leases/canary-cpu.json`.
+        seconds: How long it lasts after its holder was heard of last.
+    """
+
+    def __init__(self, store: ArtifactStore, document: str, *, seconds: float = 60.0) -> None:
         self._store = store
-        self._document = f"leases/{name}.json"
+        self._document = document
         self._seconds = seconds
         self._revision: str | None = None
         self._stop = threading.Event()
         self._lost = False
-        self._renewer = threading.Thread(target=self._renew, name=f"lease {name}", daemon=True)
+        self._renewer = threading.Thread(target=self._renew, name=f"lease {document}", daemon=True)
         self.epoch = 0
+        self.conclusion: dict[str, JsonValue] | None = None
 
     def __enter__(self) -> Self:
         """Take the lease.
@@ -73,7 +91,7 @@ class Lease:
             held = LeaseState.model_validate(document.value)
             if not held.free:
                 raise LeaseHeld(f"{self._document} is held by pid {held.pid} on {held.host}")
-            self._revision, self.epoch = document.revision, held.epoch
+            self._revision, self.epoch, self.conclusion = document.revision, held.epoch, held.conclusion
         self.epoch += 1
         try:
             self._write(time.time() + self._seconds)
@@ -86,13 +104,27 @@ class Lease:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give the lease back, unless it was lost."""
-        self._stop.set()
-        self._renewer.join()
-        if not self._lost:
+        if not self._end_renewals() and not self._lost:
             try:
                 self._write(0.0)
             except (Conflict, Transient) as error:
                 log.warning("could not give back a lease; it will expire", lease=self._document, reason=str(error))
+
+    def conclude(self, conclusion: dict[str, JsonValue]) -> None:
+        """Write what the work came to and give the lease back, in one step.
+
+        Raises:
+            LeaseLost: The lease was taken over: nothing was written.
+        """
+        self._end_renewals()
+        self.check()
+        self.conclusion = conclusion
+        try:
+            self._write(0.0)
+        except Conflict as error:
+            self._lost = True
+            self.check()
+            raise AssertionError("unreachable: a lost lease raises") from error
 
     def check(self) -> None:
         """Make sure that the lease is still ours, before publishing.
@@ -103,6 +135,13 @@ class Lease:
         if self._lost:
             raise LeaseLost(f"{self._document} was taken over while this process was stalled", hint="run it again")
 
+    def _end_renewals(self) -> bool:
+        """Stop renewing; returns whether that had been done before."""
+        ended = self._stop.is_set()
+        self._stop.set()
+        self._renewer.join()
+        return ended
+
     def _write(self, expires_at: float) -> None:
         pid = os.getpid()
         state = LeaseState(
@@ -111,6 +150,7 @@ class Lease:
             start_ticks=process_start_ticks(pid) or 0,
             epoch=self.epoch,
             expires_at=expires_at,
+            conclusion=self.conclusion,
         )
         self._revision = self._store.write_document(self._document, state.model_dump(), self._revision)
 

@@ -11,15 +11,27 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
-from llm_pipeline.digest import sha256_bytes, sha256_file
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.stages.contract import ArtifactRef
-from llm_pipeline.store.artifact_store import Conflict, Difference, Document
-from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, Manifest, differences, inventory
+from llm_pipeline.store.artifact_store import Conflict, Difference, Document, Leftover, StoredArtifact
+from llm_pipeline.store.manifest import (
+    COMPLETE_FILE,
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    Manifest,
+    Seal,
+    Sealed,
+    differences,
+    inventory,
+)
+from llm_pipeline.store.provenance import Provenance
 
 _COPY_BYTES = 1024 * 1024
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]*(/[A-Za-z0-9_][A-Za-z0-9_.:+@-]*)*")
@@ -28,24 +40,27 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]*(/[A-Za-z0-9_][A-Za-z0-9
 class LocalStore:
     """Artifacts as directories; a new one is prepared aside and appears whole, by one rename."""
 
-    def __init__(self, uri: str) -> None:
-        if not uri.startswith("file:///"):
-            raise ConfigError(f"not a local store: {uri!r}", hint="use file:///absolute/path")
-        self.uri = uri
-        self.root = Path(uri.removeprefix("file://"))
+    def __init__(self, config: StoreConfig | str) -> None:
+        config = StoreConfig.model_validate(config)
+        if not config.uri.startswith("file:///"):
+            raise ConfigError(f"not a local store: {config.uri!r}", hint="use file:///absolute/path")
+        self.uri = config.uri
+        self.root = Path(config.uri.removeprefix("file://"))
 
-    def publish(self, kind: str, directory: Path, provenance: Mapping[str, JsonValue]) -> ArtifactRef:
+    def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
         """See `ArtifactStore.publish`."""
-        manifest = Manifest(kind=kind, files=inventory(directory), provenance=dict(provenance))
-        ref = ArtifactRef(kind=kind, digest=manifest.digest)
+        manifest = Manifest(kind=kind, files=inventory(directory), provenance=provenance or Provenance())
+        ref = manifest.ref
         if self.exists(ref) and not self.verify(ref):
             return ref
         incoming = self.root / "incoming" / uuid.uuid4().hex
         try:
             _copy_files(manifest, directory, incoming)
-            _write_durably(incoming / MANIFEST_FILE, manifest.model_dump_json(indent=1).encode())
-            marker = {"manifest_sha256": sha256_file(incoming / MANIFEST_FILE)}
-            _write_durably(incoming / COMPLETE_FILE, json.dumps(marker).encode())
+            statement = manifest.to_json()
+            _write_durably(incoming / MANIFEST_FILE, statement)
+            _write_durably(
+                incoming / COMPLETE_FILE, Seal(manifest_sha256=sha256_bytes(statement)).model_dump_json().encode()
+            )
             self._place(incoming, self._directory(ref))
         except OSError as error:
             raise _store_error(error, f"cannot publish {ref}") from error
@@ -66,32 +81,52 @@ class LocalStore:
 
     def verify(self, ref: ArtifactRef) -> Sequence[Difference]:
         """See `ArtifactStore.verify`."""
-        directory = self._directory(ref)
-        try:
-            marker = json.loads((directory / COMPLETE_FILE).read_bytes())
-            manifest_bytes = (directory / MANIFEST_FILE).read_bytes()
-        except FileNotFoundError as error:
-            return [Difference(Path(error.filename).name, "missing")]
-        except ValueError:
-            return [Difference(COMPLETE_FILE, "not JSON")]
-        if marker.get("manifest_sha256") != sha256_bytes(manifest_bytes):
-            return [Difference(MANIFEST_FILE, "changed since the artifact was completed")]
-        try:
-            manifest = Manifest.model_validate_json(manifest_bytes)
-        except ValidationError as error:
-            return [Difference(MANIFEST_FILE, f"not a manifest: {error}")]
-        if manifest.digest != ref.digest:
-            return [Difference(MANIFEST_FILE, f"is of artifact {manifest.digest}, not {ref.digest}")]
-        return differences(manifest, directory)
+        opened = self._open(ref)
+        return [opened] if isinstance(opened, Difference) else differences(opened, self._directory(ref))
+
+    def check(self, ref: ArtifactRef) -> Sequence[Difference]:
+        """See `ArtifactStore.check`."""
+        return self.verify(ref)
+
+    def manifest(self, ref: ArtifactRef) -> Manifest:
+        """See `ArtifactStore.manifest`."""
+        opened = self._open(ref)
+        if isinstance(opened, Difference):
+            raise IntegrityError(f"artifact {ref} is not whole: {opened.path}: {opened.problem}")
+        return opened
 
     def exists(self, ref: ArtifactRef) -> bool:
         """See `ArtifactStore.exists`."""
         return (self._directory(ref) / COMPLETE_FILE).is_file()
 
-    def size(self, ref: ArtifactRef) -> int:
-        """See `ArtifactStore.size`."""
-        manifest = Manifest.model_validate_json((self._directory(ref) / MANIFEST_FILE).read_bytes())
-        return manifest.size
+    def artifacts(self) -> Iterator[StoredArtifact]:
+        """See `ArtifactStore.artifacts`."""
+        for marker in (self.root / "artifacts").glob(f"*/*/{COMPLETE_FILE}"):
+            ref = ArtifactRef(kind=marker.parent.parent.name, digest=marker.parent.name)
+            yield StoredArtifact(ref, _changed_at(marker))
+
+    def remove(self, ref: ArtifactRef) -> None:
+        """See `ArtifactStore.remove`."""
+        doomed = self.root / "incoming" / f"removed-{uuid.uuid4().hex}"
+        doomed.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self._directory(ref).rename(doomed)  # gone in one step; its files follow
+            shutil.rmtree(doomed)
+
+    def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
+        """See `ArtifactStore.leftovers`."""
+        limit = datetime.now(UTC) - older_than
+        directories = [*(self.root / "incoming").glob("*"), *(self.root / "damaged").glob("*")]
+        found = [(path, _changed_at(path)) for path in directories]
+        return [
+            Leftover(path.relative_to(self.root).as_posix(), _bytes_below(path), changed)
+            for path, changed in found
+            if changed < limit
+        ]
+
+    def remove_leftover(self, leftover: Leftover) -> None:
+        """See `ArtifactStore.remove_leftover`."""
+        shutil.rmtree(self._path(leftover.name), ignore_errors=True)
 
     def read_document(self, name: str) -> Document | None:
         """See `ArtifactStore.read_document`."""
@@ -146,6 +181,11 @@ class LocalStore:
         """See `ArtifactStore.read_file`."""
         return self._path(name).read_bytes()
 
+    def _open(self, ref: ArtifactRef) -> Manifest | Difference:
+        names = (COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE)
+        marker, manifest, signature = (_read_if_there(self._directory(ref) / name) for name in names)
+        return Sealed(marker=marker, manifest=manifest, signature=signature).open(ref)
+
     def _directory(self, ref: ArtifactRef) -> Path:
         return self.root / "artifacts" / ref.kind / ref.digest
 
@@ -173,6 +213,21 @@ class LocalStore:
         with (locks / sha256_bytes(name.encode())[:32]).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _changed_at(path: Path) -> datetime:
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+
+
+def _bytes_below(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def _read_if_there(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _copy_files(manifest: Manifest, source: Path, destination: Path) -> None:

@@ -157,7 +157,7 @@ class Production:
         shutil.copytree(TOY, directory, ignore=shutil.ignore_patterns("__pycache__"))
         line = json.dumps({"prompt": f"a {release}", "completion": f" a {release}", "max_tokens": 2}) + "\n"
         (directory / "golden.jsonl").write_text(line * 5)
-        return self.store.publish("model_repository", directory, {})
+        return self.store.publish("model_repository", directory)
 
 
 def result(outcome: StageResult | StageFailure) -> StageResult:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.planning import host
 from llm_pipeline.runners import detached
 
@@ -65,7 +66,7 @@ def test_free_space_is_that_of_the_nearest_directory_that_exists(tmp_path: Path)
 def test_a_store_that_is_no_file_system_has_no_directory(tmp_path: Path):
     here = deployment(tmp_path, 20000)
     assert host.store_directory(here) == tmp_path / "store"
-    assert host.store_directory(here.model_copy(update={"store": "s3://bucket/prefix"})) is None
+    assert host.store_directory(here.model_copy(update={"store": StoreConfig(uri="s3://bucket/prefix")})) is None
 
 
 def test_an_environment_that_is_not_named_is_missing(tmp_path: Path):

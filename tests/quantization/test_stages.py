@@ -39,9 +39,9 @@ def release(source, tmp_path_factory):
     calibration.mkdir()
     (calibration / "demo.jsonl").write_bytes((CONFIGS / "calibration/demo.jsonl").read_bytes())
     inputs = {
-        "checkpoint": store.publish("checkpoint", source, {}),
-        "calibration": store.publish("dataset", calibration, {}),
-        "tasks": store.publish("dataset", CONFIGS / "tasks" / "demo", {}),
+        "checkpoint": store.publish("checkpoint", source),
+        "calibration": store.publish("dataset", calibration),
+        "tasks": store.publish("dataset", CONFIGS / "tasks" / "demo"),
     }
 
     def run(stage, config, subject="", *, use, **given):
@@ -84,7 +84,7 @@ def test_the_baseline_is_scored_item_by_item(release, baseline):
 
 def test_the_recipe_none_passes_the_same_checkpoint_on(release, recipe):
     result = quantize(release, recipe, "none")
-    downloaded = release.store.publish("checkpoint", release.store.fetch(result.artifacts["checkpoint"]), {})
+    downloaded = release.store.publish("checkpoint", release.store.fetch(result.artifacts["checkpoint"]))
     assert result.artifacts["checkpoint"] == downloaded
     assert result.metrics["size_ratio"] == 1.0
 

@@ -121,13 +121,13 @@ class SampleRelease:
         directory.mkdir(parents=True)
         for name, data in files.items():
             (directory / name).write_bytes(data)
-        return self.store.publish(kind, directory, {})
+        return self.store.publish(kind, directory)
 
     def publish_items(self, items: Sequence[ScoredItem]) -> ArtifactRef:
         directory = self._scratch / f"items-{self._random.random()}"
         directory.mkdir(parents=True)
         write_items(directory, items)
-        return self.store.publish("evaluation", directory, {})
+        return self.store.publish("evaluation", directory)
 
     def scored(self, loss: float, tasks: Sequence[str] = tuple(TASKS)) -> list[ScoredItem]:
         """The baseline's items with a share of the right ones lost, and a third as many gained."""

@@ -28,7 +28,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def request_build(place):
     uri = f"file://{place / 'store'}"
-    checkpoint = open_store(uri).publish("checkpoint", tiny_llama.make_checkpoint(place / "checkpoint"), {})
+    checkpoint = open_store(uri).publish("checkpoint", tiny_llama.make_checkpoint(place / "checkpoint"))
 
     def make(**changes):
         return StageRequest(

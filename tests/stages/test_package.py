@@ -36,7 +36,7 @@ def make_engine(directory):
 def package(tmp_path):
     uri = f"file://{tmp_path / 'store'}"
     store = open_store(uri)
-    engine = store.publish("engine", make_engine(tmp_path / "engine"), {})
+    engine = store.publish("engine", make_engine(tmp_path / "engine"))
 
     def run(*, generative=True, release="r1"):
         evaluation = tmp_path / f"evaluation-{generative}"
@@ -59,7 +59,7 @@ def package(tmp_path):
         request = StageRequest(
             release_id=release, stage="package", subject="cpu",
             config={"limits": {"maximum_sequences": 8}, "golden_prompts": 20, "maximum_tokens": 6},
-            inputs={"engine": engine, "evaluation": store.publish("evaluation", evaluation, {})},
+            inputs={"engine": engine, "evaluation": store.publish("evaluation", evaluation)},
             store=uri, work_root=str(tmp_path / "work"),
         )  # fmt: skip
         return store, execute(request)

@@ -40,14 +40,14 @@ class Release:
         prompts = root / "prompts"
         prompts.mkdir()
         (prompts / "p.jsonl").write_text("".join(json.dumps({"prompt": f"w{n} v{n}"}) + "\n" for n in range(40)))
-        self.prompts = self.store.publish("dataset", prompts, {})
+        self.prompts = self.store.publish("dataset", prompts)
 
     def publish_repository(self, golden: str = "a b a") -> ArtifactRef:
         directory = self.root / f"repository {golden}"
         shutil.copytree(TOY, directory, ignore=shutil.ignore_patterns("__pycache__"))
         line = json.dumps({"prompt": "a b", "completion": golden, "max_tokens": 3}) + "\n"
         (directory / "golden.jsonl").write_text(line * 20)
-        return self.store.publish("model_repository", directory, {})
+        return self.store.publish("model_repository", directory)
 
     def run(self, stage: str, config: dict, **inputs: ArtifactRef) -> StageResult | StageFailure:
         return execute(

@@ -34,11 +34,11 @@ def test_a_full_disk_publishes_nothing_and_the_same_call_works_once_there_is_spa
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(1_000_000))
     with pytest.raises(Transient, match="free disk space"):
-        store.publish("checkpoint", weights, {})
+        store.publish("checkpoint", weights)
     assert not list((small_disk / "store").glob("artifacts/*/*"))
     assert not list((small_disk / "store" / "incoming").iterdir())
     ballast.unlink()
-    assert store.verify(store.publish("checkpoint", weights, {})) == []
+    assert store.verify(store.publish("checkpoint", weights)) == []
 
 
 def test_a_document_that_does_not_fit_leaves_the_old_one_whole(small_disk: Path) -> None:

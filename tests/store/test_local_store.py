@@ -10,6 +10,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import LocalStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE
+from llm_pipeline.store.provenance import Provenance
 
 
 @pytest.fixture
@@ -31,26 +32,26 @@ def stored(store: LocalStore, ref: ArtifactRef) -> Path:
 
 
 def test_what_is_published_is_fetched_whole(store: LocalStore, weights: Path) -> None:
-    ref = store.publish("checkpoint", weights, {"stage": "download"})
+    ref = store.publish("checkpoint", weights)
     fetched = store.fetch(ref)
     assert (fetched / "model.bin").read_bytes() == (weights / "model.bin").read_bytes()
     assert (fetched / "sub" / "config.json").read_text() == "{}"
-    assert store.size(ref) == 3_000_002
+    assert store.manifest(ref).size == 3_000_002
 
 
 def test_equal_content_has_one_name_whoever_made_it(store: LocalStore, weights: Path) -> None:
-    first = store.publish("checkpoint", weights, {"made_by": "one"})
-    second = store.publish("checkpoint", weights, {"made_by": "two"})
+    first = store.publish("checkpoint", weights, Provenance(made_by="one"))
+    second = store.publish("checkpoint", weights, Provenance(made_by="two"))
     assert first == second
 
 
 def test_another_kind_is_another_artifact(store: LocalStore, weights: Path) -> None:
-    assert store.publish("checkpoint", weights, {}).digest != store.publish("engine", weights, {}).digest
+    assert store.publish("checkpoint", weights).digest != store.publish("engine", weights).digest
 
 
 @pytest.mark.parametrize("position", [0, 1_500_000, 2_999_999])
 def test_one_changed_byte_is_found_and_named(store: LocalStore, weights: Path, position: int) -> None:
-    ref = store.publish("checkpoint", weights, {})
+    ref = store.publish("checkpoint", weights)
     path = stored(store, ref) / "model.bin"
     data = bytearray(path.read_bytes())
     data[position] ^= 1
@@ -61,21 +62,21 @@ def test_one_changed_byte_is_found_and_named(store: LocalStore, weights: Path, p
 
 @pytest.mark.parametrize("name", ["model.bin", "sub/config.json", MANIFEST_FILE, COMPLETE_FILE])
 def test_a_missing_file_is_found(store: LocalStore, weights: Path, name: str) -> None:
-    ref = store.publish("checkpoint", weights, {})
+    ref = store.publish("checkpoint", weights)
     (stored(store, ref) / name).unlink()
     with pytest.raises(IntegrityError, match="missing"):
         store.fetch(ref)
 
 
 def test_an_extra_file_is_found(store: LocalStore, weights: Path) -> None:
-    ref = store.publish("checkpoint", weights, {})
+    ref = store.publish("checkpoint", weights)
     (stored(store, ref) / "backdoor.py").write_text("")
     with pytest.raises(IntegrityError, match=r"backdoor\.py: not in the manifest"):
         store.fetch(ref)
 
 
 def test_a_manifest_that_was_edited_is_found(store: LocalStore, weights: Path) -> None:
-    ref = store.publish("checkpoint", weights, {})
+    ref = store.publish("checkpoint", weights)
     manifest = stored(store, ref) / MANIFEST_FILE
     manifest.write_text(manifest.read_text().replace('"size": 2', '"size": 3'))
     with pytest.raises(IntegrityError, match="changed since the artifact was completed"):
@@ -83,30 +84,30 @@ def test_a_manifest_that_was_edited_is_found(store: LocalStore, weights: Path) -
 
 
 def test_a_damaged_artifact_is_replaced_by_the_next_publication(store: LocalStore, weights: Path) -> None:
-    ref = store.publish("checkpoint", weights, {})
+    ref = store.publish("checkpoint", weights)
     (stored(store, ref) / "model.bin").write_bytes(b"rubbish")
-    assert store.publish("checkpoint", weights, {}) == ref
+    assert store.publish("checkpoint", weights) == ref
     assert store.verify(ref) == []
     assert len(list((store.root / "damaged").iterdir())) == 1
 
 
 def test_an_artifact_inside_an_artifact_keeps_its_own_markers(store: LocalStore, weights: Path) -> None:
-    inner = store.fetch(store.publish("checkpoint", weights, {}))
+    inner = store.fetch(store.publish("checkpoint", weights))
     outer = inner.parents[3] / "outer"
     shutil.copytree(inner, outer / "engine")
-    assert store.verify(store.publish("model_repository", outer, {})) == []
+    assert store.verify(store.publish("model_repository", outer)) == []
 
 
 def test_a_symbolic_link_is_refused(store: LocalStore, weights: Path) -> None:
     (weights / "link").symlink_to("/etc/passwd")
     with pytest.raises(IntegrityError, match="regular files only"):
-        store.publish("checkpoint", weights, {})
+        store.publish("checkpoint", weights)
 
 
 def test_an_empty_directory_is_refused(store: LocalStore, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(IntegrityError, match="nothing to publish"):
-        store.publish("checkpoint", tmp_path / "empty", {})
+        store.publish("checkpoint", tmp_path / "empty")
 
 
 def test_a_full_disk_leaves_nothing_half_published(
@@ -117,7 +118,7 @@ def test_a_full_disk_leaves_nothing_half_published(
 
     monkeypatch.setattr("llm_pipeline.store.local._write_durably", full)
     with pytest.raises(Transient, match="free disk space"):
-        store.publish("checkpoint", weights, {})
+        store.publish("checkpoint", weights)
     assert not list((store.root / "incoming").iterdir())
     assert not (store.root / "artifacts").exists()
 

@@ -101,7 +101,7 @@ def resolve(context: StageContext) -> StageOutput:
     prompts.mkdir(exist_ok=True)
     (prompts / "prompts.jsonl").write_text('{"prompt": "a"}\n')
     file = HubFile(path="model.safetensors", size=1, sha256="0" * 64, blob_sha1="0" * 40)
-    ref: ArtifactRef = context.store.publish("dataset", prompts, {})
+    ref: ArtifactRef = context.store.publish("dataset", prompts)
     record = ReleaseRecord(
         release_id=release_id,
         release=loaded.release,

@@ -1,0 +1,115 @@
+"""Where artifacts are kept, and whose signature they must bear."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from llm_pipeline.config.model import ConfigModel
+
+_LOCAL = re.compile(r"file:///[^?#]*")
+_S3 = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
+
+
+class Keyless(ConfigModel):
+    """Signing by an identity of an OpenID provider.
+
+    Attributes:
+        identity: Whose signature is trusted: an e-mail address or a workload's URI.
+        issuer: The provider, e.g. `https://token.actions.githubusercontent.com`.
+        token_variable: Environment variable with the identity token that signs.
+    """
+
+    identity: str
+    issuer: str
+    token_variable: str = "SIGSTORE_ID_TOKEN"  # noqa: S105 - the name of a variable, not a token
+
+
+class Signing(ConfigModel):
+    """Signatures of artifacts, made and checked with sigstore's model-signing.
+
+    A stage signs what it publishes when `private_key` or `keyless` is set, and refuses an input without a valid
+    signature when `required` is set.
+
+    Attributes:
+        private_key: PEM file of the elliptic-curve key that signs; None where nothing is signed.
+        password_variable: Environment variable with the private key's password; None when it has none.
+        public_keys: PEM files of the keys that are trusted; any of them may have signed.
+        keyless: Sign and verify by identity (Fulcio and Rekor) instead of by key.
+        required: An artifact without a valid signature stops the release.
+    """
+
+    private_key: str | None = None
+    password_variable: str | None = None
+    public_keys: tuple[str, ...] = ()
+    keyless: Keyless | None = None
+    required: bool = True
+
+    @model_validator(mode="after")
+    def _can_verify(self) -> Signing:
+        if self.keyless is not None and (self.private_key or self.public_keys):
+            raise ValueError("choose keyless, or keys, not both")
+        if self.required and self.keyless is None and not self.public_keys:
+            raise ValueError("required: true needs public_keys (or keyless) to verify with")
+        return self
+
+
+class StoreConfig(ConfigModel):
+    """An artifact store. Written as its URI alone, or with these fields.
+
+    Attributes:
+        uri: `file:///absolute/path` or `s3://bucket/prefix`.
+        cache: Directory for local copies of artifacts in S3; `<work_root>/cache` when a deployment leaves it out.
+        endpoint: URL of another S3 API than Amazon's.
+        region: The bucket's region; None for the environment's.
+        profile: Profile of the AWS configuration files; None for the default chain of credentials.
+        role: ARN of a role to assume.
+        encryption: Server-side encryption of everything written; None leaves it to the bucket.
+        kms_key: The key, for `aws:kms`.
+        signing: Signatures of artifacts; None for no signatures.
+    """
+
+    uri: str
+    cache: str | None = None
+    endpoint: str | None = Field(default=None, pattern=r"^https?://[^@\s]+$")
+    region: str | None = None
+    profile: str | None = None
+    role: str | None = Field(default=None, pattern=r"^arn:")
+    encryption: Literal["AES256", "aws:kms"] | None = None
+    kms_key: str | None = None
+    signing: Signing | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_uri(cls, value: Any) -> Any:
+        return {"uri": value} if isinstance(value, str) else value
+
+    @field_validator("uri")
+    @classmethod
+    def _is_known(cls, uri: str) -> str:
+        if "://" in uri and not _LOCAL.fullmatch(uri) and not _S3.fullmatch(uri):
+            raise ValueError(f"not a store: {uri!r}; use file:///absolute/path or s3://bucket/prefix")
+        return uri.rstrip("/") if uri.startswith("s3://") else uri
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> StoreConfig:
+        given = [name for name in ("endpoint", "region", "profile", "role", "encryption") if getattr(self, name)]
+        if given and not self.uri.startswith("s3://"):
+            raise ValueError(f"{', '.join(given)}: only for a store in S3")
+        if self.kms_key and self.encryption != "aws:kms":
+            raise ValueError("kms_key needs encryption: aws:kms")
+        return self
+
+    @property
+    def bucket_and_prefix(self) -> tuple[str, str]:
+        """Bucket and key prefix (no slash at its end, may be empty) of a store in S3.
+
+        Raises:
+            ValueError: The store is not in S3.
+        """
+        match = _S3.fullmatch(self.uri)
+        if match is None:
+            raise ValueError(f"{self.uri} is not in S3")
+        return match["bucket"], (match["prefix"] or "").rstrip("/")
