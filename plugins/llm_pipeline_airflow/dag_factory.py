@@ -20,8 +20,9 @@ from airflow.sdk import DAG, BaseOperator, Param, TaskGroup, TriggerRule, chain,
 
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.release import ModelSource
-from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ResolveOperator, StageOperator
+from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
 from llm_pipeline_airflow.promotion import CanaryStepOperator, ReleaseApprovalOperator, RollbackOperator
+from llm_pipeline_airflow.resolve_operator import ResolveOperator
 from llm_pipeline_airflow.retries import FIRST_DELAY, LONGEST_DELAY, RETRIES, error_family_policy
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.task_docs import TASK_DOCS, dag_doc

@@ -13,15 +13,13 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import Terminal, Transient
-from llm_pipeline.flow import Flow, passed, resolve_request
+from llm_pipeline.flow import Flow, passed
 from llm_pipeline.logging import relay
 from llm_pipeline.runners.process import Job, ProcessRunner
 from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.stages.registry import load_stage
-from llm_pipeline.store import open_store
 from llm_pipeline_airflow.evidence import log_table, metric_lines
 from llm_pipeline_airflow.links import ReleaseReportLink
-from llm_pipeline_airflow.runs import remember_run
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -182,32 +180,6 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         if self._runner is None:
             self._runner = ProcessRunner(load_release(Path(self.config_path)).deployment)
         return self._runner
-
-
-class ResolveOperator(StageOperator):
-    """Pins the model's revision and returns the release's id; the parameter `revision` overrides the config's."""
-
-    template_fields: Collection[str] = ()
-
-    def __init__(self, *, config_path: str, **kwargs: Any) -> None:
-        kwargs.setdefault("stage", "resolve")
-        super().__init__(config_path=config_path, **kwargs)
-
-    def execute(self, context: Context) -> Any:
-        """Run the stage and return the release's id."""
-        return super().execute(context)["release_id"]
-
-    def request(self, context: Context) -> StageRequest:
-        """What the stage is asked to do."""
-        return resolve_request(Path(self.config_path), context["params"].get("revision"))
-
-    def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:
-        """Remember which release this run works on, for the report's tab."""
-        store = open_store(load_release(Path(self.config_path)).deployment.store)
-        remember_run(store, context["dag_run"].dag_id, context["run_id"], result.release_id)
-        returned = super().conclude(context, result)
-        self._ending = result.release_id
-        return returned
 
 
 def _log_result(result: StageResult) -> None:

@@ -1,0 +1,43 @@
+"""The operator of a release's first stage: it pins the commit that everything after it works on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.flow import resolve_request
+from llm_pipeline.stages.contract import StageRequest, StageResult
+from llm_pipeline.store import open_store
+from llm_pipeline_airflow.operators import StageOperator
+from llm_pipeline_airflow.runs import remember_run
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class ResolveOperator(StageOperator):
+    """Pins the model's revision and returns the release's id; the parameter `revision` overrides the config's."""
+
+    template_fields: Collection[str] = ()
+
+    def __init__(self, *, config_path: str, **kwargs: Any) -> None:
+        kwargs.setdefault("stage", "resolve")
+        super().__init__(config_path=config_path, **kwargs)
+
+    def execute(self, context: Context) -> Any:
+        """Run the stage and return the release's id."""
+        return super().execute(context)["release_id"]
+
+    def request(self, context: Context) -> StageRequest:
+        """What the stage is asked to do."""
+        return resolve_request(Path(self.config_path), context["params"].get("revision"))
+
+    def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:
+        """Remember which release this run works on, for the report's tab."""
+        store = open_store(load_release(Path(self.config_path)).deployment.store)
+        remember_run(store, context["dag_run"].dag_id, context["run_id"], result.release_id)
+        returned = super().conclude(context, result)
+        self._ending = result.release_id
+        return returned
