@@ -96,11 +96,11 @@ def _disk(plan: Plan) -> list[str]:
     if plan.disk is None:
         return []
     need, shared = plan.disk.need, ", same file system" if plan.disk.one_file_system else ""
-    free = "not a file system" if plan.disk.free_store is None else f"{format_bytes(plan.disk.free_store)} free"
+    free = "in S3" if plan.disk.free_store is None else f"of {format_bytes(plan.disk.free_store)} free"
     parts = f"download {format_bytes(need.download)}, recipes {format_bytes(need.recipes)}"
     return [
         "disk (at most, when nothing of it exists yet)",
-        f"  store  {format_bytes(need.store)} of {free} ({parts}, engines {format_bytes(need.engines)})",
+        f"  store  {format_bytes(need.store)} {free} ({parts}, engines {format_bytes(need.engines)})",
         f"  work   {format_bytes(need.work)} of {format_bytes(plan.disk.free_work)} free{shared}",
     ]
 
