@@ -1,0 +1,316 @@
+"""Signatures of artifacts, made and checked with sigstore's model-signing.
+
+A signature is a sigstore bundle over the SHA-256 of every file of an artifact and of its manifest, so where the
+artifact came from is signed too. The hashes are the manifest's: no file is read again. An outsider checks an artifact
+as it lies in the store with `model_signing verify key` (or `verify sigstore`).
+
+https://github.com/sigstore/model-transparency
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from llm_pipeline.config.store import Keyless, Signing
+from llm_pipeline.digest import sha256_bytes
+from llm_pipeline.errors import ConfigError, Transient, Unsupported
+from llm_pipeline.store.artifact_store import Difference
+from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest
+
+_NOT_AUTHENTIC = "altered: the signature does not fit its own content"
+_NOT_A_BUNDLE = "not a signature: it is no sigstore bundle"
+
+
+class Signatures:
+    """Signs and checks artifacts as a store's configuration says; without one, nothing is signed or checked.
+
+    model_signing is imported when something is signed or checked, not before.
+    """
+
+    def __init__(self, config: Signing | None) -> None:
+        self._required = config is not None and config.required
+        self._method = _method(config)
+
+    def sign(self, manifest: Manifest, statement: bytes) -> bytes | None:
+        """The signature of an artifact; None when nothing signs here and none is required.
+
+        Args:
+            manifest: The artifact's manifest.
+            statement: The content of its `_MANIFEST.json`.
+
+        Raises:
+            ConfigError: The key cannot be used, or what it signs would be refused.
+            Unsupported: model_signing is not installed in this interpreter.
+            Transient: Keyless signing could not reach its services.
+        """
+        if self._method is None or not self._method.signs:
+            if self._required:
+                raise ConfigError(
+                    "this store requires signatures, and nothing signs here",
+                    where="signing.private_key",
+                    hint="set private_key where stages run, or required: false",
+                )
+            return None
+        hashes = _KnownHashes(manifest, statement)
+        with TemporaryDirectory() as directory:
+            path = Path(directory, SIGNATURE_FILE)
+            self._method.write(path, hashes)
+            signature = path.read_bytes()
+        if found := self.problems(manifest, statement, signature):
+            raise ConfigError(
+                f"what is signed here would be refused: {found[0].problem}",
+                where="signing",
+                hint="add the public half of private_key to public_keys",
+            )
+        return signature
+
+    def problems(self, manifest: Manifest, statement: bytes, signature: bytes | None) -> list[Difference]:
+        """What is wrong with an artifact's signature; empty when it is valid, or not required.
+
+        Raises:
+            ConfigError: A trusted key cannot be used.
+            Unsupported: model_signing is not installed in this interpreter.
+            Transient: Keyless verification could not reach the root of its trust.
+        """
+        if not self._required or self._method is None:
+            return []
+        return self._method.problems(_KnownHashes(manifest, statement), signature)
+
+    def lacking(self, manifest: Manifest, statement: bytes, signature: bytes | None) -> bool:
+        """Whether an artifact that is in the store should be published again, to be signed.
+
+        Raises:
+            ConfigError: A trusted key cannot be used.
+        """
+        if self._method is None or not (self._required or self._method.signs):
+            return False
+        return bool(self._method.problems(_KnownHashes(manifest, statement), signature))
+
+
+class _Method(Protocol):
+    """One way to sign and to check."""
+
+    @property
+    def signs(self) -> bool:
+        """Whether it signs here; if not, it only checks."""
+
+    def write(self, path: Path, hashes: _KnownHashes) -> None:
+        """Sign the hashes into a bundle at the path."""
+
+    def problems(self, hashes: _KnownHashes, signature: bytes | None) -> list[Difference]:
+        """Check a bundle against the hashes."""
+
+
+def _method(config: Signing | None) -> _Method | None:
+    if config is None:
+        return None
+    return _WithoutKey(config.keyless) if config.keyless else _WithKeys(config)
+
+
+class _KnownHashes:
+    """Stands where the library would hash files, and gives it the hashes that are known already.
+
+    Attributes:
+        asked: Whether the library asked for them. When it verifies, it does so once the bundle proved authentic.
+    """
+
+    def __init__(self, manifest: Manifest, statement: bytes) -> None:
+        self.asked = False
+        self.by_path = {file.path: file.sha256 for file in manifest.files} | {MANIFEST_FILE: sha256_bytes(statement)}
+        self._name = f"{manifest.kind}/{manifest.digest}"
+
+    def hash(self, *_model_path: Any, **_options: Any) -> Any:
+        """The library's own manifest; an artifact lies beside two files that it cannot cover."""
+        from model_signing import manifest as library
+        from model_signing._hashing.hashing import Digest
+
+        self.asked = True
+        items = [
+            library.FileManifestItem(path=PurePosixPath(path), digest=Digest("sha256", bytes.fromhex(sha256)))
+            for path, sha256 in self.by_path.items()
+        ]
+        form = {
+            "method": "files",
+            "hash_type": "sha256",
+            "allow_symlinks": False,
+            "ignore_paths": [COMPLETE_FILE, SIGNATURE_FILE],
+        }
+        return library.Manifest(self._name, items, library.SerializationType.from_args(form))
+
+    def add_ignored_paths(self, **_options: Any) -> None:
+        """The paths that a bundle says to ignore are not among the known hashes."""
+
+    def unlike(self, signature: bytes) -> list[Difference]:
+        """How they differ from what an authentic bundle signs."""
+        payload = json.loads(base64.b64decode(json.loads(signature)["dsseEnvelope"]["payload"]))
+        signed = {item["name"]: item["digest"] for item in payload["predicate"].get("resources", ())}
+        found = [Difference(path, "missing: it was signed") for path in sorted(signed.keys() - self.by_path.keys())]
+        found += [Difference(path, "extra: it is not signed") for path in sorted(self.by_path.keys() - signed.keys())]
+        found += [
+            Difference(path, "altered since it was signed")
+            for path in sorted(signed.keys() & self.by_path.keys())
+            if signed[path] != self.by_path[path]
+        ]
+        return found or [Difference(SIGNATURE_FILE, _NOT_AUTHENTIC)]
+
+
+def _unsigned() -> list[Difference]:
+    return [Difference(SIGNATURE_FILE, "missing: the artifact is unsigned")]
+
+
+class _WithKeys:
+    """Elliptic-curve keys in PEM files; works without a network."""
+
+    def __init__(self, config: Signing) -> None:
+        self._config = config
+
+    @property
+    def signs(self) -> bool:
+        return self._config.private_key is not None
+
+    def write(self, path: Path, hashes: _KnownHashes) -> None:
+        signing, _ = _library()
+        from cryptography.exceptions import UnsupportedAlgorithm
+
+        key, password = self._config.private_key or "", self._password()
+        try:
+            signer = signing.Config().use_elliptic_key_signer(private_key=key, password=password)
+        except OSError as error:
+            raise ConfigError(f"the private key cannot be read: {error.strerror}", where=key, hint=_KEY_HINT) from error
+        except TypeError as error:  # raised for these two reasons only
+            said = "has no password" if password else "needs a password"
+            advice = "remove password_variable" if password else "name its variable in password_variable"
+            raise ConfigError(f"the private key {said}", where=key, hint=advice) from error
+        except (ValueError, AttributeError, UnsupportedAlgorithm) as error:
+            reason = "the password is wrong, or it is not" if password else "it is not"
+            message = f"the private key cannot be used: {reason} an elliptic-curve key in PEM form"
+            raise ConfigError(message, where=key, hint=_KEY_HINT) from error
+        signer.set_hashing_config(hashes).sign(Path(), path)
+
+    def problems(self, hashes: _KnownHashes, signature: bytes | None) -> list[Difference]:
+        _, verifying = _library()
+        from cryptography.exceptions import InvalidSignature
+
+        trusted = {_key_name(path): path for path in self._config.public_keys}
+        if signature is None:
+            return _unsigned()
+        try:
+            signed_by = str(json.loads(signature)["verificationMaterial"]["publicKey"]["hint"])
+        except (ValueError, KeyError, TypeError):
+            return [Difference(SIGNATURE_FILE, _NOT_A_BUNDLE)]
+        if signed_by not in trusted:
+            return [
+                Difference(SIGNATURE_FILE, f"signed by another key (SHA-256 {signed_by[:12]}), which is not trusted")
+            ]
+        verifier = verifying.Config().use_elliptic_key_verifier(public_key=trusted[signed_by])
+        return _verified(verifier, hashes, signature, InvalidSignature)
+
+    def _password(self) -> bytes | None:
+        variable = self._config.password_variable
+        if variable is None:
+            return None
+        if not (password := os.environ.get(variable)):
+            raise ConfigError(
+                f"{variable} is not set", where="signing.password_variable", hint="it holds the private key's password"
+            )
+        return password.encode()  # the library says str, and gives it to a function that takes bytes only
+
+
+class _WithoutKey:
+    """An identity of an OpenID provider, certified by Fulcio and logged by Rekor."""
+
+    def __init__(self, identity: Keyless) -> None:
+        self._identity = identity
+
+    @property
+    def signs(self) -> bool:
+        return bool(os.environ.get(self._identity.token_variable))
+
+    def write(self, path: Path, hashes: _KnownHashes) -> None:
+        signing, _ = _library()
+        from sigstore.oidc import ExpiredIdentity, IdentityError, IdentityToken
+
+        variable = self._identity.token_variable
+        token = os.environ[variable]
+        try:
+            IdentityToken(token)
+            signer = signing.Config().use_sigstore_signer(identity_token=token)
+            signer.set_hashing_config(hashes).sign(Path(), path)
+        except (IdentityError, ExpiredIdentity) as error:
+            raise ConfigError(
+                "the identity token cannot be used",
+                where=variable,
+                hint="give a token for the audience sigstore that has not expired",
+            ) from error
+        except Exception as error:  # the services' clients raise private types
+            raise Transient(f"keyless signing failed: {type(error).__name__}", hint=_SERVICES_HINT) from error
+
+    def problems(self, hashes: _KnownHashes, signature: bytes | None) -> list[Difference]:
+        _, verifying = _library()
+        from sigstore.errors import Error, MetadataError, RootError, TUFError
+
+        if signature is None:
+            return _unsigned()
+        try:
+            verifier = verifying.Config().use_sigstore_verifier(
+                identity=self._identity.identity, oidc_issuer=self._identity.issuer
+            )
+        except (TUFError, RootError, MetadataError, OSError) as error:
+            message = f"the root of keyless trust cannot be read: {error}"
+            raise Transient(message, hint=_SERVICES_HINT) from error
+        return _verified(verifier, hashes, signature, Error)
+
+
+_KEY_HINT = "see the README on how to make a pair of keys"
+_SERVICES_HINT = "Fulcio, Rekor and sigstore's TUF repository must be reachable; sign with keys where they are not"
+
+
+def _verified(verifier: Any, hashes: _KnownHashes, signature: bytes, refused: type[Exception]) -> list[Difference]:
+    """Run the library's verification; `refused` is what it raises besides ValueError and junk's consequences."""
+    with TemporaryDirectory() as directory:
+        path = Path(directory, SIGNATURE_FILE)
+        path.write_bytes(signature)
+        try:
+            verifier.set_hashing_config(hashes).verify(Path(), path)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, refused) as error:
+            if hashes.asked:
+                return hashes.unlike(signature)
+            reason = f": {error}" if str(error) else ""
+            return [Difference(SIGNATURE_FILE, _NOT_AUTHENTIC + reason)]
+    return []
+
+
+def _key_name(path: str) -> str:
+    """What a bundle calls the key that signed it."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
+    from model_signing._signing.sign_ec_key import Verifier
+
+    try:
+        Verifier(Path(path))
+        key = load_pem_public_key(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"a public key cannot be read: {error.strerror}", where=path, hint=_KEY_HINT) from error
+    except (ValueError, AttributeError, UnsupportedAlgorithm) as error:
+        message = "a public key cannot be used: it is not an elliptic-curve key in PEM form"
+        raise ConfigError(message, where=path, hint=_KEY_HINT) from error
+    return hashlib.sha256(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def _library() -> Sequence[Any]:
+    try:
+        from model_signing import signing, verifying
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            f"signatures need model_signing, and {error.name} is not installed in this interpreter",
+            hint='install the extra "signing"',
+        ) from error
+    return signing, verifying
