@@ -10,11 +10,9 @@ https://github.com/sigstore/model-transparency
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -55,8 +53,8 @@ class Signatures:
             if self._required:
                 raise ConfigError(
                     "this store requires signatures, and nothing signs here",
-                    where="signing.private_key",
-                    hint="set private_key where stages run, or required: false",
+                    where="signing",
+                    hint="give private_key, or keyless and its identity token, where stages run",
                 )
             return None
         hashes = _KnownHashes(manifest, statement)
@@ -202,14 +200,15 @@ class _WithKeys:
         trusted = {_key_name(path): path for path in self._config.public_keys}
         if signature is None:
             return _unsigned()
+        if not trusted:  # where nothing is trusted, only a signature's absence can be told
+            return []
         try:
             signed_by = str(json.loads(signature)["verificationMaterial"]["publicKey"]["hint"])
         except (ValueError, KeyError, TypeError):
             return [Difference(SIGNATURE_FILE, _NOT_A_BUNDLE)]
         if signed_by not in trusted:
-            return [
-                Difference(SIGNATURE_FILE, f"signed by another key (SHA-256 {signed_by[:12]}), which is not trusted")
-            ]
+            problem = f"signed by another key (SHA-256 {signed_by[:12]}), not by a trusted one"
+            return [Difference(SIGNATURE_FILE, problem)]
         verifier = verifying.Config().use_elliptic_key_verifier(public_key=trusted[signed_by])
         return _verified(verifier, hashes, signature, InvalidSignature)
 
@@ -305,7 +304,7 @@ def _key_name(path: str) -> str:
     return hashlib.sha256(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
-def _library() -> Sequence[Any]:
+def _library() -> tuple[Any, Any]:
     try:
         from model_signing import signing, verifying
     except ModuleNotFoundError as error:
