@@ -4,7 +4,7 @@ CONTROL := .envs/control/bin/python
 MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help environments demo demo-rollback down test lint clean distclean bench-demo
+.PHONY: help environments demo demo-rollback down test lint clean distclean bench-demo bench-transfer
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ lint: environments ## ruff and mypy
 
 bench-demo: environments ## Time the demo, cold and warm, and each stage's share
 	@$(CONTROL) benchmarks/demo.py
+
+bench-transfer: environments ## Time downloads, S3, publication and verification beside the usual tools
+	@$(CONTROL) benchmarks/transfer.py
 
 clean: down ## Remove what runs and tools left; the environments stay
 	rm -rf .pipeline .mypy_cache .pytest_cache .ruff_cache

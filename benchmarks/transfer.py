@@ -1,0 +1,295 @@
+"""Time what moves weights, each part beside the tool that people use for it today, in turn, on the same machine.
+
+    make bench-transfer                              # 2 GB, about ten minutes on two cores
+    python benchmarks/transfer.py --megabytes 200 --only hub,verify
+
+`hub` is a verified download beside `hf download`, which does not verify, from the demo's hub. `s3` is publication
+and fetch, hashed and verified, beside `aws s3 cp --recursive` on moto's S3 server. `publish` makes an artifact of
+many small files, every one of them on disk at the end, beside `cp -r` and `sync`. `verify` is beside `sha256sum` on
+all cores. Medians of whole processes, from their start; the page cache stays as it is, for both alike.
+
+One line a goal; exit code 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import transfer_data
+from transfer_process import Compared, Measured, compare, run, seconds
+
+from llm_pipeline.demo.hub_repository import publish_revision
+from llm_pipeline.interruption import interrupt_on_termination
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY / "tests"))
+
+import s3_server  # noqa: E402 - of the tests
+
+HUB_RATIO = 0.95
+S3_RATIO = 1.0
+S3_PEAK_MEGABYTES = 200
+PUBLISH_RATIO = 1 / 3
+"""Our publication hashes every file and brings each one to the disk before the artifact exists."""
+VERIFY_RATIO = 0.9
+
+AWSCLI = "awscli==1.46.*"
+MODEL = "bench/random"
+PARTS = ("hub", "s3", "publish", "verify")
+_WORK = Path(__file__).with_name("transfer_work.py")
+_S3_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "benchmark",
+    "AWS_SECRET_ACCESS_KEY": "benchmark",
+    "AWS_DEFAULT_REGION": s3_server.REGION,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One benchmark's place and size.
+
+    Attributes:
+        place: A directory of its own, removed at the end.
+        repository: The model repository, as files.
+        repository_bytes: Its size.
+        small: The directory of small files.
+        small_files: How many.
+        rounds: How often each side runs.
+    """
+
+    place: Path
+    repository: Path
+    repository_bytes: int
+    small: Path
+    small_files: int
+    rounds: int
+
+    def fresh(self, name: str) -> Path:
+        """A directory that does not exist."""
+        path = self.place / name
+        shutil.rmtree(path, ignore_errors=True)
+        return path
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=2000, help="size of the repository (10^6 bytes)")
+    parser.add_argument("--files", type=int, default=10_000, help="how many small files")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each side runs; the median counts")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    options = parser.parse_args()
+    chosen = options.only.split(",")
+    if unknown := set(chosen) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    interrupt_on_termination()
+    with tempfile.TemporaryDirectory(prefix="bench-transfer-") as place:
+        bench = _prepare(Path(place), options.megabytes, options.files, options.rounds)
+        measures = {"hub": _hub, "s3": _s3, "publish": _publish, "verify": _verify}
+        goals = [goal for part in PARTS if part in chosen for goal in measures[part](bench)]
+    return 0 if all(goals) else 1
+
+
+def _prepare(place: Path, megabytes: int, files: int, rounds: int) -> Bench:
+    repository, small = place / "repository", place / "small"
+    repository_bytes = transfer_data.write_repository(repository, megabytes)
+    small_bytes = transfer_data.write_small_files(small, files)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    print(
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {_processor()}, {os.cpu_count()} cores, {memory / 1e9:.0f} GB memory"
+    )
+    print(
+        f"repository {repository_bytes / 1e6:.0f} MB; {files} small files, {small_bytes / 1e6:.1f} MB; {rounds} rounds"
+    )
+    return Bench(place, repository, repository_bytes, small, files, rounds)
+
+
+def _processor() -> str:
+    names = [line.partition(":")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    return names[0].strip() if names else platform.machine()
+
+
+def _hub(bench: Bench) -> list[bool]:
+    root = bench.fresh("hub")
+    publish_revision(root, MODEL, bench.repository, "random weights")
+    hf = str(Path(sys.executable).with_name("hf"))
+    with _hub_server(root) as endpoint:
+
+        def ours() -> Measured:
+            return _work("download", endpoint, MODEL, str(bench.fresh("download")))
+
+        def peer() -> Measured:
+            quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+            environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(bench.fresh("hf-home")), **quiet}
+            return run([hf, "download", MODEL], environment)
+
+        compared = compare(bench.rounds, ours, peer)
+    shutil.rmtree(root)
+    _print_sides("download, verified", "hf download", compared, bench.repository_bytes)
+    return [_at_least("hub_download_to_hf_download", compared.ratio, HUB_RATIO)]
+
+
+@contextmanager
+def _hub_server(root: Path) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(root), "--port", str(port)]
+    server = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(port, server)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+    while server.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise RuntimeError("the hub did not start")
+
+
+def _s3(bench: Bench) -> list[bool]:
+    aws = _install_awscli(bench.place / "awscli")
+    uploads, downloads = Compared(), Compared()
+    raw_puts, raw_gets = [], []
+    for _ in range(bench.rounds):
+        with s3_server.serve_s3() as server:  # a new one each time: it keeps what it got
+            bucket = server.bucket()
+            store = {"uri": f"s3://{bucket}/store", "endpoint": server.endpoint, "cache": str(bench.place / "cache")}
+            uploads.ours.append(_s3_work(server, "publish", json.dumps(store), str(bench.repository)))
+            digest = uploads.ours[-1].output.strip()
+            bench.fresh("cache")
+            downloads.ours.append(_s3_work(server, "fetch", json.dumps(store), digest))
+            bench.fresh("cache")
+            prefix = f"s3://{bucket}/store/artifacts/checkpoint/{digest}"
+            downloads.peer.append(_aws(aws, server, prefix, str(bench.fresh("copy"))))
+            bench.fresh("copy")
+        with s3_server.serve_s3() as server:
+            uploads.peer.append(_aws(aws, server, str(bench.repository), f"s3://{server.bucket()}/copy"))
+        with s3_server.serve_s3() as server:
+            bucket = server.bucket()
+            raw_puts.append(_s3_work(server, "raw-put", bucket, str(bench.repository)))
+            raw_gets.append(_s3_work(server, "raw-get", bucket))
+    _print_sides("publish to S3", "aws s3 cp, upload", uploads, bench.repository_bytes)
+    _print_sides("fetch from S3", "aws s3 cp, download", downloads, bench.repository_bytes)
+    _print_side("boto3 put_object", raw_puts, bench.repository_bytes)
+    _print_side("boto3 get_object", raw_gets, bench.repository_bytes)
+    peak = max(uploads.peak_bytes, downloads.peak_bytes) / 1e6
+    return [
+        _at_least("s3_upload_to_aws_s3_cp", uploads.ratio, S3_RATIO),
+        _at_least("s3_download_to_aws_s3_cp", downloads.ratio, S3_RATIO),
+        _at_most("s3_peak_memory", peak, S3_PEAK_MEGABYTES, "MB"),
+    ]
+
+
+def _install_awscli(place: Path) -> str:
+    """The peer's own interpreter: its versions do not meet ours."""
+    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+    subprocess.run([str(place / "bin" / "pip"), "install", "--quiet", AWSCLI], check=True)
+    return str(place / "bin" / "aws")
+
+
+def _s3_work(server: s3_server.S3Server, *arguments: str) -> Measured:
+    return _work(*arguments, AWS_ENDPOINT_URL=server.endpoint, **_S3_ENVIRONMENT)
+
+
+def _aws(aws: str, server: s3_server.S3Server, source: str, destination: str) -> Measured:
+    command = [aws, "s3", "cp", "--recursive", "--only-show-errors", "--endpoint-url", server.endpoint]
+    return run([*command, source, destination], _S3_ENVIRONMENT)
+
+
+def _publish(bench: Bench) -> list[bool]:
+    def ours() -> Measured:
+        return _work("publish", _local_store(bench.fresh("store")), str(bench.small))
+
+    def peer() -> Measured:
+        copy = bench.fresh("copy")
+        return run(["sh", "-c", 'cp -r "$1" "$2" && sync -f "$2"', "sh", str(bench.small), str(copy)])
+
+    compared = compare(bench.rounds, ours, peer)
+    name = f"publish_{bench.small_files}_files"
+    print(f"{name}: {seconds(compared.ours):.2f} s; cp -r and sync: {seconds(compared.peer):.2f} s")
+    return [_at_least(f"{name}_to_cp_and_sync", compared.ratio, PUBLISH_RATIO)]
+
+
+def _verify(bench: Bench) -> list[bool]:
+    goals = []
+    for name, directory in (("repository", bench.repository), (f"{bench.small_files}_files", bench.small)):
+        store = _local_store(bench.fresh("store"))
+        digest = _work("publish", store, str(directory)).output.strip()
+        goals.append(_verify_one(name, bench, store, digest, directory))
+        bench.fresh("store")
+    return goals
+
+
+def _verify_one(name: str, bench: Bench, store: str, digest: str, directory: Path) -> bool:
+    count = os.cpu_count() or 1
+    pipe = f'find "$1" -type f -print0 | xargs -0 -P {count} -n 1 sha256sum'
+    compared = compare(
+        bench.rounds,
+        lambda: _work("verify", store, digest),
+        lambda: run(["sh", "-c", pipe, "sh", str(directory)]),
+    )
+    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    _print_sides(f"verify {name}", "sha256sum", compared, size)
+    return _at_least(f"verify_{name}_to_sha256sum", compared.ratio, VERIFY_RATIO)
+
+
+def _local_store(path: Path) -> str:
+    return json.dumps({"uri": path.as_uri()})
+
+
+def _work(*arguments: str, **environment: str) -> Measured:
+    return run([sys.executable, str(_WORK), *arguments], {"PYTHONPATH": str(REPOSITORY), **environment})
+
+
+def _print_sides(ours: str, peer: str, compared: Compared, size: int) -> None:
+    _print_side(ours, compared.ours, size)
+    _print_side(peer, compared.peer, size)
+
+
+def _print_side(name: str, runs: list[Measured], size: int) -> None:
+    took = ", ".join(f"{run.seconds:.2f}" for run in runs)
+    cpu = sorted(run.cpu_seconds for run in runs)[len(runs) // 2]
+    peak = max(run.peak_bytes for run in runs) / 1e6
+    rate = size / 1e6 / seconds(runs)
+    print(f"{name:<22}{rate:>7.0f} MB/s   processor {cpu:>6.2f} s   peak {peak:>5.0f} MB   wall {took} s")
+
+
+def _at_least(name: str, measured: float, target: float) -> bool:
+    return _goal(name, f"{measured:.2f}", f"at least {target:.2f}", met=measured >= target)
+
+
+def _at_most(name: str, measured: float, target: float, unit: str) -> bool:
+    return _goal(name, f"{measured:.0f} {unit}", f"at most {target:g} {unit}", met=measured <= target)
+
+
+def _goal(name: str, measured: str, target: str, *, met: bool) -> bool:
+    print(f"GOAL {name}: measured {measured}, target {target}: {'met' if met else 'missed'}")
+    return met
+
+
+if __name__ == "__main__":
+    sys.exit(main())
