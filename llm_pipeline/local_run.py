@@ -6,24 +6,41 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.claim_state import Claimant, LocalProcess
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ExitCode, PipelineError, Transient
 from llm_pipeline.flow import Flow, passed, resolve_request
+from llm_pipeline.license_review import license_change
 from llm_pipeline.logging import relay
+from llm_pipeline.release_claim import ReleaseClaim
 from llm_pipeline.runners.process import Job, ProcessRunner
 from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.stages.registry import load_stage
+from llm_pipeline.store import open_store
 from llm_pipeline.verdict import Judgement, Verdict
 
 _POLL_SECONDS = 0.1
 _ATTEMPTS = 3
 _BACK_OFF_SECONDS = 5.0
 
-Approve = Callable[[Flow], bool | None]
-"""Asks for the human decision: True, False, or None when nobody can be asked now."""
+
+@dataclass(frozen=True)
+class Question:
+    """What a human decides.
+
+    Attributes:
+        text: The question, one or more lines.
+    """
+
+    text: str
+
+
+Approve = Callable[[Question], bool | None]
+"""Asks for a human decision: True, False, or None when nobody can be asked now."""
 
 log = logging.getLogger("llm_pipeline.run")
 
@@ -41,7 +58,7 @@ class LocalRun:
 
     Args:
         path: The release config.
-        approve: How to ask for the human decision before production.
+        approve: How to ask for the human decisions: about a changed licence, and before production.
         revision: Branch, tag or commit to use instead of the config's.
         verbose: Relay every log line of every stage, not only warnings.
     """
@@ -51,31 +68,60 @@ class LocalRun:
         self._approve = approve
         self._revision = revision
         self._verbose = verbose
-        self._deployment: Deployment = load_release(path).deployment
+        loaded = load_release(path)
+        self._deployment = loaded.deployment
         self._runner = ProcessRunner(self._deployment)
+        self._claim = ReleaseClaim(
+            open_store(self._deployment.store),
+            loaded.config.model.id,
+            Claimant.of(loaded.config, LocalProcess.here(), asked_at=datetime.now(UTC)),
+        )
         self._job: Job | None = None
         self._started = time.monotonic()
 
     def run(self) -> ExitCode:
-        """Run every stage; the exit code says the verdict.
+        """Run every stage; the exit code says the verdict. First it waits for its turn among the model's releases.
 
         Raises:
+            Superseded: A newer release of the model took this one's place; what this one staged is taken down.
             PipelineError: A stage failed for a reason that is no verdict.
         """
-        resolved = self._stage(resolve_request(self._path, self._revision))
-        flow = Flow.open(self._deployment, resolved.release_id)
+        with self._claim.held():
+            try:
+                resolved = self._stage(resolve_request(self._path, self._revision))
+                return self._release(Flow.open(self._deployment, resolved.release_id)).exit_code
+            finally:
+                self._stop_stage()  # before the claim is given back
+
+    def _release(self, flow: Flow) -> Verdict:
         staged: list[str] = []
         promoting: list[str] = []
         try:
+            if (refused := self._review_license(flow)) is not None:
+                return refused
             self._judge_recipes(flow)
             self._judge_targets(flow, staged)
-            verdict = self._promote(flow, promoting)
+            return self._promote(flow, promoting)
         except Stopped as stopped:
             log.info("%s", stopped.message)
-            verdict = stopped.judgement.verdict
+            return stopped.judgement.verdict
         finally:
             self._clean_up(flow, staged, promoting)
-        return verdict.exit_code
+
+    def _review_license(self, flow: Flow) -> Verdict | None:
+        """Before a byte is fetched: what ends the release here, or None."""
+        change = license_change(flow)
+        if not change:
+            return None
+        self._claim.park()
+        accepted = self._approve(Question(f"{flow.record.model.id}: {change}. Release it all the same?"))
+        if accepted is None:
+            log.info("%s: %s; a human decides: run it again with --approve (or --reject)", flow.record.model.id, change)
+            return Verdict.INCONCLUSIVE
+        if not accepted:
+            log.info("rejected for %s: nothing was fetched", change)
+            return Verdict.NO_GO
+        return None
 
     def _judge_recipes(self, flow: Flow) -> None:
         self._stage(flow.request("download"))
@@ -96,7 +142,7 @@ class LocalRun:
             staged.remove(target)
 
     def _promote(self, flow: Flow, promoting: list[str]) -> Verdict:
-        approved = True if not flow.release.approval.required else self._approve(flow)
+        approved = not flow.release.approval.required or self._ask_for_production(flow)
         if approved is None:
             log.info("every gate says GO; production waits for a human: run it again with --approve (or --reject)")
             return Verdict.INCONCLUSIVE
@@ -110,15 +156,34 @@ class LocalRun:
             self._gate(flow.request("settle", target))
         return Verdict.GO
 
+    def _ask_for_production(self, flow: Flow) -> bool | None:
+        self._claim.park()
+        return self._approve(Question(f"Promote {flow.record.release_id} ({flow.chosen_recipe}) to production?"))
+
     def _clean_up(self, flow: Flow, staged: list[str], promoting: list[str]) -> None:
         """Nothing staged outlives the run, no canary is left half-way, and there is always a report."""
+        self._stop_stage()
+        if not self._fenced():
+            for target in promoting:
+                self._process(flow.request("rollback", target))
+            for target in staged:
+                self._process(flow.request("staging_down", target))
+        self._process(flow.request("report"))
+
+    def _stop_stage(self) -> None:
         if self._job is not None and self._runner.is_active(self._job):
             self._runner.cancel(self._job)
-        for target in promoting:
-            self._stage(flow.request("rollback", target))
-        for target in staged:
-            self._stage(flow.request("staging_down", target))
-        self._stage(flow.request("report"))
+
+    def _fenced(self) -> bool:
+        """Whether another release took over, and with it the servers; one that cannot be read did not."""
+        try:
+            other = self._claim.taken_by_another()
+        except Transient as error:
+            log.warning("cannot tell who holds the claim on the model: %s", error)
+            return False
+        if other is not None:
+            log.warning("%s took over: its servers are left alone", other)
+        return other is not None
 
     def _gate(self, request: StageRequest) -> StageResult:
         result = self._stage(request)
@@ -127,7 +192,12 @@ class LocalRun:
         return result
 
     def _stage(self, request: StageRequest) -> StageResult:
-        """Run one stage, again after a transient error; one line when it is done."""
+        """Run one stage, if this release may still go on."""
+        self._claim.check(request.release_id if request.stage != "resolve" else "")
+        return self._process(request)
+
+    def _process(self, request: StageRequest) -> StageResult:
+        """Run one stage's process, again after a transient error; one line when it is done."""
         stage = load_stage(request.stage)
         for attempt in range(1, _ATTEMPTS + 1):
             started = time.monotonic()
@@ -163,10 +233,10 @@ class LocalRun:
         return f"{elapsed:7.1f} s  {name:<28} {state:<6} {seconds:6.1f} s{verdict}"
 
 
-def ask_on_terminal(flow: Flow) -> bool | None:
+def ask_on_terminal(question: Question) -> bool | None:
     """Ask whoever sits at the terminal; None when nobody does."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
-    sys.stderr.write(f"Promote {flow.record.release_id} ({flow.chosen_recipe}) to production? [y/N] ")
+    sys.stderr.write(f"{question.text} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,259 @@
+"""At most one release of a model on its way in a store: the claim on a model, one document changed by compare-and-swap.
+
+    claim = ReleaseClaim(store, model_id, claimant)
+    with claim.held():              # waits for its turn
+        claim.check(release_id)     # before each stage: still ours, and nobody newer supersedes us
+
+Who asks is put in line, first come first served. Where a release's `concurrency` is `supersede`, it marks every older
+one, holder or in line: those end at their next check. The holder gives the claim back itself, after it has taken down
+what it started, so two never overlap. Only a dead holder loses the claim, or a superseded one that waits for a human.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+from llm_pipeline.claim_state import RENEWED_EVERY, AirflowRun, Claimant, ClaimState, LocalProcess, Party
+from llm_pipeline.errors import ExitCode, Terminal, Transient
+from llm_pipeline.logging import get_logger
+from llm_pipeline.runners.detached import process_start_ticks
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+
+LOCAL_POLL_SECONDS = 2.0
+
+_WAITER_STALE_AFTER = timedelta(hours=1)
+_CLAIMS = "claims"
+
+log = get_logger(__name__)
+
+
+class Superseded(Terminal):
+    """A newer release of the model takes this one's place."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+class ClaimLost(Terminal):
+    """This run does not hold the claim on its model."""
+
+
+RunIsOver = Callable[[AirflowRun], bool]
+"""Whether a DAG run of this very Airflow ended, or is not known there any more."""
+
+
+class ReleaseClaim:
+    """One release's dealings with the claim on its model.
+
+    Args:
+        store: Where the claim is kept.
+        model_id: `organisation/name`.
+        claimant: The release.
+        run_is_over: Asks this Airflow about a DAG run of its own; None outside of Airflow.
+    """
+
+    def __init__(
+        self, store: ArtifactStore, model_id: str, claimant: Claimant, *, run_is_over: RunIsOver | None = None
+    ) -> None:
+        self._store = store
+        self._model_id = model_id
+        self._claimant = claimant
+        self._run_is_over = run_is_over
+        self._party = claimant.party
+
+    def ask(self) -> Claimant | None:
+        """Ask for the claim once; None when it is ours now, else whom we wait for.
+
+        Raises:
+            Superseded: A newer release takes our place; we are not in line any more.
+        """
+        buried: dict[str, str] = {}
+
+        def asked(state: ClaimState) -> ClaimState:
+            buried.clear()
+            for other in state.everyone:
+                if why := "" if other.party == self._party else self._why_gone(other, holds=other == state.holder):
+                    buried[str(other)] = why
+                    state = state.without(other.party)
+            renewed = self._claimant.model_copy(update={"renewed_at": datetime.now(UTC)})
+            return state.asked(renewed)
+
+        state = _change(self._store, self._model_id, asked)
+        for other, why in buried.items():
+            log.warning(f"{other} does not count any more: {why}", model=self._model_id)
+        return self._answer(state)
+
+    def check(self, release_id: str = "") -> None:
+        """Make sure, before something is started, that this release may go on; the holder is heard of by that.
+
+        Args:
+            release_id: The release, once it is known.
+
+        Raises:
+            Superseded: A newer release takes our place.
+            ClaimLost: We do not hold the claim.
+        """
+        self._renew(parked=False, release_id=release_id)
+
+    def park(self) -> None:
+        """Say that a human is waited for: a release that supersedes us need not wait for the answer.
+
+        Raises:
+            Superseded: A newer release takes our place.
+            ClaimLost: We do not hold the claim.
+        """
+        self._renew(parked=True)
+
+    def taken_by_another(self) -> Claimant | None:
+        """Who else holds the claim now; None when nobody does or we do."""
+        holder = read_claim(self._store, self._model_id).holder
+        return None if holder is None or holder.party == self._party else holder
+
+    def give_back(self) -> bool:
+        """Hold the claim, or stand in line for it, no longer; returns whether we held it."""
+        held = read_claim(self._store, self._model_id).holds(self._party)
+        _change(self._store, self._model_id, lambda state: state.without(self._party))
+        return held
+
+    @contextmanager
+    def held(self, poll_seconds: float = LOCAL_POLL_SECONDS) -> Iterator[None]:
+        """Wait for the claim, hold it in the `with` block, and give it back.
+
+        Raises:
+            Superseded: A newer release took our place while we waited.
+        """
+        try:
+            self._wait(poll_seconds)
+            yield
+        finally:
+            try:
+                self.give_back()
+            except Transient as error:
+                log.warning("could not give the claim on the model back", model=self._model_id, reason=str(error))
+
+    def waiting_for(self, other: Claimant) -> str:
+        """Whom we wait for and since when it is on its way, in words that help."""
+        on_its_way = f"{other.since:%Y-%m-%d %H:%M} UTC"
+        return (
+            f"{self._model_id}: waiting for {other}, there since {on_its_way}; "
+            f"if that is wrong, free {claim_name(self._model_id)}: "
+            f"llm-pipeline releases DEPLOYMENT --free {self._model_id}"
+        )
+
+    def _wait(self, poll_seconds: float) -> None:
+        told: Party | None = None
+        while (other := self.ask()) is not None:
+            if other.party != told:
+                log.info(self.waiting_for(other))
+                told = other.party
+            time.sleep(poll_seconds)
+
+    def _answer(self, state: ClaimState) -> Claimant | None:
+        mine = state.find(self._party) or self._claimant
+        if mine.superseded_by:
+            if not state.holds(self._party):
+                self.give_back()
+            raise self._superseded(mine.superseded_by)
+        if state.holds(self._party):
+            return None
+        return state.holder or next(one for one in state.waiting if not one.superseded_by)
+
+    def _renew(self, *, parked: bool, release_id: str = "") -> None:
+        def renewed(state: ClaimState) -> ClaimState:
+            mine = self._mine(state)
+            waits = parked and not mine.superseded_by  # one that ends now takes down what it started: no waiting
+            wanted = mine.model_copy(update={"parked": waits, "release_id": release_id or mine.release_id})
+            if wanted == mine and not parked and not mine.silent_for(RENEWED_EVERY):
+                return state
+            return state.updated(wanted.model_copy(update={"renewed_at": datetime.now(UTC)}))
+
+        if newer := self._mine(_change(self._store, self._model_id, renewed)).superseded_by:
+            raise self._superseded(newer)
+
+    def _mine(self, state: ClaimState) -> Claimant:
+        if state.holder is None:
+            raise ClaimLost(
+                f"this run does not hold the claim on {self._model_id} any more: it gave it back, a newer release took "
+                "its place and ended, or somebody freed it",
+                where=claim_name(self._model_id),
+                hint="start the release again (in Airflow: clear the run's task `claim`, and all that follows)",
+            )
+        if state.holder.party != self._party:
+            raise self._superseded(str(state.holder))
+        return state.holder
+
+    def _superseded(self, newer: str) -> Superseded:
+        return Superseded(
+            f"superseded by {newer}: this release of {self._model_id} ends here",
+            hint="what it computed is kept; follow the newer one",
+        )
+
+    def _why_gone(self, other: Claimant, *, holds: bool) -> str:
+        """Why a claimant does not count any more; empty as long as it does."""
+        party = other.party
+        if not holds and other.silent_for(_WAITER_STALE_AFTER):
+            return f"it stopped asking at {other.renewed_at:%Y-%m-%d %H:%M} UTC"
+        if isinstance(party, LocalProcess) and party.host == socket.gethostname():
+            return "" if process_start_ticks(party.pid) == party.start_ticks else "its process is gone"
+        if self._run_is_over is not None and self._same_airflow(party):
+            return "its DAG run is over" if isinstance(party, AirflowRun) and self._run_is_over(party) else ""
+        if other.silent_for(timedelta(hours=other.stale_after_hours)):
+            return f"nothing was heard of it since {other.renewed_at:%Y-%m-%d %H:%M} UTC"
+        return ""
+
+    def _same_airflow(self, party: Party) -> bool:
+        ours = self._party
+        return isinstance(party, AirflowRun) and isinstance(ours, AirflowRun) and party.airflow == ours.airflow
+
+
+def claim_name(model_id: str) -> str:
+    """Name of the claim's document."""
+    return f"{_CLAIMS}/{model_id.replace('/', '--')}.json"
+
+
+def read_claim(store: ArtifactStore, model_id: str) -> ClaimState:
+    """The claim on a model now."""
+    document = store.read_document(claim_name(model_id))
+    return ClaimState() if document is None else ClaimState.model_validate(document.value)
+
+
+def releases_on_their_way(store: ArtifactStore) -> tuple[Claimant, ...]:
+    """The holders of all claims: what they use must not be removed."""
+    documents = [store.read_document(name) for name in store.list_documents(_CLAIMS)]
+    states = [ClaimState.model_validate(document.value) for document in documents if document]
+    return tuple(state.holder for state in states if state.holder)
+
+
+def free_claim(store: ArtifactStore, model_id: str) -> Claimant | None:
+    """Take the claim away from its holder, by hand; returns who held it.
+
+    A holder that is alive after all starts no further stage.
+    """
+    freed: list[Claimant | None] = []
+
+    def without_holder(state: ClaimState) -> ClaimState:
+        freed.append(state.holder)
+        return ClaimState(waiting=state.waiting)
+
+    _change(store, model_id, without_holder)
+    return freed[-1]
+
+
+def _change(store: ArtifactStore, model_id: str, transition: Callable[[ClaimState], ClaimState]) -> ClaimState:
+    """Apply a transition to the state as it is at that moment; returns the new state."""
+    name = claim_name(model_id)
+    while True:
+        document = store.read_document(name)
+        state = ClaimState() if document is None else ClaimState.model_validate(document.value)
+        wanted = transition(state)
+        if wanted == state:
+            return state
+        with contextlib.suppress(Conflict):
+            store.write_document(name, wanted.model_dump(mode="json"), document.revision if document else None)
+            return wanted
+        time.sleep(random.uniform(0.0, 0.05))  # noqa: S311 - spreads writers, protects nothing
