@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +30,10 @@ from llm_pipeline.store.manifest import (
     differences,
     inventory,
 )
+from llm_pipeline.store.names import checked_name
 from llm_pipeline.store.provenance import Provenance
 
 _COPY_BYTES = 1024 * 1024
-_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]*(/[A-Za-z0-9_][A-Za-z0-9_.:+@-]*)*")
 
 
 class LocalStore:
@@ -190,9 +189,7 @@ class LocalStore:
         return self.root / "artifacts" / ref.kind / ref.digest
 
     def _path(self, name: str) -> Path:
-        if not _SAFE_NAME.fullmatch(name):
-            raise ConfigError(f"not a name for the store: {name!r}")
-        return self.root / name
+        return self.root / checked_name(name)
 
     def _place(self, incoming: Path, final: Path) -> None:
         """Move a finished artifact to its name; a damaged one that is in the way is put aside, not mixed."""

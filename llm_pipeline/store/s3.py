@@ -1,0 +1,268 @@
+"""The artifact store in S3, or behind another server's S3 API.
+
+Keys are `<prefix>/artifacts/<kind>/<digest>/<path>` and `<prefix>/<document>`. It needs a server with conditional
+writes (`If-None-Match`, `If-Match`): Amazon's since 2024, MinIO, Ceph.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.logging import get_logger
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.artifact_store import Conflict, Difference, Document, Leftover, StoredArtifact
+from llm_pipeline.store.manifest import COMPLETE_FILE, Manifest, ManifestFile, inventory
+from llm_pipeline.store.names import checked_name
+from llm_pipeline.store.provenance import Provenance
+from llm_pipeline.store.s3_bucket import Bucket, S3Object, S3Upload, in_parallel, revision_is
+from llm_pipeline.store.s3_cache import Cache
+from llm_pipeline.store.s3_download import (
+    download,
+    listing_differences,
+    objects_of,
+    stored_difference,
+    streamed_difference,
+)
+from llm_pipeline.store.s3_seal import Opened, Seals
+from llm_pipeline.store.s3_session import Changed, UploadGone
+from llm_pipeline.store.s3_upload import LocalFile, upload
+from llm_pipeline.store.signing import Signatures
+
+log = get_logger(__name__)
+
+_ARTIFACTS = "artifacts"
+_UPLOAD_MARK = "?upload="
+
+
+class S3Store:
+    """Artifacts as objects below a prefix of a bucket; documents as objects that are replaced conditionally."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.uri = config.uri
+        self._bucket = Bucket(config)
+        self._seals = Seals(self._bucket, Signatures(config.signing))
+        self._cache = Cache(Path(config.cache)) if config.cache else None
+
+    def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
+        """See `ArtifactStore.publish`. An interrupted multipart upload is gone on with.
+
+        Raises:
+            IntegrityError: The directory holds a symbolic link or nothing at all, or changed meanwhile.
+            Transient: S3 cannot take it now.
+            Terminal: S3 refuses it: credentials, permissions, the bucket.
+        """
+        manifest = Manifest(kind=kind, files=inventory(directory), provenance=provenance or Provenance())
+        ref, name = manifest.ref, _directory(manifest.ref)
+        opened = self._seals.open(ref, name)
+        if self._seals.final(opened) and not self.check(ref):
+            return ref
+        self._seals.break_marker(opened)
+        present = {item.name: item for item in self._bucket.list(f"{name}/")}
+        files = [LocalFile(directory / file.path, f"{name}/{file.path}", file) for file in manifest.files]
+        upload(self._bucket, files, present)
+        foreign = objects_of(self._bucket, name).keys() - {file.path for file in manifest.files}
+        self._bucket.delete_all([f"{name}/{path}" for path in sorted(foreign)])
+        self._seals.seal(manifest, name)
+        return ref
+
+    def fetch(self, ref: ArtifactRef) -> Path:
+        """See `ArtifactStore.fetch`. The copy in `store.cache` is verified each time, and made again if damaged.
+
+        Raises:
+            ConfigError: No cache is configured.
+            IntegrityError: The artifact is missing, incomplete, damaged, or not signed as it must be.
+            Transient: S3 gives no answer, or the disk is full.
+        """
+        if self._cache is None:
+            raise ConfigError(
+                "artifacts in S3 need a local cache", where=self.uri, hint="set store.cache to a directory"
+            )
+        opened = self._seals.open(ref, _directory(ref))
+        if found := self._seals.problems(opened):
+            raise self._not_whole(ref, found)
+        assert opened.manifest is not None  # noqa: S101 - it has no problems
+        if damage := self._copied(self._cache, ref, opened, opened.manifest):
+            self._seals.break_marker(opened)
+            log.warning("a damaged artifact is complete no more", artifact=str(ref))
+            raise self._not_whole(ref, damage)
+        return self._cache.directory(ref)
+
+    def verify(self, ref: ArtifactRef) -> Sequence[Difference]:
+        """See `ArtifactStore.verify`. The bytes stream through memory; the disk is not needed."""
+        return self._differences(ref, streamed_difference)
+
+    def check(self, ref: ArtifactRef) -> Sequence[Difference]:
+        """See `ArtifactStore.check`: sizes, and the checksums that S3 stores."""
+        return self._differences(ref, stored_difference)
+
+    def manifest(self, ref: ArtifactRef) -> Manifest:
+        """See `ArtifactStore.manifest`."""
+        opened = self._seals.open(ref, _directory(ref))
+        if opened.manifest is None:
+            raise self._not_whole(ref, self._seals.problems(opened))
+        return opened.manifest
+
+    def exists(self, ref: ArtifactRef) -> bool:
+        """See `ArtifactStore.exists`."""
+        return self._bucket.head(f"{_directory(ref)}/{COMPLETE_FILE}") is not None
+
+    def artifacts(self) -> Iterator[StoredArtifact]:
+        """See `ArtifactStore.artifacts`."""
+        for ref, objects in self._by_artifact():
+            for item in objects:
+                if item.name == f"{_directory(ref)}/{COMPLETE_FILE}":
+                    yield StoredArtifact(ref, item.changed_at)
+
+    def remove(self, ref: ArtifactRef) -> None:
+        """See `ArtifactStore.remove`."""
+        name = _directory(ref)
+        self._bucket.delete(f"{name}/{COMPLETE_FILE}")
+        self._bucket.delete_all([item.name for item in self._bucket.list(f"{name}/")])
+
+    def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
+        """See `ArtifactStore.leftovers`: unfinished uploads, and files of artifacts that were never completed."""
+        limit = datetime.now(UTC) - older_than
+        found = [*self._unfinished_uploads(limit), *self._incomplete_artifacts()]
+        return [leftover for leftover in found if leftover.changed_at < limit]
+
+    def remove_leftover(self, leftover: Leftover) -> None:
+        """See `ArtifactStore.remove_leftover`. An artifact that was completed meanwhile stays."""
+        name, _, upload_id = leftover.name.partition(_UPLOAD_MARK)
+        if upload_id:
+            self._bucket.abort_upload(S3Upload(name, upload_id))
+        elif self._bucket.head(f"{name}/{COMPLETE_FILE}") is None:
+            self._bucket.delete_all([item.name for item in self._bucket.list(f"{name}/")])
+
+    def read_document(self, name: str) -> Document | None:
+        """See `ArtifactStore.read_document`."""
+        found = self._read_document(name)
+        return found.document if found else None
+
+    def write_document(self, name: str, value: Mapping[str, JsonValue], expect: str | None) -> str:
+        """See `ArtifactStore.write_document`. The revision is the object's ETag.
+
+        When the answer to a write is lost, the document itself tells whether it was applied: by the write's nonce.
+        """
+        nonce = uuid.uuid4().hex  # two equal values are two revisions
+        data = json.dumps({"nonce": nonce, "value": dict(value)}, indent=1, allow_nan=False).encode()
+        try:
+            return self._bucket.put(checked_name(name), data, revision_is(expect))
+        except Transient as error:
+            current = self._read_document(name)
+            if current is not None and current.nonce == nonce:
+                return current.document.revision
+            if isinstance(error, Changed):
+                message = f"{name} was changed by somebody else"
+                raise Conflict(message, where=error.where, hint="read it again and retry") from error
+            raise
+
+    def delete_document(self, name: str) -> None:
+        """See `ArtifactStore.delete_document`."""
+        self._bucket.delete(checked_name(name))
+
+    def list_documents(self, prefix: str) -> Sequence[str]:
+        """See `ArtifactStore.list_documents`."""
+        below = checked_name(prefix.rstrip("/")) + "/"
+        if below.startswith(f"{_ARTIFACTS}/"):
+            return []
+        return [item.name for item in self._bucket.list(below) if item.name.endswith(".json")]
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """See `ArtifactStore.write_file`."""
+        self._bucket.put(checked_name(name), data)
+
+    def read_file(self, name: str) -> bytes:
+        """See `ArtifactStore.read_file`."""
+        found = self._bucket.read(checked_name(name))
+        if found is None:
+            raise FileNotFoundError(self._bucket.address(name))
+        return found[0]
+
+    def _read_document(self, name: str) -> _Stored | None:
+        found = self._bucket.read(checked_name(name))
+        if found is None:
+            return None
+        try:
+            wrapped = json.loads(found[0])
+            return _Stored(Document(value=wrapped["value"], revision=found[1]), str(wrapped["nonce"]))
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"not a document of the store: {error}"
+            raise IntegrityError(message, where=self._bucket.address(name)) from error
+
+    def _copied(self, cache: Cache, ref: ArtifactRef, opened: Opened, manifest: Manifest) -> Sequence[Difference]:
+        """Bring the artifact into the cache; what changes while it is read is read once more from the start."""
+        found: Sequence[Difference] = ()
+        for _ in range(2):
+            objects = objects_of(self._bucket, opened.directory)
+            found = listing_differences(manifest, objects)
+            if found:
+                continue
+            try:
+                return cache.get(ref, manifest, opened.files, partial(download, self._bucket, objects))
+            except Changed as error:
+                found = [Difference(error.where, "changed while it was read")]
+        return found
+
+    def _differences(
+        self, ref: ArtifactRef, of_file: Callable[[Bucket, ManifestFile, S3Object], Difference | None]
+    ) -> Sequence[Difference]:
+        opened = self._seals.open(ref, _directory(ref))
+        problems = self._seals.problems(opened)
+        if opened.manifest is None or problems:
+            return problems
+        objects = objects_of(self._bucket, opened.directory)
+        found = listing_differences(opened.manifest, objects)
+        named = {difference.path for difference in found}
+        rest = [file for file in opened.manifest.files if file.path not in named]
+        compared = in_parallel(lambda file: of_file(self._bucket, file, objects[file.path]), rest)
+        return found + [difference for difference in compared if difference]
+
+    def _not_whole(self, ref: ArtifactRef, found: Sequence[Difference]) -> IntegrityError:
+        listing = "; ".join(f"{difference.path}: {difference.problem}" for difference in found[:5])
+        return IntegrityError(
+            f"artifact {ref} is not whole: {listing}",
+            where=self._bucket.address(_directory(ref)),
+            hint="run the release again: the stage that makes it will replace it",
+        )
+
+    def _by_artifact(self) -> Iterator[tuple[ArtifactRef, list[S3Object]]]:
+        """All that lies below `artifacts/`, complete or not; a listing comes in the order of names."""
+        for key, objects in groupby(self._bucket.list(f"{_ARTIFACTS}/"), lambda item: item.name.split("/")[1:3]):
+            if len(key) == 2:  # noqa: PLR2004 - kind and digest
+                yield ArtifactRef(kind=key[0], digest=key[1]), list(objects)
+
+    def _incomplete_artifacts(self) -> Iterator[Leftover]:
+        for ref, objects in self._by_artifact():
+            if all(item.name != f"{_directory(ref)}/{COMPLETE_FILE}" for item in objects):
+                size = sum(item.size for item in objects)
+                yield Leftover(_directory(ref), size, max(item.changed_at for item in objects))
+
+    def _unfinished_uploads(self, begun_before: datetime) -> Iterator[Leftover]:
+        for begun in self._bucket.unfinished_uploads(f"{_ARTIFACTS}/"):
+            if begun.begun_at is not None and begun.begun_at < begun_before:
+                with suppress(UploadGone):
+                    parts = list(self._bucket.parts(begun))
+                    changed = max((part.changed_at for part in parts if part.changed_at), default=begun.begun_at)
+                    yield Leftover(f"{begun.name}{_UPLOAD_MARK}{begun.id}", sum(part.size for part in parts), changed)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    document: Document
+    nonce: str
+
+
+def _directory(ref: ArtifactRef) -> str:
+    return checked_name(f"{_ARTIFACTS}/{ref.kind}/{ref.digest}")

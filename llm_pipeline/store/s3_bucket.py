@@ -1,0 +1,361 @@
+"""The few requests that a store in S3 is made of: conditional, checked, retried, with errors in our words."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import mimetypes
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import Terminal, Transient
+from llm_pipeline.store.s3_session import Absent, Changed, UploadGone, connect, translated
+
+WORKERS = 8
+"""Requests in flight at once."""
+
+_ATTEMPTS = 6
+_BACKOFF_UNIT_SECONDS = 0.1
+_CHUNK_BYTES = 256 * 1024
+_KEYS_PER_DELETE = 1000
+_CONFLICTS = frozenset({"ConditionalRequestConflict", "OperationAborted"})
+
+T = TypeVar("T")
+S = TypeVar("S")
+Condition = dict[str, str]
+
+
+@dataclass(frozen=True)
+class S3Object:
+    """An object as a listing shows it; its name is relative to the store."""
+
+    name: str
+    size: int
+    etag: str
+    changed_at: datetime
+
+
+@dataclass(frozen=True)
+class S3Checksum:
+    """What S3 knows of an object's content.
+
+    Attributes:
+        item: The object.
+        sha256: SHA-256 in hex, of the whole object, or of its parts' SHA-256 if there are parts; None if S3 has none.
+        parts: How many parts it was uploaded in; 0 for one request.
+        claimed: SHA-256 of the whole in hex, as its uploader wrote beside it.
+    """
+
+    item: S3Object
+    sha256: str | None
+    parts: int
+    claimed: str | None
+
+
+@dataclass(frozen=True)
+class S3Upload:
+    """An unfinished multipart upload; one whose parts are not checked by SHA-256 was not begun by a store."""
+
+    name: str
+    id: str
+    begun_at: datetime | None = None
+    checked: bool = True
+
+
+@dataclass(frozen=True)
+class S3Part:
+    """A part of a multipart upload; the SHA-256 in base64 is None where the server tells none."""
+
+    number: int
+    size: int
+    etag: str
+    sha256: str | None
+    changed_at: datetime | None = None
+
+
+def revision_is(etag: str | None) -> Condition:
+    """The condition of a write: the object still has that ETag, or (None) does not exist."""
+    return {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+
+
+def base64_sha256(data: bytes) -> str:
+    """SHA-256 in base64, as S3 writes it."""
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
+def back_off(attempt: int) -> None:
+    """Wait before the attempt after this one (0 is the first): exponential, with full jitter."""
+    time.sleep(random.random() * _BACKOFF_UNIT_SECONDS * 2**attempt)  # noqa: S311 - jitter, not a secret
+
+
+def in_parallel(function: Callable[[T], S], items: Iterable[T]) -> list[S]:
+    """Apply a function to all items in threads; the first error ends what has not begun and is raised."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            failed = [future for future in wait(futures, return_when=FIRST_EXCEPTION).done if future.exception()]
+            return [future.result() for future in failed or futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+class Bucket:
+    """A bucket below a key prefix. Names of objects are relative to that prefix."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._config = config
+        self._bucket, prefix = config.bucket_and_prefix
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._lock = threading.Lock()
+        self._connected: tuple[int, Any] | None = None
+
+    @property
+    def client(self) -> Any:
+        """The client of this process: connections cannot be shared with a parent that forked it."""
+        with self._lock:
+            if self._connected is None or self._connected[0] != os.getpid():
+                self._connected = os.getpid(), connect(self._config)
+            return self._connected[1]
+
+    def address(self, name: str) -> str:
+        """The object's URI, for messages."""
+        return f"s3://{self._bucket}/{self._prefix}{name}"
+
+    def read(self, name: str) -> tuple[bytes, str] | None:
+        """Content and ETag of a small object; None if there is none."""
+
+        def get() -> tuple[bytes, str]:
+            answer = self.client.get_object(**self._at(name))
+            with closing(answer["Body"]) as body:
+                return body.read(), answer["ETag"]
+
+        try:
+            return self._call(get, name)
+        except Absent:
+            return None
+
+    def put(self, name: str, data: bytes, condition: Condition | None = None, *, claimed: str | None = None) -> str:
+        """Write an object in one request, its bytes checked by S3; returns its ETag.
+
+        Raises:
+            Changed: The condition does not hold, or an earlier attempt whose answer was lost made it so.
+        """
+        parameters: dict[str, Any] = {
+            "Body": data,
+            "ChecksumAlgorithm": "SHA256",
+            "ChecksumSHA256": base64_sha256(data),
+        }
+        if kind := mimetypes.guess_type(name)[0]:
+            parameters["ContentType"] = kind
+        parameters |= {**self._at(name), **self._creation(claimed), **(condition or {})}
+        try:
+            answer = self._call(lambda: self.client.put_object(**parameters), name)
+        except Absent as error:  # an If-Match on an object that was removed
+            raise Changed(error.message, where=error.where) from error
+        return str(answer["ETag"])
+
+    def head(self, name: str) -> S3Checksum | None:
+        """What S3 knows of an object's content; None if there is none."""
+        try:
+            answer = self._call(lambda: self.client.head_object(**self._at(name), ChecksumMode="ENABLED"), name)
+        except Absent:
+            return None
+        parts = answer["ETag"].strip('"').rpartition("-")[2] if "-" in answer["ETag"] else "0"
+        encoded = str(answer.get("ChecksumSHA256", "")).partition("-")[0]
+        return S3Checksum(
+            item=S3Object(name, answer["ContentLength"], answer["ETag"], answer["LastModified"]),
+            sha256=base64.b64decode(encoded).hex() if encoded else None,
+            parts=int(parts),
+            claimed=answer.get("Metadata", {}).get("sha256"),
+        )
+
+    def list(self, prefix: str) -> Iterator[S3Object]:
+        """All objects whose names begin with the prefix, in the order of their names."""
+        token: dict[str, str] = {}
+        while True:
+            page = self._page("list_objects_v2", prefix, token)
+            for item in page.get("Contents", ()):
+                name = item["Key"].removeprefix(self._prefix)
+                yield S3Object(name, item["Size"], item["ETag"], item["LastModified"])
+            if not page.get("IsTruncated"):
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def stream(self, item: S3Object, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+        """The bytes of an object from `start` to `stop`, resumed where a connection broke.
+
+        Raises:
+            Changed: The object was replaced or removed meanwhile.
+            Transient: Several connections in a row brought nothing.
+        """
+        from botocore.exceptions import BotoCoreError
+
+        position, end, failures = start, item.size if stop is None else stop, 0
+        while position < end:
+            before = position
+            try:
+                with closing(self._open_range(item, position, end)) as body:
+                    while position < end and (chunk := body.read(min(_CHUNK_BYTES, end - position))):
+                        position += len(chunk)
+                        yield chunk
+            except BotoCoreError as error:
+                failures = 1 if position > before else failures + 1
+                if failures == _ATTEMPTS:
+                    raise translated(error, self._config, self.address(item.name)) from error
+                back_off(failures)
+
+    def delete(self, name: str, condition: Condition | None = None) -> None:
+        """Remove an object; none there is fine.
+
+        Raises:
+            Changed: The condition does not hold.
+        """
+        try:
+            self._call(lambda: self.client.delete_object(**self._at(name), **(condition or {})), name)
+        except Absent:
+            return
+
+    def delete_all(self, names: Sequence[str]) -> None:
+        """Remove objects; those that are not there are fine."""
+        for first in range(0, len(names), _KEYS_PER_DELETE):
+            keys = [{"Key": self._prefix + name} for name in names[first : first + _KEYS_PER_DELETE]]
+            remove = partial(self.client.delete_objects, Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True})
+            answer = self._call(remove, names[first])
+            for failed in answer.get("Errors", ()):
+                kind = Transient if failed.get("Code") in ("InternalError", "SlowDown") else Terminal
+                raise kind(f"cannot remove {failed.get('Key')}: {failed.get('Code')}: {failed.get('Message')}")
+
+    def begin_upload(self, name: str, claimed: str) -> S3Upload:
+        """Begin a multipart upload whose parts are checked by their SHA-256."""
+        parameters = {**self._at(name), **self._creation(claimed), "ChecksumAlgorithm": "SHA256"}
+        answer = self._call(lambda: self.client.create_multipart_upload(**parameters), name)
+        return S3Upload(name, answer["UploadId"])
+
+    def unfinished_uploads(self, prefix: str) -> Iterator[S3Upload]:
+        """Multipart uploads below a prefix that were neither completed nor aborted."""
+        marker: dict[str, str] = {}
+        while True:
+            page = self._page("list_multipart_uploads", prefix, marker)
+            for item in page.get("Uploads", ()):
+                checked = item.get("ChecksumAlgorithm", "SHA256") == "SHA256"  # some servers do not say
+                yield S3Upload(item["Key"].removeprefix(self._prefix), item["UploadId"], item["Initiated"], checked)
+            if not page.get("IsTruncated"):
+                return
+            marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def parts(self, upload: S3Upload) -> Iterator[S3Part]:
+        """The parts that an unfinished upload has.
+
+        Raises:
+            UploadGone: It is finished.
+        """
+        marker: dict[str, int] = {}
+        while True:
+            parameters = {**self._at(upload.name), "UploadId": upload.id, **marker}
+            page = self._call(partial(self.client.list_parts, **parameters), upload.name)
+            for part in page.get("Parts", ()):
+                yield S3Part(
+                    part["PartNumber"], part["Size"], part["ETag"], part.get("ChecksumSHA256"), part["LastModified"]
+                )
+            if not page.get("IsTruncated"):
+                return
+            marker = {"PartNumberMarker": page["NextPartNumberMarker"]}
+
+    def upload_part(self, upload: S3Upload, number: int, data: bytes, sha256: str) -> S3Part:
+        """Send one part, with its SHA-256 in base64.
+
+        Raises:
+            UploadGone: The upload was completed or aborted by somebody else.
+        """
+        parameters = {**self._at(upload.name), "UploadId": upload.id, "PartNumber": number, "Body": data}
+        parameters |= {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": sha256}
+        answer = self._call(lambda: self.client.upload_part(**parameters), upload.name)
+        return S3Part(number, len(data), answer["ETag"], sha256)
+
+    def complete_upload(self, upload: S3Upload, parts: Sequence[S3Part], condition: Condition) -> None:
+        """Make the parts an object.
+
+        Raises:
+            Changed: The condition does not hold.
+            UploadGone: The upload was completed or aborted by somebody else, or by an attempt whose answer was lost.
+        """
+        listing = [{"PartNumber": part.number, "ETag": part.etag, "ChecksumSHA256": part.sha256} for part in parts]
+        parameters = {
+            **self._at(upload.name),
+            "UploadId": upload.id,
+            "MultipartUpload": {"Parts": listing},
+            **condition,
+        }
+        parameters["MpuObjectSize"] = sum(part.size for part in parts)
+        self._call(lambda: self.client.complete_multipart_upload(**parameters), upload.name)
+
+    def abort_upload(self, upload: S3Upload) -> None:
+        """Drop an unfinished upload and its parts; none there is fine."""
+        parameters = {**self._at(upload.name), "UploadId": upload.id}
+        try:
+            self._call(lambda: self.client.abort_multipart_upload(**parameters), upload.name)
+        except UploadGone:
+            return
+
+    def _at(self, name: str) -> dict[str, Any]:
+        return {"Bucket": self._bucket, "Key": self._prefix + name}
+
+    def _creation(self, claimed: str | None) -> dict[str, Any]:
+        """What every new object is given: its encryption, and its SHA-256 for those who read only its head."""
+        found: dict[str, Any] = {"Metadata": {"sha256": claimed}} if claimed else {}
+        if self._config.encryption:
+            found["ServerSideEncryption"] = self._config.encryption
+        if self._config.kms_key:
+            found["SSEKMSKeyId"] = self._config.kms_key
+        return found
+
+    def _page(self, operation: str, prefix: str, marker: dict[str, str]) -> dict[str, Any]:
+        parameters = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **marker}
+        page: dict[str, Any] = self._call(lambda: getattr(self.client, operation)(**parameters), prefix)
+        return page
+
+    def _open_range(self, item: S3Object, start: int, stop: int) -> Any:
+        wanted = f"bytes {start}-{stop - 1}/{item.size}"
+        parameters = {**self._at(item.name), "IfMatch": item.etag, "Range": f"bytes={start}-{stop - 1}"}
+        try:
+            answer = self._call(lambda: self.client.get_object(**parameters), item.name)
+        except Absent as error:
+            raise Changed(error.message, where=error.where) from error
+        if answer.get("ContentRange") != wanted or answer["ETag"] != item.etag:
+            answer["Body"].close()
+            raise Changed(f"asked for {wanted}, got {answer.get('ContentRange')}", where=self.address(item.name))
+        return answer["Body"]
+
+    def _call(self, request: Callable[[], T], name: str) -> T:
+        """Send a request; botocore retries what it knows, this retries broken answers and conflicts (409)."""
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+
+        for attempt in range(_ATTEMPTS):
+            try:
+                return request()
+            except (ClientError, BotoCoreError, ResponseParserError) as error:
+                if attempt == _ATTEMPTS - 1 or not _may_pass(error):
+                    raise translated(error, self._config, self.address(name)) from error
+            back_off(attempt)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _may_pass(error: Exception) -> bool:
+    from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
+    from botocore.parsers import ResponseParserError
+
+    if isinstance(error, ClientError):
+        return error.response.get("Error", {}).get("Code") in _CONFLICTS
+    return isinstance(error, (IncompleteReadError, ResponseParserError, ResponseStreamingError))

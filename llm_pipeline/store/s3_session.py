@@ -1,0 +1,182 @@
+"""The S3 client of a store: credentials, endpoint, retries, and Amazon's errors in our words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import ConfigError, PipelineError, Terminal, Transient, Unsupported
+
+CONNECTIONS = 16
+"""Connections that one client keeps open; at least as many as there are threads that use it."""
+
+_ATTEMPTS = 8
+_CONNECT_SECONDS = 10
+_READ_SECONDS = 60
+
+_REFUSED = frozenset(
+    {
+        "401", "403", "AccessDenied", "AccessDeniedException", "AccountProblem", "AllAccessDisabled", "ExpiredToken",
+        "ExpiredTokenException", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidToken", "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)  # fmt: skip
+_SERVER_ERROR = 500
+_NEEDED = (
+    "s3:GetObject, PutObject, DeleteObject, ListBucket, ListBucketMultipartUploads, ListMultipartUploadParts, "
+    "AbortMultipartUpload"
+)
+_AGAIN = "run it again; it goes on where it stopped"
+_REGION = "set store.region to the bucket's region"
+
+
+class Absent(Transient):
+    """There is no such object."""
+
+
+class Changed(Transient):
+    """The object is not, or no longer, the one that a conditional request was about."""
+
+
+class UploadGone(Transient):
+    """A multipart upload was completed or aborted by somebody else."""
+
+
+_KINDS: dict[str, tuple[type[PipelineError], str]] = {
+    "404": (Absent, ""),
+    "NoSuchKey": (Absent, ""),
+    "412": (Changed, ""),
+    "PreconditionFailed": (Changed, ""),
+    "ConditionalRequestConflict": (Changed, ""),
+    "OperationAborted": (Changed, ""),
+    "NoSuchUpload": (UploadGone, ""),
+    "NoSuchBucket": (ConfigError, "create the bucket, or correct store.uri and store.endpoint"),
+    "301": (ConfigError, _REGION),
+    "AuthorizationHeaderMalformed": (ConfigError, _REGION),
+    "IllegalLocationConstraintException": (ConfigError, _REGION),
+    "PermanentRedirect": (ConfigError, _REGION),
+    "RequestTimeTooSkewed": (Terminal, "set this machine's clock"),
+    "BadDigest": (Transient, "the bytes were damaged on their way; run it again"),
+    "InvalidPart": (Transient, _AGAIN),
+    "RequestTimeout": (Transient, _AGAIN),
+    "SlowDown": (Transient, _AGAIN),
+}
+
+
+def connect(config: StoreConfig) -> Any:
+    """A boto3 client of the store's bucket. It sends nothing yet, except to assume a role.
+
+    Raises:
+        Unsupported: boto3 is not installed in this interpreter.
+        ConfigError: The profile does not exist, or the endpoint or region cannot be.
+    """
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+    except ImportError as error:
+        raise Unsupported(
+            "a store in S3 needs boto3", where=config.uri, hint="pip install 'llm-pipeline[store-s3]'"
+        ) from error
+    options = Config(
+        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=_READ_SECONDS,
+        max_pool_connections=CONNECTIONS,
+        tcp_keepalive=True,
+        # The store sends SHA-256 itself where bytes count, and verifies what it reads against the manifest; botocore's
+        # default would add a CRC32 to both, in trailers that other S3 servers than Amazon's may not know.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path"} if config.endpoint else {},
+    )
+    try:
+        session = boto3.Session(botocore_session=_botocore_session(config), region_name=config.region)
+        return session.client("s3", endpoint_url=config.endpoint, config=options)
+    except (BotoCoreError, ValueError) as error:
+        raise translated(error, config, config.uri) from error
+
+
+def _botocore_session(config: StoreConfig) -> Any:
+    from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
+    from botocore.session import Session
+
+    source = Session(profile=config.profile)
+    if config.region:
+        source.set_config_variable("region", config.region)
+    credentials = source.get_credentials()  # names a profile that does not exist
+    if config.role is None or credentials is None:
+        return source
+    fetcher = AssumeRoleCredentialFetcher(
+        source.create_client, credentials, config.role, extra_args={"RoleSessionName": "llm-pipeline"}
+    )
+    assumed = Session(profile=config.profile)
+    # botocore has no public way to give a session credentials that refresh themselves
+    assumed._credentials = DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")  # noqa: SLF001
+    return assumed
+
+
+def translated(error: Exception, config: StoreConfig, where: str) -> PipelineError:
+    """The error of a request in the pipeline's words, with what to do about it."""
+    from botocore.exceptions import ClientError
+
+    if isinstance(error, ClientError):
+        return _of_response(error, config, where)
+    return _of_botocore(error, config, where)
+
+
+def _of_response(error: Any, config: StoreConfig, where: str) -> PipelineError:
+    details = error.response.get("Error", {})
+    code = str(details.get("Code", ""))
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    message = f"{error.operation_name}: {code}: {details.get('Message', '')}"
+    if code in _REFUSED:
+        return Terminal(f"S3 refused {message}", where=where, hint=_credentials_hint(config))
+    if code in _KINDS:
+        kind, hint = _KINDS[code]
+        return kind(message, where=where, hint=hint)
+    if status >= _SERVER_ERROR:
+        return Transient(f"S3 cannot serve {message}", where=where, hint=_AGAIN)
+    return Terminal(message, where=where, hint="check the store's configuration and the bucket's policy")
+
+
+def _of_botocore(error: Exception, config: StoreConfig, where: str) -> PipelineError:
+    from botocore import exceptions as aws
+
+    if isinstance(error, aws.ProfileNotFound):
+        return ConfigError(str(error), where=where, hint="correct store.profile, or add it to ~/.aws/config")
+    if isinstance(error, _credential_errors()):
+        return Terminal(f"no credentials for S3: {error}", where=where, hint=_credentials_hint(config))
+    if isinstance(error, aws.SSLError):
+        return Transient(str(error), where=where, hint="trust the endpoint's certificate: AWS_CA_BUNDLE")
+    if isinstance(error, (aws.ParamValidationError, aws.NoRegionError, aws.BaseEndpointResolverError, ValueError)):
+        return ConfigError(str(error), where=where, hint="correct store.endpoint, store.region and store.uri")
+    return Transient(
+        f"no answer from S3: {error}", where=where, hint="check the network and store.endpoint, then run it again"
+    )
+
+
+def _credential_errors() -> tuple[type[Exception], ...]:
+    from botocore import exceptions as aws
+
+    return (
+        aws.CredentialRetrievalError,
+        aws.LoginError,
+        aws.NoAuthTokenError,
+        aws.NoCredentialsError,
+        aws.PartialCredentialsError,
+        aws.RefreshWithMFAUnsupportedError,
+        aws.SSOError,
+        aws.TokenRetrievalError,
+    )
+
+
+def _credentials_hint(config: StoreConfig) -> str:
+    source = (
+        f"the credentials of profile {config.profile!r}"
+        if config.profile
+        else "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or set store.profile"
+    )
+    role = f", and that they may assume {config.role}" if config.role else ""
+    kms = "; with aws:kms also kms:GenerateDataKey and kms:Decrypt" if config.encryption == "aws:kms" else ""
+    return f"check {source}{role}; they need {_NEEDED}{kms}"

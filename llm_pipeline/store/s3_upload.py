@@ -1,0 +1,227 @@
+"""Files into S3: whole or in parallel parts, resumed after a kill, and only the bytes that the manifest names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from llm_pipeline.digest import sha256_bytes
+from llm_pipeline.errors import IntegrityError, PipelineError, Transient
+from llm_pipeline.logging import get_logger
+from llm_pipeline.store.manifest import ManifestFile
+from llm_pipeline.store.s3_bucket import (
+    WORKERS,
+    Bucket,
+    S3Checksum,
+    S3Object,
+    S3Part,
+    S3Upload,
+    back_off,
+    base64_sha256,
+    revision_is,
+)
+from llm_pipeline.store.s3_session import Changed, UploadGone
+
+log = get_logger(__name__)
+
+PART_BYTES = 8 * 1024 * 1024
+"""Size of a part, and of the largest file that is sent in one request."""
+
+_PARTS_AT_MOST = 10_000
+_IN_FLIGHT_BYTES = WORKERS * PART_BYTES
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file to upload.
+
+    Attributes:
+        source: Where it is.
+        name: The object's name in the store.
+        listed: Its size and SHA-256, as the manifest says.
+    """
+
+    source: Path
+    name: str
+    listed: ManifestFile
+
+    @property
+    def part_bytes(self) -> int:
+        """Size of its parts: doubled until they are few enough for S3."""
+        size = PART_BYTES
+        while size * _PARTS_AT_MOST < self.listed.size:
+            size *= 2
+        return size
+
+    def changed(self) -> IntegrityError:
+        """The error for bytes that are not those of the manifest."""
+        return IntegrityError(
+            f"{self.listed.path} changed while it was published",
+            where=str(self.source),
+            hint="publish it again once nothing writes to it",
+        )
+
+
+def upload(bucket: Bucket, files: Sequence[LocalFile], present: Mapping[str, S3Object]) -> None:
+    """Bring files to S3; those of `present` that are right already stay as they are.
+
+    Raises:
+        IntegrityError: A file is not, or no longer, what the manifest says.
+        Transient: S3 did not take it; what was sent so far is used by the next attempt.
+    """
+    with _pool() as pool:
+        small = [pool.submit(_place, bucket, file, present, _put) for file in files if file.listed.size <= PART_BYTES]
+        for file in files:
+            if file.listed.size > PART_BYTES:
+                _place(bucket, file, present, lambda *given: _put_in_parts(pool, *given))
+        for future in small:
+            future.result()
+
+
+@contextmanager
+def _pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads that end with the block: orderly, or without beginning anything more when it fails."""
+    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="s3 upload")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _place(
+    bucket: Bucket,
+    file: LocalFile,
+    present: Mapping[str, S3Object],
+    send: Callable[[Bucket, LocalFile, str | None], None],
+) -> None:
+    """Make the object be there with the file's bytes, whatever is there and whoever else is writing it."""
+    there = bucket.head(file.name) if file.name in present else None
+    for attempt in range(_ATTEMPTS):
+        if there is not None and _holds(bucket, there, file):
+            return
+        try:
+            send(bucket, file, there.item.etag if there else None)
+        except (Changed, UploadGone):
+            back_off(attempt)
+            there = bucket.head(file.name)
+        else:
+            return
+    raise Transient("others keep changing an object", where=bucket.address(file.name), hint="run it again")
+
+
+def _put(bucket: Bucket, file: LocalFile, replaces: str | None) -> None:
+    data = file.source.read_bytes()
+    if sha256_bytes(data) != file.listed.sha256:
+        raise file.changed()
+    bucket.put(file.name, data, revision_is(replaces), claimed=file.listed.sha256)
+
+
+def _put_in_parts(pool: ThreadPoolExecutor, bucket: Bucket, file: LocalFile, replaces: str | None) -> None:
+    begun, known = _to_go_on_with(bucket, file) or (bucket.begin_upload(file.name, file.listed.sha256), {})
+    try:
+        parts = _send_parts(pool, bucket, begun, file, known)
+        bucket.complete_upload(begun, parts, revision_is(replaces))
+    except UploadGone:
+        raise
+    except Transient as error:
+        if isinstance(error, Changed):  # else the parts stay: the next attempt goes on with them
+            _abort(bucket, begun)
+        raise
+    except BaseException:
+        _abort(bucket, begun)
+        raise
+
+
+def _to_go_on_with(bucket: Bucket, file: LocalFile) -> tuple[S3Upload, dict[int, S3Part]] | None:
+    """The unfinished upload of that file that has most parts, and these."""
+    found = []
+    for begun in bucket.unfinished_uploads(file.name):
+        if begun.name == file.name and begun.checked:
+            with suppress(UploadGone):
+                found.append((begun, {part.number: part for part in bucket.parts(begun)}))
+    if not found:
+        return None
+    best = max(found, key=lambda candidate: len(candidate[1]))
+    log.info("going on with an interrupted upload", file=file.listed.path, parts=len(best[1]))
+    return best
+
+
+def _send_parts(
+    pool: ThreadPoolExecutor, bucket: Bucket, begun: S3Upload, file: LocalFile, known: Mapping[int, S3Part]
+) -> list[S3Part]:
+    """Read the file once, in order; hash and send its parts in threads, a bounded number of them in memory."""
+    sent: list[S3Part] = []
+    window: deque[Future[S3Part]] = deque()
+    whole = hashlib.sha256()
+    try:
+        with file.source.open("rb") as stream:
+            for number, data in enumerate(_blocks(stream, file.part_bytes), start=1):
+                whole.update(data)
+                window.append(pool.submit(_send_part, bucket, begun, number, data, known.get(number)))
+                if len(window) * file.part_bytes >= _IN_FLIGHT_BYTES:
+                    sent.append(window.popleft().result())
+        sent += [future.result() for future in window]
+    finally:
+        wait(window)  # a part that arrives after the upload was aborted would stay in S3
+    if whole.hexdigest() != file.listed.sha256:
+        raise file.changed()
+    return sent
+
+
+def _blocks(stream: BinaryIO, size: int) -> Iterator[bytes]:
+    while data := stream.read(size):
+        yield data
+
+
+def _send_part(bucket: Bucket, begun: S3Upload, number: int, data: bytes, known: S3Part | None) -> S3Part:
+    sha256 = base64_sha256(data)
+    if known is not None and known.size == len(data) and _same(known, data, sha256):
+        return S3Part(number, known.size, known.etag, sha256)
+    return bucket.upload_part(begun, number, data, sha256)
+
+
+def _same(known: S3Part, data: bytes, sha256: str) -> bool:
+    """Whether a part in S3 holds the data. Servers that list no SHA-256 have an ETag that is the MD5 (unless KMS)."""
+    if known.sha256 is not None:
+        return known.sha256 == sha256
+    return known.etag.strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def _holds(bucket: Bucket, there: S3Checksum, file: LocalFile) -> bool:
+    """Whether an object holds the file: by S3's own checksum where that can be compared, else by its bytes."""
+    if there.item.size != file.listed.size:
+        return False
+    if there.sha256 is not None and not there.parts:
+        return there.sha256 == file.listed.sha256
+    if there.sha256 is not None and there.parts == -(-file.listed.size // file.part_bytes):
+        return there.sha256 == _sha256_of_parts(file)
+    hasher = hashlib.sha256()
+    for chunk in bucket.stream(there.item):
+        hasher.update(chunk)
+    return hasher.hexdigest() == file.listed.sha256
+
+
+def _sha256_of_parts(file: LocalFile) -> str:
+    """SHA-256 over the SHA-256 of the parts, as S3 stores it for a multipart upload."""
+    whole, of_parts = hashlib.sha256(), hashlib.sha256()
+    with file.source.open("rb") as stream:
+        for data in _blocks(stream, file.part_bytes):
+            whole.update(data)
+            of_parts.update(hashlib.sha256(data).digest())
+    if whole.hexdigest() != file.listed.sha256:
+        raise file.changed()
+    return of_parts.hexdigest()
+
+
+def _abort(bucket: Bucket, begun: S3Upload) -> None:
+    try:
+        bucket.abort_upload(begun)
+    except PipelineError as error:  # the error that led here matters more; retention finds what is left
+        log.warning("could not abort an upload", object=bucket.address(begun.name), reason=error.message)
