@@ -1,0 +1,62 @@
+"""The command line: `llm-pipeline COMMAND`.
+
+| | |
+|---|---|
+| `plan`, `run`, `report`, `rollback` | a release (`releasing`) |
+| `ls`, `show`, `verify`, `diff` | what a deployment's store holds (`inspecting`) |
+| `stage` | for the runners |
+
+Exit codes: 0 GO, 1 NO_GO, 2 INCONCLUSIVE, 3 ANOMALOUS, 4 bad input, 5 infrastructure (or something is damaged).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from llm_pipeline import __version__
+from llm_pipeline.cli import inspecting, releasing
+from llm_pipeline.errors import PipelineError
+from llm_pipeline.logging import ReadableFormatter
+
+_INTERRUPTED = 130
+_CLOSED_PIPE = 141  # as a shell says of a program whose reader went away
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    if options.command != "stage":
+        _log_for_people(verbose=getattr(options, "verbose", False))
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except PipelineError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted: what was running was stopped; the same command goes on from here\n")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # Python would complain there when it flushes stdout
+        return _CLOSED_PIPE
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="llm-pipeline", description="Releases of language models, with evidence.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for group in (releasing, inspecting):
+        group.add_commands(commands)
+    return parser
+
+
+def _log_for_people(*, verbose: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(ReadableFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("llm_pipeline").setLevel(logging.INFO)
+    logging.getLogger("llm_pipeline.stage").setLevel(logging.INFO if verbose else logging.WARNING)

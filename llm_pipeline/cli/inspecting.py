@@ -1,0 +1,112 @@
+"""Commands that only look: `ls`, `show`, `verify`, `diff`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.errors import ExitCode
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+_KINDS = ("releases", "artifacts", "stages", "pointers", "leases", "leftovers")
+_REFERENCES = (
+    "REF is a release (or the beginning of its id), an artifact (kind/digest or a digest, six digits at least), "
+    "a stage key, or a pointer (production:org/model/target, previous:org/model/target)."
+)
+
+
+def add_commands(commands: Commands) -> None:
+    """Add them to the parser."""
+    listing = _command(commands, "ls", "list what the store holds")
+    listing.add_argument("what", nargs="?", choices=_KINDS, default="releases")
+    listing.set_defaults(run=_ls)
+
+    showing = _command(commands, "show", "show all that is known of one thing")
+    showing.add_argument("reference", metavar="REF")
+    showing.set_defaults(run=_show)
+
+    verifying = _command(commands, "verify", "read every byte and check every signature; exit code 5 if any differs")
+    verifying.add_argument("reference", metavar="REF")
+    verifying.set_defaults(run=_verify)
+
+    comparing = _command(commands, "diff", "say how two artifacts, releases or stage keys differ")
+    comparing.add_argument("first", metavar="A")
+    comparing.add_argument("second", metavar="B")
+    comparing.set_defaults(run=_diff)
+
+
+def _command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.", epilog=_REFERENCES)
+    add_deployment_option(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _ls(options: argparse.Namespace) -> int:
+    from llm_pipeline.inspection.listing import LISTINGS
+    from llm_pipeline.store import open_store
+
+    listing = LISTINGS[options.what]
+    rows = listing.rows(open_store(deployment_of(options).store))
+    if options.json:
+        sys.stdout.write(_array(rows))
+    else:
+        _write(listing.table(rows) if rows else [f"no {options.what}"])
+    return ExitCode.GO
+
+
+def _show(options: argparse.Namespace) -> int:
+    from llm_pipeline.inspection.showing import show
+    from llm_pipeline.store import open_store
+    from llm_pipeline.store.references import resolve_reference
+
+    config = deployment_of(options).store
+    view = show(config, resolve_reference(open_store(config), options.reference))
+    _write([view.model_dump_json(indent=1)] if options.json else view.lines())
+    return ExitCode.GO
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from llm_pipeline.inspection.verification import verify_reference
+    from llm_pipeline.store import open_store
+    from llm_pipeline.store.references import resolve_reference
+
+    store = open_store(deployment_of(options).store)
+    verified = []
+    for verification in verify_reference(store, resolve_reference(store, options.reference)):
+        verified.append(verification)
+        if not options.json:  # as it goes: reading every byte takes its time
+            _write(verification.lines())
+    damaged = sum(bool(verification.problems) for verification in verified)
+    if options.json:
+        sys.stdout.write(_array(verified))
+    else:
+        _write([f"{len(verified)} artifacts read, {damaged} damaged"])
+    return ExitCode.INFRASTRUCTURE if damaged else ExitCode.GO
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from llm_pipeline.inspection.comparison import compare
+    from llm_pipeline.store import open_store
+    from llm_pipeline.store.references import resolve_reference
+
+    store = open_store(deployment_of(options).store)
+    comparison = compare(store, *(resolve_reference(store, name) for name in (options.first, options.second)))
+    _write([comparison.model_dump_json(indent=1)] if options.json else comparison.lines())
+    return ExitCode.GO
+
+
+def _array(rows: Iterable[BaseModel]) -> str:
+    return json.dumps([row.model_dump(mode="json") for row in rows], indent=1) + "\n"
+
+
+def _write(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

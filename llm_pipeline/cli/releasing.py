@@ -1,0 +1,98 @@
+"""Commands about one release: `plan`, `run`, `stage`, `report`, `rollback`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.errors import ExitCode, from_document
+
+
+def add_commands(commands: Commands) -> None:
+    """Add them to the parser."""
+    run = commands.add_parser("run", help="run a release on this machine, without Airflow")
+    run.add_argument("config", type=Path, help="a release config, e.g. configs/releases/demo.yaml")
+    run.add_argument("--revision", help="branch, tag or commit instead of the config's")
+    answer = run.add_mutually_exclusive_group()
+    answer.add_argument("--approve", action="store_const", const=True, dest="answer", help="approve production now")
+    answer.add_argument("--reject", action="store_const", const=False, dest="answer", help="stop before production")
+    run.add_argument("--verbose", action="store_true", help="show every log line of every stage")
+    run.set_defaults(run=_run)
+
+    plan = commands.add_parser("plan", help="check a release without spending anything")
+    plan.add_argument("config", type=Path)
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    plan.set_defaults(run=_plan)
+
+    stage = commands.add_parser("stage", help="run one stage (used by the runners)")
+    stage_commands = stage.add_subparsers(dest="stage_command", required=True)
+    stage_run = stage_commands.add_parser("run")
+    stage_run.add_argument("name")
+    stage_run.add_argument("--request", type=Path, required=True)
+    stage_run.add_argument("--result", type=Path, required=True)
+    stage_run.set_defaults(run=_stage_run)
+
+    report = commands.add_parser("report", help="write a release's report again and say where it is")
+    report.add_argument(
+        "reference", metavar="REF", help="a release (or the beginning of its id), production:org/model/target"
+    )
+    add_deployment_option(report)
+    report.set_defaults(run=_report)
+
+    rollback = commands.add_parser("rollback", help="bring the previous production release of a model back")
+    rollback.add_argument("model_id", metavar="model", help="organisation/name")
+    rollback.add_argument("gpu_target", metavar="target", help="the target's name, e.g. cpu")
+    add_deployment_option(rollback)
+    rollback.set_defaults(run=_rollback)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from llm_pipeline.interruption import interrupt_on_termination
+    from llm_pipeline.local_run import LocalRun, ask_on_terminal
+
+    interrupt_on_termination()
+    answer: bool | None = options.answer
+    approve = ask_on_terminal if answer is None else lambda _flow: answer
+    return LocalRun(options.config, approve=approve, revision=options.revision).run()
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from llm_pipeline.planning.plan import format_plan, plan_release
+
+    plan = plan_release(options.config)
+    sys.stdout.write(plan.model_dump_json(indent=1) + "\n" if options.json else format_plan(plan))
+    return ExitCode.GO
+
+
+def _stage_run(options: argparse.Namespace) -> int:
+    from llm_pipeline.stages.process import run_stage_process
+
+    return run_stage_process(options.name, options.request, options.result)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from llm_pipeline.flow import Flow
+    from llm_pipeline.stages.contract import StageFailure
+    from llm_pipeline.stages.execute import execute
+    from llm_pipeline.store import open_store
+    from llm_pipeline.store.references import release_of, resolve_reference
+
+    deployment = deployment_of(options)
+    release_id = release_of(resolve_reference(open_store(deployment.store), options.reference))
+    outcome = execute(Flow.open(deployment, release_id).request("report"))
+    if isinstance(outcome, StageFailure):
+        raise from_document(outcome.error)
+    sys.stdout.write(f"{outcome.metrics['report']}\n")
+    return ExitCode.GO
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    from llm_pipeline.canary.promotion import rollback_production
+    from llm_pipeline.store import open_store
+
+    deployment = deployment_of(options)
+    pointers = rollback_production(open_store(deployment.store), deployment, options.model_id, options.gpu_target)
+    sys.stdout.write(f"production is release {pointers.production.release_id if pointers.production else 'none'}\n")
+    return ExitCode.GO

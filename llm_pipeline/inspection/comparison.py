@@ -1,0 +1,197 @@
+"""`llm-pipeline diff`: what changed between two artifacts, two releases or two stage keys.
+
+Two stage keys differ because something that they hash differs; `diff` says what, by dotted path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pydantic import BaseModel, JsonValue
+
+from llm_pipeline.errors import ConfigError, PipelineError
+from llm_pipeline.flow import Flow
+from llm_pipeline.inspection.changes import Change, changes
+from llm_pipeline.inspection.table import readable_bytes
+from llm_pipeline.release_record import read_record
+from llm_pipeline.stages.contract import ArtifactRef, Frozen, StageResult
+from llm_pipeline.stages.execute import KeyContent, StageRecord, read_stage_record
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.manifest import Manifest
+from llm_pipeline.store.references import (
+    ArtifactReference,
+    PointerReference,
+    Reference,
+    ReleaseReference,
+    StageReference,
+)
+
+_SHOWN_DIGITS = 12
+
+
+class Section(Frozen):
+    """The changes of one part.
+
+    Attributes:
+        title: Which part, e.g. `files` or `quantize fp8`.
+        note: Said instead of changes, or above them.
+    """
+
+    title: str
+    note: str = ""
+    changes: tuple[Change, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield f"{self.title}: {self.note}".removesuffix(": ")
+        yield from (f"  {change}" for change in self.changes)
+
+
+class Comparison(Frozen):
+    """How two things of one kind differ.
+
+    Attributes:
+        same: Whether nothing that is compared differs.
+        sections: Parts with a difference, or with something to say.
+    """
+
+    first: str
+    second: str
+    same: bool
+    sections: tuple[Section, ...]
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield f"{self.first} -> {self.second}" + (": the same" if self.same else "")
+        for section in self.sections:
+            yield from section.lines()
+
+
+def compare(store: ArtifactStore, first: Reference, second: Reference) -> Comparison:
+    """How two things differ.
+
+    A pointer stands for its release, or beside an artifact for its model repository.
+
+    Raises:
+        ConfigError: They are of different kinds, or one has nothing to compare.
+        IntegrityError: A record or manifest cannot be understood.
+    """
+    match _alike(first, second), _alike(second, first):
+        case ArtifactReference(one), ArtifactReference(other):
+            sections = _artifacts(store, one, other)
+        case ReleaseReference(one), ReleaseReference(other):
+            sections = _releases(_flow(store, one), _flow(store, other))
+        case StageReference(one), StageReference(other):
+            sections = _stages(_record(store, one), _record(store, other))
+        case _:
+            raise ConfigError(f"{first} and {second} are of different kinds", hint="compare two of one kind")
+    said = tuple(section for section in sections if section.note or section.changes)
+    return Comparison(first=str(first), second=str(second), same=not said, sections=said)
+
+
+def _alike(reference: Reference, other: Reference) -> Reference:
+    if not isinstance(reference, PointerReference):
+        return reference
+    if isinstance(other, ArtifactReference):
+        return ArtifactReference(reference.pointer.repository)
+    return ReleaseReference(reference.pointer.release_id)
+
+
+def _flow(store: ArtifactStore, release_id: str) -> Flow:
+    return Flow(store, read_record(store, release_id))
+
+
+def _record(store: ArtifactStore, key: str) -> StageRecord:
+    record = read_stage_record(store, key)
+    if record is None:
+        raise ConfigError(f"stage key {key[:_SHOWN_DIGITS]} has no result", hint="it is being computed, or was removed")
+    return record
+
+
+def _artifacts(store: ArtifactStore, one: ArtifactRef, other: ArtifactRef) -> Iterator[Section]:
+    first, second = store.manifest(one), store.manifest(other)
+    yield _section("files", _files(first), _files(second))
+    yield _section("provenance", _json(first.provenance), _json(second.provenance))
+
+
+def _files(manifest: Manifest) -> dict[str, JsonValue]:
+    return {file.path: f"{readable_bytes(file.size)} {file.sha256[:_SHOWN_DIGITS]}" for file in manifest.files}
+
+
+def _releases(first: Flow, second: Flow) -> Iterator[Section]:
+    one, other = first.record, second.record
+    yield _section("model", _commit(first), _commit(second))
+    yield _section("config", _json(one.release), _json(other.release))
+    yield _section("deployment", _json(one.deployment), _json(other.deployment))
+    yield _section("datasets", _refs(one.datasets), _refs(other.datasets))
+    results = first.results(), second.results()
+    for stage in [*results[0], *(name for name in results[1] if name not in results[0])]:
+        yield _stage(first.store, " ".join(stage).strip(), results[0].get(stage), results[1].get(stage))
+
+
+def _commit(flow: Flow) -> dict[str, JsonValue]:
+    return {"id": flow.record.model.id, "commit": flow.record.model.commit}
+
+
+def _stage(store: ArtifactStore, title: str, one: StageResult | None, other: StageResult | None) -> Section:
+    if one is None or other is None:
+        return Section(title=title, note=f"ran in the {'second' if one is None else 'first'} release only")
+    outcome = changes(_outcome(one), _outcome(other))
+    if one.key == other.key:
+        return Section(title=title, note="the same key, another outcome" if outcome else "", changes=tuple(outcome))
+    contents = _content(store, one), _content(store, other)
+    if contents[0] is None or contents[1] is None:
+        note = "the keys differ; what they hashed is not kept (it acts on the world, or it was removed)"
+        return Section(title=title, note=note, changes=tuple(outcome))
+    return Section(
+        title=title, note="the keys differ", changes=(*changes(_json(contents[0]), _json(contents[1])), *outcome)
+    )
+
+
+def _content(store: ArtifactStore, result: StageResult) -> KeyContent | None:
+    """What a result's key hashed: kept with the key, and else in the provenance of what it made."""
+    if record := read_stage_record(store, result.key):
+        return record.content
+    for ref in result.artifacts.values():
+        try:
+            made = store.manifest(ref).provenance
+        except PipelineError:
+            continue
+        if made.stage_key == result.key:
+            name, _, version = made.stage.rpartition("/")
+            return KeyContent(
+                stage=name,
+                version=int(version),
+                subject=made.subject,
+                config=made.config,
+                inputs=made.inputs,
+                tools=made.tools,
+            )
+    return None
+
+
+def _outcome(result: StageResult) -> dict[str, JsonValue]:
+    judgement = result.judgement
+    return {
+        "verdict": judgement.verdict.value if judgement else None,
+        "summary": judgement.summary if judgement else None,
+        "artifacts": _refs(result.artifacts),
+    }
+
+
+def _stages(first: StageRecord, second: StageRecord) -> Iterator[Section]:
+    yield _section("what the keys hash", _json(first.content), _json(second.content))
+    yield _section("outcome", _outcome(first.result), _outcome(second.result))
+
+
+def _section(title: str, before: JsonValue, after: JsonValue) -> Section:
+    return Section(title=title, changes=tuple(changes(before, after)))
+
+
+def _refs(refs: Mapping[str, ArtifactRef]) -> dict[str, JsonValue]:
+    return {name: str(ref) for name, ref in refs.items()}
+
+
+def _json(model: BaseModel) -> JsonValue:
+    dumped: JsonValue = model.model_dump(mode="json")
+    return dumped

@@ -1,0 +1,331 @@
+"""`llm-pipeline ls`: what a store holds, one table a kind of thing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from llm_pipeline.errors import IntegrityError, PipelineError
+from llm_pipeline.flow import Flow
+from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
+from llm_pipeline.release_record import read_record
+from llm_pipeline.stages.contract import ArtifactRef, Frozen, StageResult
+from llm_pipeline.stages.execute import read_stage_record, record_name
+from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
+from llm_pipeline.store.lease import LeaseState
+from llm_pipeline.store.references import placed_pointers, release_ids, stage_keys
+from llm_pipeline.verdict import Verdict
+
+_READERS = 8
+_SHOWN_DIGITS = 12
+_TEARDOWNS = ("report", "staging_down", "rollback")
+
+
+class ReleaseRow(Frozen):
+    """A release.
+
+    Attributes:
+        verdict: GO once it was settled, else that of the gate that stopped it; empty while it is open.
+        reached: The stage, with its subject, that ran last.
+        serves: The pointers that name it.
+    """
+
+    release_id: str
+    model: str
+    commit: str
+    resolved_at: datetime
+    verdict: str
+    reached: str
+    serves: tuple[str, ...]
+
+
+class ArtifactRow(Frozen):
+    """An artifact; `problem` says why its manifest cannot be read."""
+
+    artifact: ArtifactRef
+    bytes: int | None = None
+    files: int | None = None
+    made_by: str = ""
+    release_id: str = ""
+    published_at: datetime
+    problem: str = ""
+
+
+class StageRow(Frozen):
+    """A stage key and what was concluded for it."""
+
+    key: str
+    stage: str = ""
+    subject: str = ""
+    release_id: str = ""
+    artifacts: dict[str, ArtifactRef] = Field(default={})
+    started_at: datetime | None = None
+    state: Literal["done", "running", "no result", "not valid"]
+
+
+class PointerRow(Frozen):
+    """A pointer."""
+
+    pointer: str
+    release_id: str
+    repository: ArtifactRef
+    slot: str
+    recipe: str
+    promoted_at: datetime
+
+
+class LeaseRow(Frozen):
+    """A lease that somebody holds, or held."""
+
+    document: str
+    owner: str
+    epoch: int
+    held: bool
+    seconds_left: float
+
+
+class LeftoverRow(Frozen):
+    """What an interrupted publication left."""
+
+    name: str
+    bytes: int
+    changed_at: datetime
+
+
+@dataclass(frozen=True)
+class Listing:
+    """How one kind of thing is listed.
+
+    Attributes:
+        rows: Reads them.
+        columns: Title and text of each column.
+        right: Titles of the columns with numbers.
+    """
+
+    rows: Callable[[ArtifactStore], Sequence[Frozen]]
+    columns: Mapping[str, Callable[[Any], str]]
+    right: Collection[str] = ()
+
+    def table(self, rows: Sequence[Frozen]) -> list[str]:
+        """The rows as aligned lines."""
+        cells = [[text(row) for text in self.columns.values()] for row in rows]
+        return aligned(list(self.columns), cells, right=self.right)
+
+
+def release_rows(store: ArtifactStore) -> list[ReleaseRow]:
+    """The releases, newest first.
+
+    Raises:
+        IntegrityError: A record cannot be understood.
+    """
+    serves: dict[str, list[str]] = {}
+    for placed in placed_pointers(store):
+        for reference in placed.references():
+            serves.setdefault(reference.pointer.release_id, []).append(f"{reference.name} {placed.target}")
+    rows = [
+        _release_row(Flow(store, read_record(store, name)), tuple(serves.get(name, ()))) for name in release_ids(store)
+    ]
+    return sorted(rows, key=lambda row: row.resolved_at, reverse=True)
+
+
+def _release_row(flow: Flow, serves: tuple[str, ...]) -> ReleaseRow:
+    results = sorted(flow.results().values(), key=lambda result: result.timings.started_at)
+    working = [result for result in results if result.stage not in _TEARDOWNS]
+    return ReleaseRow(
+        release_id=flow.record.release_id,
+        model=flow.record.model.id,
+        commit=flow.record.model.commit,
+        resolved_at=flow.resolved_at,
+        verdict=_last_word(results),
+        reached=f"{working[-1].stage} {working[-1].subject}".strip() if working else "",
+        serves=serves,
+    )
+
+
+def _last_word(results: Sequence[StageResult]) -> str:
+    """A recipe that failed its gate does not decide when another one was chosen."""
+    for result in reversed(results):
+        if result.stage == "settle":
+            return Verdict.GO.value
+        if result.judgement is not None and result.stage != "accuracy" and result.judgement.verdict is not Verdict.GO:
+            return result.judgement.verdict.value
+    return ""
+
+
+def artifact_rows(store: ArtifactStore) -> list[ArtifactRow]:
+    """The complete artifacts by kind, newest first."""
+    with ThreadPoolExecutor(_READERS) as pool:  # a remote store answers each question after a while
+        rows = list(pool.map(lambda stored: _artifact_row(store, stored), store.artifacts()))
+    return sorted(rows, key=lambda row: (row.artifact.kind, -row.published_at.timestamp()))
+
+
+def _artifact_row(store: ArtifactStore, stored: StoredArtifact) -> ArtifactRow:
+    try:
+        manifest = store.manifest(stored.ref)
+    except PipelineError as error:
+        return ArtifactRow(artifact=stored.ref, published_at=stored.published_at, problem=error.message)
+    made = manifest.provenance
+    return ArtifactRow(
+        artifact=stored.ref,
+        bytes=manifest.size,
+        files=len(manifest.files),
+        made_by=f"{made.stage} {made.subject}".strip(),
+        release_id=made.release_id,
+        published_at=stored.published_at,
+    )
+
+
+def stage_rows(store: ArtifactStore) -> list[StageRow]:
+    """The stage keys, by stage, newest first."""
+    rows = [row for key in stage_keys(store) if (row := _stage_row(store, key)) is not None]
+    return sorted(rows, key=lambda row: (row.stage, -(row.started_at.timestamp() if row.started_at else 0.0)))
+
+
+def _stage_row(store: ArtifactStore, key: str) -> StageRow | None:
+    try:
+        lease, record = _lease(store, record_name(key)), read_stage_record(store, key)
+    except IntegrityError:
+        return StageRow(key=key, state="not valid")
+    if lease is None:
+        return None
+    if record is None:
+        return StageRow(key=key, state="no result" if lease.free else "running")
+    return StageRow(
+        key=key,
+        stage=record.content.stage,
+        subject=record.content.subject,
+        release_id=record.result.release_id,
+        artifacts=record.result.artifacts,
+        started_at=record.result.timings.started_at,
+        state="done" if lease.free else "running",
+    )
+
+
+def pointer_rows(store: ArtifactStore) -> list[PointerRow]:
+    """The pointers."""
+    return [
+        PointerRow(pointer=str(reference), **reference.pointer.model_dump())
+        for placed in placed_pointers(store)
+        for reference in placed.references()
+    ]
+
+
+def lease_rows(store: ArtifactStore) -> list[LeaseRow]:
+    """The leases, those of stage keys only while they are held.
+
+    Raises:
+        IntegrityError: One is not a lease.
+    """
+    leases = [(name, _lease(store, name)) for name in store.list_documents("leases")]
+    for name in store.list_documents("stages"):
+        with contextlib.suppress(IntegrityError):  # `ls stages` shows it
+            if (held := _lease(store, name)) is not None and not held.free:
+                leases.append((name, held))
+    return [_lease_row(name, lease) for name, lease in leases if lease is not None]
+
+
+def _lease_row(name: str, lease: LeaseState) -> LeaseRow:
+    return LeaseRow(
+        document=name,
+        owner=f"pid {lease.pid} on {lease.host}",
+        epoch=lease.epoch,
+        held=not lease.free,
+        seconds_left=0.0 if lease.free else lease.expires_at - time.time(),
+    )
+
+
+def _lease(store: ArtifactStore, name: str) -> LeaseState | None:
+    document = store.read_document(name)
+    try:
+        return LeaseState.model_validate(document.value) if document else None
+    except ValidationError as error:
+        raise IntegrityError(f"not a lease: {error.errors()[0]['msg']}", where=name) from error
+
+
+def leftover_rows(store: ArtifactStore) -> list[LeftoverRow]:
+    """What interrupted publications left, also those that are going on."""
+    found = store.leftovers(timedelta(0))
+    return [LeftoverRow(name=item.name, bytes=item.bytes, changed_at=item.changed_at) for item in found]
+
+
+def _age(moment: datetime | None) -> str:
+    if moment is None:
+        return ""
+    hours = (datetime.now(UTC) - moment).total_seconds() / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.0f} d"  # noqa: PLR2004 - two days
+
+
+LISTINGS: Mapping[str, Listing] = {
+    "releases": Listing(
+        release_rows,
+        {
+            "release": lambda row: row.release_id,
+            "model": lambda row: f"{row.model}@{row.commit[:8]}",
+            "resolved (UTC)": lambda row: readable_time(row.resolved_at),
+            "verdict": lambda row: row.verdict or "open",
+            "reached": lambda row: row.reached,
+            "serves": lambda row: ", ".join(row.serves),
+        },
+    ),
+    "artifacts": Listing(
+        artifact_rows,
+        {
+            "artifact": lambda row: str(row.artifact),
+            "size": lambda row: "" if row.bytes is None else readable_bytes(row.bytes),
+            "files": lambda row: "" if row.files is None else str(row.files),
+            "made by": lambda row: row.problem or row.made_by,
+            "for release": lambda row: row.release_id,
+            "published (UTC)": lambda row: readable_time(row.published_at),
+        },
+        right=("size", "files"),
+    ),
+    "stages": Listing(
+        stage_rows,
+        {
+            "key": lambda row: row.key[:_SHOWN_DIGITS],
+            "stage": lambda row: f"{row.stage} {row.subject}".strip(),
+            "state": lambda row: row.state,
+            "artifacts": lambda row: ", ".join(str(ref) for ref in row.artifacts.values()),
+            "by release": lambda row: row.release_id,
+            "started (UTC)": lambda row: readable_time(row.started_at),
+        },
+    ),
+    "pointers": Listing(
+        pointer_rows,
+        {
+            "pointer": lambda row: row.pointer,
+            "release": lambda row: row.release_id,
+            "repository": lambda row: str(row.repository),
+            "slot": lambda row: row.slot,
+            "recipe": lambda row: row.recipe,
+            "since (UTC)": lambda row: readable_time(row.promoted_at),
+        },
+    ),
+    "leases": Listing(
+        lease_rows,
+        {
+            "lease": lambda row: row.document,
+            "state": lambda row: f"held, {row.seconds_left:.0f} s left" if row.held else "free",
+            "owner": lambda row: row.owner,
+            "epoch": lambda row: str(row.epoch),
+        },
+        right=("epoch",),
+    ),
+    "leftovers": Listing(
+        leftover_rows,
+        {
+            "leftover": lambda row: row.name,
+            "size": lambda row: readable_bytes(row.bytes),
+            "age": lambda row: _age(row.changed_at),
+        },
+        right=("size", "age"),
+    ),
+}
+"""By the word that `llm-pipeline ls` takes."""

@@ -1,0 +1,269 @@
+"""`llm-pipeline show`: everything that is known of one thing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+import yaml
+from pydantic import JsonValue
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.flow import Flow
+from llm_pipeline.inspection.release_artifacts import release_artifacts, users_of
+from llm_pipeline.inspection.table import aligned, labelled, readable_bytes, readable_time, shortened
+from llm_pipeline.release_record import read_record
+from llm_pipeline.stages.contract import ArtifactRef, Frozen, StageResult
+from llm_pipeline.stages.execute import KeyContent, read_stage_record
+from llm_pipeline.store import open_store
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, ManifestFile
+from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.store.provenance import Provenance
+from llm_pipeline.store.references import (
+    ArtifactReference,
+    PointerReference,
+    Reference,
+    ReleaseReference,
+    StageReference,
+    placed_pointers,
+)
+
+_SHOWN_DIGITS = 12
+_LONGEST_SUMMARY = 90
+
+
+class NamedArtifact(Frozen):
+    """An artifact and what it is to its release."""
+
+    name: str
+    artifact: ArtifactRef
+
+
+class ReleaseView(Frozen):
+    """A release: what was asked for, what came out.
+
+    Attributes:
+        pointers: Those that name it.
+        config: The release config as resolved.
+        results: In the order they ran.
+    """
+
+    release_id: str
+    model: str
+    commit: str
+    license: str | None
+    resolved_at: datetime
+    deployment: str
+    pointers: tuple[str, ...]
+    config: dict[str, JsonValue]
+    results: tuple[StageResult, ...]
+    artifacts: tuple[NamedArtifact, ...]
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        facts = [
+            ("release", self.release_id),
+            ("model", f"{self.model}@{self.commit}"),
+            ("licence", self.license or "not stated"),
+            ("resolved", f"{readable_time(self.resolved_at)} UTC, for deployment {self.deployment}"),
+            ("serves", ", ".join(self.pointers) or "nowhere"),
+        ]
+        yield from labelled(facts)
+        yield from ("", "results")
+        yield from _indented(_results_table(self.results))
+        yield from ("", "artifacts")
+        yield from _indented(aligned(("artifact", "is"), [(str(item.artifact), item.name) for item in self.artifacts]))
+        yield from ("", "config")
+        yield from _indented(yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True).splitlines())
+
+
+class ArtifactView(Frozen):
+    """An artifact: its files, where it came from, who uses it.
+
+    Attributes:
+        signature: What is known of its signature, in words.
+        users: Pointers and releases.
+    """
+
+    artifact: ArtifactRef
+    bytes: int
+    files: tuple[ManifestFile, ...]
+    provenance: Provenance
+    signature: str
+    users: tuple[str, ...]
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        made = self.provenance
+        facts = [
+            ("artifact", f"{self.artifact.kind}/{self.artifact.digest}"),
+            ("size", f"{readable_bytes(self.bytes)} in {len(self.files)} files"),
+            ("signature", self.signature),
+            ("made by", f"{made.stage} {made.subject}".strip()),
+            ("stage key", made.stage_key),
+            ("for release", made.release_id),
+            ("inputs", ", ".join(f"{name} {ref}" for name, ref in made.inputs.items())),
+            ("tools", _versions(made.tools)),
+            ("by", made.made_by),
+            ("container", made.container),
+            ("source", made.source_commit),
+            ("finished", readable_time(made.finished_at)),
+        ]
+        yield from labelled(facts)
+        yield from ("", "used by")
+        yield from _indented(list(self.users) or ["nothing"])
+        yield from ("", "files")
+        rows = [(file.path, readable_bytes(file.size), file.sha256) for file in self.files]
+        yield from _indented(aligned(("path", "size", "sha256"), rows, right=("size",)))
+
+
+class StageView(Frozen):
+    """A stage key: what it hashed, and the result."""
+
+    key: str
+    content: KeyContent
+    result: StageResult
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        content, result = self.content, self.result
+        facts = [
+            ("stage key", self.key),
+            ("stage", f"{content.stage}/{content.version} {content.subject}".strip()),
+            ("inputs", ", ".join(f"{name} {ref}" for name, ref in content.inputs.items())),
+            ("tools", _versions(content.tools)),
+            ("computed", f"{readable_time(result.timings.started_at)} UTC, for release {result.release_id}"),
+            ("took", f"{result.timings.total_seconds:.1f} s"),
+            ("verdict", f"{result.judgement.verdict}: {result.judgement.summary}" if result.judgement else ""),
+            ("artifacts", ", ".join(f"{name} {ref}" for name, ref in result.artifacts.items())),
+            ("metrics", ", ".join(f"{name}={value}" for name, value in result.metrics.items())),
+        ]
+        yield from labelled(facts)
+        yield from ("", "config")
+        yield from _indented(yaml.safe_dump(content.config, sort_keys=False, allow_unicode=True).splitlines())
+
+
+class PointerView(Frozen):
+    """A pointer."""
+
+    pointer: str
+    points_at: Pointer
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        at = self.points_at
+        facts = [
+            ("pointer", self.pointer),
+            ("release", at.release_id),
+            ("repository", f"{at.repository.kind}/{at.repository.digest}"),
+            ("slot", at.slot),
+            ("recipe", at.recipe),
+            ("since", f"{readable_time(at.promoted_at)} UTC"),
+        ]
+        yield from labelled(facts)
+
+
+View = ReleaseView | ArtifactView | StageView | PointerView
+
+
+def show(config: StoreConfig, reference: Reference) -> View:
+    """What is known of the thing that a reference names.
+
+    Raises:
+        ConfigError: It is gone, or a stage key without a result.
+        IntegrityError: Its record or manifest cannot be understood.
+    """
+    store = open_store(config)
+    match reference:
+        case ReleaseReference(release_id):
+            return _release(Flow(store, read_record(store, release_id)))
+        case ArtifactReference(ref):
+            return _artifact(store, config, ref)
+        case StageReference(key):
+            return _stage(store, key)
+        case PointerReference():
+            return PointerView(pointer=str(reference), points_at=reference.pointer)
+
+
+def _release(flow: Flow) -> ReleaseView:
+    record = flow.record
+    pointing = [reference for placed in placed_pointers(flow.store) for reference in placed.references()]
+    return ReleaseView(
+        release_id=record.release_id,
+        model=record.model.id,
+        commit=record.model.commit,
+        license=record.model.license,
+        resolved_at=record.created_at,
+        deployment=record.deployment.name,
+        pointers=tuple(str(item) for item in pointing if item.pointer.release_id == record.release_id),
+        config=record.release.model_dump(mode="json"),
+        results=tuple(sorted(flow.results().values(), key=lambda result: result.timings.started_at)),
+        artifacts=tuple(NamedArtifact(name=name, artifact=ref) for name, ref in release_artifacts(flow)),
+    )
+
+
+def _artifact(store: ArtifactStore, config: StoreConfig, ref: ArtifactRef) -> ArtifactView:
+    manifest = store.manifest(ref)
+    return ArtifactView(
+        artifact=ref,
+        bytes=manifest.size,
+        files=manifest.files,
+        provenance=manifest.provenance,
+        signature=_signature(store, config, manifest),
+        users=tuple(users_of(store, ref)),
+    )
+
+
+def _signature(store: ArtifactStore, config: StoreConfig, manifest: Manifest) -> str:
+    """Whether the manifest is signed, and whether by somebody whom the deployment trusts."""
+    from llm_pipeline.store.signing import Signatures
+
+    directory = f"artifacts/{manifest.kind}/{manifest.digest}"
+    signing = config.signing
+    try:
+        signature = store.read_file(f"{directory}/{SIGNATURE_FILE}")
+    except FileNotFoundError:
+        return "none, and one is required here" if signing and signing.required else "none"
+    if signing is None:
+        return "not checked: the deployment's store has no `signing`"
+    statement = store.read_file(f"{directory}/{MANIFEST_FILE}")
+    checking = Signatures(signing.model_copy(update={"required": True}))
+    found = checking.problems(manifest, statement, signature)
+    return f"NOT VALID: {found[0].problem}" if found else "valid"
+
+
+def _stage(store: ArtifactStore, key: str) -> StageView:
+    record = read_stage_record(store, key)
+    if record is None:
+        raise ConfigError(f"stage key {key[:_SHOWN_DIGITS]} has no result", hint="it is being computed, or was removed")
+    return StageView(key=key, content=record.content, result=record.result)
+
+
+def _results_table(results: tuple[StageResult, ...]) -> list[str]:
+    rows = [
+        (
+            f"{result.stage} {result.subject}".strip(),
+            "reused" if result.reused else f"{result.timings.total_seconds:.1f} s",
+            result.key[:_SHOWN_DIGITS],
+            result.judgement.verdict.value if result.judgement else "",
+            shortened(result.judgement.summary if result.judgement else _facts(result.metrics), _LONGEST_SUMMARY),
+        )
+        for result in results
+    ]
+    return aligned(("stage", "took", "key", "verdict", "summary"), rows, right=("took",))
+
+
+def _facts(metrics: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={json.dumps(value)}" for name, value in metrics.items())
+
+
+def _versions(tools: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in tools.items())
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}".rstrip() for line in lines]

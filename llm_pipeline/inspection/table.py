@@ -1,0 +1,55 @@
+"""Aligned text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+
+_KILO = 1000.0
+_LONGEST_VALUE = 72
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:
+    """Rows under their header, two spaces between columns.
+
+    Args:
+        header: Titles of the columns.
+        rows: Cells; as many in each row as there are titles.
+        right: Titles of columns with numbers, which are aligned at their right.
+    """
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines = []
+    for row in (header, *rows):
+        cells = zip(header, row, widths, strict=True)
+        padded = [cell.rjust(width) if title in right else cell.ljust(width) for title, cell, width in cells]
+        lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def labelled(facts: Sequence[tuple[str, str]]) -> list[str]:
+    """One line a fact, the values in one column; facts without a value are left out."""
+    width = max((len(label) for label, value in facts if value), default=0)
+    return [f"{label:<{width}}  {value}" for label, value in facts if value]
+
+
+def readable_bytes(count: int) -> str:
+    """Bytes in decimal units, three digits at least."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < _KILO:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+        value /= _KILO
+    return f"{value:.2f} TB"
+
+
+def readable_time(moment: datetime | None) -> str:
+    """To the minute, in UTC."""
+    return "" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def shortened(text: str, longest: int = _LONGEST_VALUE) -> str:
+    """The text, its middle left out when it is long."""
+    if len(text) <= longest:
+        return text
+    half = (longest - 3) // 2
+    return f"{text[:half]}...{text[-half:]}"

@@ -1,0 +1,201 @@
+"""References: what a user types to name one thing in a store.
+
+| written | names |
+|---|---|
+| `demo-0a1b2c3d-9f8e7d6c`, or the beginning of it | a release |
+| `checkpoint/0a1b2c`, or `0a1b2c` alone (six digits at least) | an artifact |
+| `77d5ea` (six digits at least) | a stage key |
+| `production:org/model/target`, `previous:org/model/target` | what a pointer points at |
+
+A reference that fits nothing, or more than one thing, is an error that lists what there is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal, get_args
+
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
+
+PointerName = Literal["production", "previous"]
+
+_SHORTEST_DIGEST = 6
+_SHOWN_DIGITS = 12
+_SHOWN_CANDIDATES = 8
+_DIGEST = re.compile(r"[0-9a-f]+")
+_RELEASE_DOCUMENT_PARTS = 3
+
+
+@dataclass(frozen=True)
+class ReleaseReference:
+    """A release, by its whole id."""
+
+    release_id: str
+
+    def __str__(self) -> str:
+        return self.release_id
+
+
+@dataclass(frozen=True)
+class ArtifactReference:
+    """An artifact."""
+
+    ref: ArtifactRef
+
+    def __str__(self) -> str:
+        return str(self.ref)
+
+
+@dataclass(frozen=True)
+class StageReference:
+    """A stage key, whole."""
+
+    key: str
+
+    def __str__(self) -> str:
+        return f"stage key {self.key[:_SHOWN_DIGITS]}"
+
+
+@dataclass(frozen=True)
+class PointerReference:
+    """A pointer, and what it pointed at when it was read."""
+
+    name: PointerName
+    model_id: str
+    target: str
+    pointer: Pointer
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.model_id}/{self.target}"
+
+
+Reference = ReleaseReference | ArtifactReference | StageReference | PointerReference
+
+
+@dataclass(frozen=True)
+class PlacedPointers:
+    """The pointers of one model on one target."""
+
+    model_id: str
+    target: str
+    pointers: Pointers
+
+    def references(self) -> Iterator[PointerReference]:
+        """Those of the two that point at anything."""
+        for name in get_args(PointerName):
+            pointer: Pointer | None = getattr(self.pointers, name)
+            if pointer is not None:
+                yield PointerReference(name, self.model_id, self.target, pointer)
+
+
+def release_ids(store: ArtifactStore) -> list[str]:
+    """The releases that have a record."""
+    names = [PurePosixPath(name).parts for name in store.list_documents("releases")]
+    return [parts[1] for parts in names if len(parts) == _RELEASE_DOCUMENT_PARTS and parts[2] == "release.json"]
+
+
+def stage_keys(store: ArtifactStore) -> list[str]:
+    """The stage keys that the store knows, with a result or without."""
+    return [PurePosixPath(name).stem for name in store.list_documents("stages")]
+
+
+def placed_pointers(store: ArtifactStore) -> list[PlacedPointers]:
+    """All pointers."""
+    found = []
+    for name in store.list_documents("pointers"):
+        model, target = PurePosixPath(name).parts[1], PurePosixPath(name).stem
+        model_id = model.replace("--", "/", 1)
+        found.append(PlacedPointers(model_id, target, read_pointers(store, model_id, target)[0]))
+    return found
+
+
+def resolve_reference(store: ArtifactStore, text: str) -> Reference:
+    """The one thing that a reference names.
+
+    Raises:
+        ConfigError: It names nothing, or more than one thing; the error lists what there is.
+    """
+    which, colon, place = text.partition(":")
+    if colon:
+        return _pointer(store, which, place)
+    kind, slash, digest = text.rpartition("/")
+    found = _artifacts(store, digest, kind) if slash else _by_prefix(store, text)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"{text!r} fits {_listed(found)}", hint="give more of its name")
+    raise _unknown(store, text)
+
+
+def _pointer(store: ArtifactStore, which: str, place: str) -> PointerReference:
+    known = [reference for placed in placed_pointers(store) for reference in placed.references()]
+    for reference in known:
+        if str(reference) == f"{which}:{place}":
+            return reference
+    hint = f"there is {_listed(known)}" if known else "nothing is in production; write production:org/model/target"
+    raise ConfigError(f"no pointer {which}:{place}", where=store.uri, hint=hint)
+
+
+def _by_prefix(store: ArtifactStore, text: str) -> list[Reference]:
+    releases = [ReleaseReference(name) for name in release_ids(store) if name.startswith(text)]
+    if exact := [release for release in releases if release.release_id == text]:
+        return [*exact]
+    return [*releases, *_artifacts(store, text), *_stages(store, text)]
+
+
+def _artifacts(store: ArtifactStore, prefix: str, kind: str | None = None) -> list[Reference]:
+    if not _is_digest(prefix):
+        return []
+    refs = sorted((stored.ref for stored in store.artifacts()), key=lambda ref: (ref.kind, ref.digest))
+    return [ArtifactReference(ref) for ref in refs if ref.digest.startswith(prefix) and kind in (None, ref.kind)]
+
+
+def _stages(store: ArtifactStore, prefix: str) -> list[Reference]:
+    if not _is_digest(prefix):
+        return []
+    return [StageReference(key) for key in stage_keys(store) if key.startswith(prefix)]
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) >= _SHORTEST_DIGEST and _DIGEST.fullmatch(text) is not None
+
+
+def _unknown(store: ArtifactStore, text: str) -> ConfigError:
+    releases = release_ids(store)
+    artifacts = [str(stored.ref) for stored in store.artifacts()]
+    close = difflib.get_close_matches(text, releases + artifacts, n=3, cutoff=0.5)
+    if "/" in text and not close:
+        close = sorted(artifacts)[:_SHOWN_CANDIDATES]
+    known = close or sorted(releases)[:_SHOWN_CANDIDATES]
+    hint = f"there is {', '.join(known)}" if known else "the store is empty"
+    if _DIGEST.fullmatch(text.rpartition("/")[2]) and not _is_digest(text.rpartition("/")[2]):
+        hint = f"give at least {_SHORTEST_DIGEST} digits of a digest; {hint}"
+    return ConfigError(f"no release, artifact or stage key {text!r}", where=store.uri, hint=hint)
+
+
+def _listed(found: Sequence[Reference]) -> str:
+    names = [str(reference) for reference in found[:_SHOWN_CANDIDATES]]
+    more = len(found) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
+
+
+def release_of(reference: Reference) -> str:
+    """The release that a reference names, itself or through a pointer.
+
+    Raises:
+        ConfigError: It names something else.
+    """
+    match reference:
+        case ReleaseReference(release_id):
+            return release_id
+        case PointerReference():
+            return reference.pointer.release_id
+        case _:
+            raise ConfigError(f"{reference} is not a release", hint="`llm-pipeline ls releases` lists them")
