@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-_BLOCK = 1024 * 1024
+_BLOCK = 256 * 1024  # stays in a core's cache between reading, hashing and writing
+
+
+class FileDigest(NamedTuple):
+    """Size of a file in bytes, and SHA-256 of its bytes in hex."""
+
+    size: int
+    sha256: str
 
 
 def sha256_file(path: Path) -> str:
@@ -16,11 +25,55 @@ def sha256_file(path: Path) -> str:
     Raises:
         OSError: The file cannot be read.
     """
-    hasher = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
+    return digest_file(path).sha256
+
+
+def digest_file(path: Path) -> FileDigest:
+    """Size and SHA-256 of the bytes that were read from a file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    size, hasher = 0, hashlib.sha256()
+    for block in _blocks(path):
+        size += len(block)
+        hasher.update(block)
+    return FileDigest(size, hasher.hexdigest())
+
+
+def copy_file(source: Path, destination: Path) -> FileDigest:
+    """Copy a file to a new one, reading once; returns the digest of exactly the bytes that were written.
+
+    Raises:
+        OSError: The source cannot be read, or the destination exists or cannot be written.
+    """
+    size, hasher = 0, hashlib.sha256()
+    written = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        for block in _blocks(source):
+            size += len(block)
             hasher.update(block)
-    return hasher.hexdigest()
+            write_all(written, block)
+    finally:
+        os.close(written)
+    return FileDigest(size, hasher.hexdigest())
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all bytes to an open file; the system may take fewer at a time.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as stream:
+        while block := stream.read(_BLOCK):
+            yield block
 
 
 def sha256_bytes(data: bytes) -> str:

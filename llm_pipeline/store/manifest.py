@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, field_validator
 
-from llm_pipeline.digest import sha256_bytes, sha256_file, sha256_json
+from llm_pipeline.digest import FileDigest, digest_file, sha256_bytes, sha256_json
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.store.artifact_store import Difference
@@ -35,8 +36,15 @@ class ManifestFile(Frozen):
     """One file: POSIX path below the artifact, size in bytes, SHA-256 in hex."""
 
     path: str
-    size: int
-    sha256: str
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+    @field_validator("path")
+    @classmethod
+    def _stays_below(cls, path: str) -> str:
+        if path in MARKERS or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+            raise ValueError(f"not the path of a file of an artifact: {path!r}")
+        return path
 
 
 class Manifest(Frozen):
@@ -139,49 +147,124 @@ def _parsed(data: bytes, ref: ArtifactRef) -> Manifest | Difference:
     return manifest if manifest.ref == ref else Difference(MANIFEST_FILE, f"is of {manifest.ref}, not {ref}")
 
 
+class FileState(NamedTuple):
+    """What changes when a file does: size in bytes, time of the last change, and inode."""
+
+    size: int
+    changed_ns: int
+    inode: int
+
+
+def regular_files(directory: Path) -> dict[str, FileState]:
+    """The files of an artifact below its directory, by POSIX path; the store's own are left out.
+
+    Raises:
+        IntegrityError: It holds a symbolic link, a device, or a name that is not UTF-8.
+    """
+    found: dict[str, FileState] = {}
+    _list_files(str(directory), "", found)
+    return {path: state for path, state in found.items() if path not in MARKERS}
+
+
+def _list_files(directory: str, prefix: str, found: dict[str, FileState]) -> None:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            path = prefix + entry.name
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                _list_files(entry.path, f"{path}/", found)
+            elif not stat.S_ISREG(status.st_mode):
+                raise IntegrityError("an artifact holds regular files only", where=entry.path)
+            elif not _is_utf8(path):
+                raise IntegrityError("a file's name is not UTF-8", where=ascii(entry.path))
+            else:
+                found[path] = FileState(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:  # the system's bytes that are no text come as lone surrogates
+        return False
+    return True
+
+
 def inventory(directory: Path) -> tuple[ManifestFile, ...]:
     """Hash every regular file below a directory, on all cores.
 
     Raises:
         IntegrityError: It holds a symbolic link, a device, or no file at all.
     """
-    paths = _regular_files(directory)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing releases the interpreter's lock
-        files = list(pool.map(lambda path: _inventoried(directory, path), paths))
-    if not files:
+    return inventory_of(directory, lambda path: digest_file(directory / path))
+
+
+def inventory_of(directory: Path, digest: Callable[[str], FileDigest]) -> tuple[ManifestFile, ...]:
+    """As `inventory`, with the digests that a function gives for each path; it may copy the file meanwhile.
+
+    Raises:
+        IntegrityError: As `inventory`, or a file was added, removed or changed meanwhile.
+    """
+    before = regular_files(directory)
+    if not before:
         raise IntegrityError("nothing to publish: the directory holds no file", where=str(directory))
-    return tuple(sorted(files, key=lambda file: file.path))
+    try:
+        digests = _on_all_cores(digest, _largest_first(before))
+        after = regular_files(directory)
+    except FileNotFoundError as error:
+        raise IntegrityError("a file was removed meanwhile", where=str(error.filename)) from error
+    for path in sorted(before.keys() | after.keys()):
+        if before.get(path) != after.get(path) or before[path].size != digests[path].size:
+            raise IntegrityError("a file was added, removed or changed meanwhile", where=str(directory / path))
+    return tuple(ManifestFile(path=path, size=made.size, sha256=made.sha256) for path, made in sorted(digests.items()))
 
 
-def _inventoried(directory: Path, path: Path) -> ManifestFile:
-    relative = path.relative_to(directory).as_posix()
-    return ManifestFile(path=relative, size=path.stat().st_size, sha256=sha256_file(path))
+def _largest_first(files: Mapping[str, FileState]) -> Collection[str]:
+    return sorted(files, key=lambda path: files[path].size, reverse=True)
 
 
-def _regular_files(directory: Path) -> Sequence[Path]:
-    found = []
-    for root, directories, names in os.walk(directory):
-        for name in directories + names:
-            path = Path(root) / name
-            mode = path.lstat().st_mode
-            if stat.S_ISDIR(mode) or (name in MARKERS and Path(root) == directory):
-                continue
-            if not stat.S_ISREG(mode):
-                raise IntegrityError("an artifact holds regular files only", where=str(path))
-            found.append(path)
-    return found
+def _on_all_cores(digest: Callable[[str], FileDigest], paths: Collection[str]) -> dict[str, FileDigest]:
+    """Digest files in threads, as that frees the interpreter; ends at the first error."""
+    waiting, done = deque(paths), dict[str, FileDigest]()
+
+    def work() -> None:
+        try:
+            while waiting:
+                path = waiting.popleft()
+                done[path] = digest(path)
+        except IndexError:  # another thread took the last one
+            return
+        except BaseException:
+            waiting.clear()
+            raise
+
+    threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:
+        for running in [pool.submit(work) for _ in range(threads)]:
+            running.result()
+    return done
 
 
 def differences(manifest: Manifest, directory: Path) -> list[Difference]:
-    """How a directory differs from its manifest: missing, extra, changed."""
-    try:
-        found = {file.path: file for file in inventory(directory)}
-    except IntegrityError as error:
-        return [Difference(path=error.where, problem=error.message)]
+    """How a directory differs from its manifest: missing, extra, changed.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     wanted = {file.path: file for file in manifest.files}
+    try:
+        found = regular_files(directory)
+        same_size = {path: state for path, state in found.items() if path in wanted and state.size == wanted[path].size}
+        digests = _on_all_cores(lambda path: digest_file(directory / path), _largest_first(same_size))
+    except IntegrityError as error:
+        return [Difference(error.where, error.message)]
+    except FileNotFoundError as error:
+        return [Difference(Path(error.filename).name, "missing: it was removed just now")]
     result = [Difference(path, "missing") for path in sorted(wanted.keys() - found.keys())]
-    result += [Difference(path, "not in the manifest") for path in sorted(found.keys() - wanted.keys())]
+    result += [Difference(path, "not in the manifest: an extra file") for path in sorted(found.keys() - wanted.keys())]
     for path in sorted(wanted.keys() & found.keys()):
-        if wanted[path] != found[path]:
-            result.append(Difference(path, f"changed: SHA-256 is {found[path].sha256}, not {wanted[path].sha256}"))
+        size, sha256 = wanted[path].size, wanted[path].sha256
+        if path not in digests:
+            result.append(Difference(path, f"changed: {found[path].size} bytes, not {size}"))
+        elif digests[path].sha256 != sha256:
+            result.append(Difference(path, f"changed: SHA-256 is {digests[path].sha256}, not {sha256}"))
     return result
