@@ -28,10 +28,10 @@ def download(endpoint: str, model_id: str, directory: str) -> None:
     """Resolve and download a model, verified."""
     from llm_pipeline.hub.access import connect
     from llm_pipeline.hub.download import download_model
-    from llm_pipeline.hub.resolve import resolve_revision
+    from llm_pipeline.hub.hub_source import HubSource
 
-    hub = connect(endpoint, "HF_TOKEN")
-    download_model(hub, resolve_revision(hub, model_id), Path(directory))
+    hub = HubSource(connect(endpoint, "HF_TOKEN"))
+    download_model(hub, hub.resolve(model_id, "main"), Path(directory))
 
 
 def publish(store: str, directory: str) -> None:

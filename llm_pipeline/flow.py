@@ -164,17 +164,9 @@ class Flow:
 
 
 def _download(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
-    from llm_pipeline.stages.download import DownloadConfig
+    from llm_pipeline.stages.download import download_config
 
-    model, hub = flow.record.model, flow.deployment.hub
-    config = DownloadConfig(
-        model_id=model.id,
-        commit=model.commit,
-        files=model.files,
-        endpoint=hub.endpoint,
-        token_variable=hub.token_variable,
-    )
-    return config, {}
+    return download_config(flow.record.model, flow.release.model, flow.deployment.hub), {}
 
 
 def _tasks(flow: Flow) -> dict[str, ArtifactRef]:

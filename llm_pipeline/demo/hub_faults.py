@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from llm_pipeline.errors import ConfigError
 
 _CHUNK = 16 * 1024
+_STALL_SECONDS = 1.0
 BLOB: web.RequestKey[Path] = web.RequestKey("blob", Path)
 ENTITY_TAG: web.RequestKey[str] = web.RequestKey("entity_tag", str)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -26,23 +27,26 @@ class Fault(BaseModel):
     """One thing that goes wrong.
 
     Attributes:
-        kind: `cut` closes the connection after `after_bytes` of the body; `status` answers `status`; `corrupt`
-            sends wrong bytes of the right size; `slow` sends `bytes_per_second`; `no_range` ignores `Range`.
+        kind: `cut` closes the connection after `after_bytes` of the body; `short` ends the body there as if it were
+            whole; `stall` sends nothing more from there on; `status` answers `status`; `corrupt` sends wrong bytes of
+            the right size; `slow` sends `bytes_per_second`; `no_range` ignores `Range`.
         path_ends_with: Which requests it meets, by the end of the URL's path.
         method: Which requests it meets, by method; None for all.
         times: How many answers it spoils.
         retry_after_seconds: `Retry-After` header of a `status` fault.
+        headers: More headers of a `status` fault.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["cut", "status", "corrupt", "slow", "no_range"]
+    kind: Literal["cut", "short", "stall", "status", "corrupt", "slow", "no_range"]
     path_ends_with: str = ""
     method: Literal["GET", "HEAD"] | None = "GET"
     times: int = Field(default=1, ge=1)
     after_bytes: int = Field(default=0, ge=0)
     status: int = Field(default=503, ge=200, le=599)
     retry_after_seconds: int | None = None
+    headers: dict[str, str] = {}
     bytes_per_second: int = Field(default=65536, ge=1)
 
 
@@ -87,7 +91,8 @@ def fault_middleware(faults: Faults) -> Callable[[web.Request, Handler], Awaitab
             return await handler(request)
         if fault.kind == "status":
             retry = fault.retry_after_seconds
-            return web.Response(status=fault.status, headers={} if retry is None else {"Retry-After": str(retry)})
+            wait = {} if retry is None else {"Retry-After": str(retry)}
+            return web.Response(status=fault.status, headers=fault.headers | wait)
         return await _send_faulty(request, await handler(request), fault)
 
     return middleware
@@ -102,7 +107,7 @@ async def _send_faulty(request: web.Request, answer: web.StreamResponse, fault: 
     start = asked or 0
     body = _corrupted(data[start:]) if fault.kind == "corrupt" else data[start:]
     response = web.StreamResponse(status=200 if asked is None else 206, headers=answer.headers)
-    response.content_length = len(body)
+    response.content_length = min(len(body), fault.after_bytes) if fault.kind == "short" else len(body)
     if asked is not None:
         response.headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
     await response.prepare(request)
@@ -116,13 +121,15 @@ def _corrupted(body: bytes) -> bytes:
 
 
 async def _send_body(request: web.Request, response: web.StreamResponse, body: bytes, fault: Fault) -> None:
-    end = fault.after_bytes if fault.kind == "cut" else len(body)
+    end = min(fault.after_bytes, len(body)) if fault.kind in ("cut", "short", "stall") else len(body)
     for offset in range(0, end, _CHUNK):
         chunk = body[offset : min(offset + _CHUNK, end)]
         await response.write(chunk)
         if fault.kind == "slow":
             await asyncio.sleep(len(chunk) / fault.bytes_per_second)
-    if fault.kind == "cut":
+    if fault.kind == "stall":
+        await asyncio.sleep(_STALL_SECONDS)
+    if fault.kind in ("cut", "stall"):
         if request.transport is not None:
             request.transport.close()
         return

@@ -7,18 +7,18 @@ else, so that the same content is always the same commit.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.digest import sha256_bytes, sha256_file
 from llm_pipeline.errors import ConfigError
+from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
 
 _LARGE_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".model", ".zip", ".gz"}
 _LARGE_BYTES = 10 * 1024 * 1024
@@ -65,26 +65,19 @@ class HubAccessRules(_Record):
         private: Only `readers` see it at all.
         gated: Everybody sees its files' names, only `readers` get their content.
         disabled: Nobody gets anything.
+        renamed_to: Its new name, which every request is sent on to.
         readers: SHA-256 of the tokens that may read; the tokens themselves are not kept.
     """
 
     private: bool = False
     gated: Literal["auto", "manual"] | None = None
     disabled: bool = False
+    renamed_to: str | None = None
     readers: tuple[str, ...] = ()
 
     def admits(self, token: str | None) -> bool:
         """Whether the token is one of the readers'."""
         return token is not None and sha256_bytes(token.encode()) in self.readers
-
-
-def git_blob_id(data: bytes) -> str:
-    """Git's id of a blob with that content."""
-    return _git_id("blob", data)
-
-
-def _git_id(kind: str, data: bytes) -> str:
-    return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(data)) + data, usedforsecurity=False).hexdigest()
 
 
 def publish_revision(root: Path, model_id: str, directory: Path, message: str, *, branch: str = "main") -> str:
@@ -110,7 +103,7 @@ def publish_revision(root: Path, model_id: str, directory: Path, message: str, *
     if not paths:
         raise ConfigError("nothing to publish: the directory holds no file", where=str(directory))
     entries = tuple(_add_blob(repository, directory, path) for path in paths)
-    commit = _commit_id(entries)
+    commit = commit_id({entry.path: entry.oid for entry in entries})
     record = repository / "commits" / f"{commit}.json"
     if not record.exists():
         described = HubCommit(id=commit, message=message, created_at=datetime.now(UTC), files=entries)
@@ -142,35 +135,15 @@ def _add_blob(repository: Path, directory: Path, relative: Path) -> HubEntry:
         shutil.copyfile(source, temporary)
         temporary.replace(blob)
     large = relative.suffix.lower() in _LARGE_SUFFIXES or size >= _LARGE_BYTES
-    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {size}\n".encode()
+    pointer = lfs_pointer(digest, size)
     return HubEntry(
         path=relative.as_posix(),
         size=size,
         sha256=digest,
-        oid=git_blob_id(pointer if large else source.read_bytes()),
+        oid=blob_id(pointer if large else source.read_bytes()),
         large=large,
         pointer_size=len(pointer) if large else 0,
     )
-
-
-def _commit_id(entries: Iterable[HubEntry]) -> str:
-    """Git's id of a commit with that tree and nothing else in it: no parent, author or date."""
-    tree = _tree_id({PurePosixPath(entry.path).parts: entry.oid for entry in entries})
-    return _git_id("commit", f"tree {tree}\n".encode())
-
-
-def _tree_id(files: Mapping[tuple[str, ...], str]) -> str:
-    blobs = {parts[0]: oid for parts, oid in files.items() if len(parts) == 1}
-    folders: dict[str, dict[tuple[str, ...], str]] = {}
-    for parts, oid in files.items():
-        if len(parts) > 1:
-            folders.setdefault(parts[0], {})[parts[1:]] = oid
-    rows = [(name, b"100644", oid) for name, oid in blobs.items()]
-    rows += [(f"{name}/", b"40000", _tree_id(inside)) for name, inside in folders.items()]  # Git sorts them so
-    content = b"".join(
-        mode + b" " + name.rstrip("/").encode() + b"\0" + bytes.fromhex(oid) for name, mode, oid in sorted(rows)
-    )
-    return _git_id("tree", content)
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -40,6 +40,14 @@ class _Refused(Exception):
         self.headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
 
 
+class _Moved(_Refused):
+    """The repository has another name now."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(307, "", "Temporary Redirect")
+        self.headers["Location"] = location
+
+
 @web.middleware
 async def _answer_refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
@@ -89,6 +97,8 @@ def _repository(request: web.Request, *, content: bool = False) -> HubRepository
     if repository is None or (repository.rules.private and not repository.rules.admits(token)):
         # The hub answers the same for a missing and for a hidden repository, so that names do not leak.
         raise _Refused(404 if token else 401, "RepoNotFound", "Repository not found")
+    if repository.rules.renamed_to:
+        raise _Moved(str(request.rel_url).replace(model_id, repository.rules.renamed_to, 1))
     if repository.rules.disabled:
         raise _Refused(403, "", "Access to this resource is disabled.")
     if content and repository.rules.gated and not repository.rules.admits(token):

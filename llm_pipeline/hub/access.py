@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 from huggingface_hub import HfApi
@@ -25,30 +27,55 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
 
 from llm_pipeline import __version__
-from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient
+from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError
+from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
 TIMEOUT_SECONDS = max(30, HF_HUB_ETAG_TIMEOUT)
 _TRANSIENT_STATUSES = {408, 425, 429}
 _SERVER_ERROR = 500
+_NO_TOKEN_OR_A_WRONG_ONE = 401
+_FORBIDDEN = 403
+_NOT_FOUND = 404
 
 
-class HubRefused(Terminal):
+class HubRefused(SourceRefused):
     """The hub does not give us what we asked for, and will not when asked again."""
 
 
-class HubUnavailable(Transient):
-    """The hub, or the way to it, does not work right now.
+class NotAuthenticated(HubRefused):
+    """The hub wants a token, or does not know ours (401)."""
 
-    Attributes:
-        retry_after_seconds: How long the hub asks us to wait; None when it does not say.
-    """
 
-    def __init__(
-        self, message: str, *, where: str = "", hint: str = "", retry_after_seconds: float | None = None
-    ) -> None:
-        super().__init__(message, where=where, hint=hint)
-        self.retry_after_seconds = retry_after_seconds
+class AccessForbidden(HubRefused):
+    """The hub knows us, and we may not (403)."""
+
+
+class NotOnTheHub(HubRefused):
+    """No such repository (or we may not even know of it), revision or file (404)."""
+
+
+class RepositoryGated(HubRefused):
+    """The repository's terms must be accepted first."""
+
+
+class RepositoryDisabled(HubRefused):
+    """The hub has taken the repository down."""
+
+
+class RepositoryRenamed(HubRefused):
+    """The hub answers for another repository than the one asked for."""
+
+
+class HubUnavailable(SourceUnavailable):
+    """The hub, or the way to it, does not work right now."""
+
+
+_REFUSALS = {
+    _NO_TOKEN_OR_A_WRONG_ONE: NotAuthenticated,
+    _FORBIDDEN: AccessForbidden,
+    _NOT_FOUND: NotOnTheHub,
+}
 
 
 @dataclass(frozen=True)
@@ -102,19 +129,19 @@ class Hub:
         )
 
     def _refusal(self, error: HfHubHTTPError, status: int, where: str) -> PipelineError:
-        named: list[tuple[type[Exception], str, str]] = [  # the more special class first
-            (DisabledRepoError, "the repository was disabled", "choose another repository"),
-            (GatedRepoError, "the repository is gated and we have no access", self._gate_hint(where)),
-            (RevisionNotFoundError, "no such revision", "name a branch, tag or commit that exists"),
-            (RemoteEntryNotFoundError, "no such file at this revision", "resolve the revision again"),
-            (RepositoryNotFoundError, "no such repository, or it is private", self._token_hint()),
+        named: list[tuple[type[Exception], type[HubRefused], str, str]] = [  # the more special class first
+            (DisabledRepoError, RepositoryDisabled, "the repository was disabled", "choose another repository"),
+            (GatedRepoError, RepositoryGated, "the repository is gated and we have no access", self._gate_hint(where)),
+            (RevisionNotFoundError, NotOnTheHub, "no such revision", "name a branch, tag or commit that exists"),
+            (RemoteEntryNotFoundError, NotOnTheHub, "no such file at this revision", "resolve the revision again"),
+            (RepositoryNotFoundError, NotOnTheHub, "no such repository, or it is private", self._token_hint()),
         ]
-        for kind, message, hint in named:
+        for kind, ours, message, hint in named:
             if isinstance(error, kind):
-                return HubRefused(message, where=where, hint=hint)
+                return ours(message, where=where, hint=hint)
         message = f"{self.endpoint} answers {status}: {error.server_message or _first_line(error)}"
         if status not in _TRANSIENT_STATUSES and status < _SERVER_ERROR:
-            return HubRefused(message, where=where, hint=self._token_hint())
+            return _REFUSALS.get(status, HubRefused)(message, where=where, hint=self._token_hint())
         return HubUnavailable(
             message,
             where=where,
@@ -134,12 +161,21 @@ class Hub:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the hub asks us to wait: of its own rate limit header when that is used up, or `Retry-After`."""
+    """Seconds that the hub asks us to wait: of its own rate limit header when that is used up, or `Retry-After`.
+
+    `Retry-After` counts seconds or names a date (https://www.rfc-editor.org/rfc/rfc9110#field.retry-after).
+    """
     limit = parse_ratelimit_headers(headers)
     if limit is not None and limit.remaining == 0:
         return float(limit.reset_in_seconds)
     value = headers.get("Retry-After", "").strip()
-    return float(value) if value.isdigit() else None
+    if value.isascii() and value.isdigit():
+        return float(value)
+    try:
+        when = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
 
 
 def _first_line(error: Exception) -> str:

@@ -1,13 +1,12 @@
 """A verified, resumable download of a pinned model.
 
-A file appears in the destination only when every byte of it was hashed and is what the hub's metadata says: SHA-256
-for files in LFS, Git's blob id for small ones. Killed at any byte, the same call goes on where it stopped.
+A file appears in the destination only when every byte of it was hashed and is what was pinned: SHA-256 for files in
+LFS, Git's blob id for small ones of the hub. Killed at any byte, the same call goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -17,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
-from llm_pipeline.errors import ConfigError, IntegrityError, Transient
-from llm_pipeline.hub.access import Hub
-from llm_pipeline.hub.files import WEIGHTS_SUFFIX
+from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.hub.checkpoint import check_checkpoint
+from llm_pipeline.hub.disk_space import Place, require_space
+from llm_pipeline.hub.partial_file import difference
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
-from llm_pipeline.hub.safetensors_header import read_header
-from llm_pipeline.hub.transfer import DiskTooSmall, Transfer, TransferStopped, difference
+from llm_pipeline.hub.rate_limit import RateLimit
+from llm_pipeline.hub.source import Source
+from llm_pipeline.hub.transfer import Transfer, TransferStopped
 from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 
 _MEGABYTE = 1_000_000
-_SPARE_BYTES = 64 * _MEGABYTE
-_WORKERS = 4
 
 
 @dataclass(frozen=True)
@@ -57,23 +56,34 @@ class DownloadReport:
 
 
 def download_model(
-    hub: Hub, model: PinnedModel, destination: Path, *, report_every_seconds: float = 10.0
+    source: Source,
+    model: PinnedModel,
+    destination: Path,
+    *,
+    connections: int = 4,
+    limit: RateLimit | None = None,
+    sampled_values: int = 0,
+    report_every_seconds: float = 10.0,
 ) -> DownloadReport:
     """Download a pinned model's files, and nothing else, into a directory.
 
     Partial files live beside the destination, in `<destination>.partial`, and are removed at the end.
 
     Args:
-        hub: The hub, from `connect`.
-        model: The model, from `resolve_revision`.
+        source: Where the files come from, from `open_source`.
+        model: The model, resolved by a source of the same name.
         destination: Directory for the files; may hold what an earlier, interrupted call left.
+        connections: Files fetched side by side.
+        limit: The rate that all connections share; None for no limit.
+        sampled_values: Values of each tensor that are looked at for NaN and infinity; 0 for none.
         report_every_seconds: How often progress is logged.
 
     Raises:
         DiskTooSmall: The missing bytes do not fit; nothing was fetched.
-        IntegrityError: A file's bytes are wrong twice, or a safetensors file is malformed; the message names it.
-        HubRefused: The hub does not give us a file.
-        HubUnavailable: The hub cannot be reached, after several attempts.
+        IntegrityError: A file's bytes are wrong twice, or the files are no sound model; the message names the file.
+        Unsupported: The model asks for code from its repository.
+        SourceRefused: The source does not give us a file.
+        SourceUnavailable: The source cannot be reached, after several attempts.
         ConfigError: The destination holds files that are not the model's.
         Transient: Another process downloads into this destination.
     """
@@ -83,12 +93,12 @@ def download_model(
     partial.mkdir(parents=True, exist_ok=True)
     with _only_process(partial):
         missing = _missing_files(model, destination)
-        transfer = Transfer(hub, model.id, model.commit, partial, Event())
+        transfer = Transfer(source, model, partial, limit or RateLimit(None))
         needed = sum(file.size for file in missing) - _bytes_in(transfer, missing)
-        _require_space(needed, partial)
+        require_space(Place("work_root", partial, needed))
         with _progress(transfer, missing, destination, report_every_seconds):
-            _fetch_all(transfer, missing, destination)
-        check_weights(model, destination)
+            _fetch_all(transfer, missing, destination, connections)
+        check_checkpoint(model, destination, sampled_values)
     shutil.rmtree(partial)
     seconds = time.monotonic() - started
     return DownloadReport(len(model.files), model.size, len(missing), max(0, needed), seconds)
@@ -133,22 +143,12 @@ def _bytes_in(transfer: Transfer, files: Sequence[HubFile]) -> int:
     return sum(path.stat().st_size for path in partials if path.exists())
 
 
-def _require_space(needed: int, directory: Path) -> None:
-    free = shutil.disk_usage(directory).free
-    if needed > 0 and needed + _SPARE_BYTES > free:
-        raise DiskTooSmall(
-            f"{needed / _MEGABYTE:.0f} MB are still to come and only {free / _MEGABYTE:.0f} MB are free",
-            where=str(directory),
-            hint="free some space, or move work_root of the deployment to a larger disk",
-        )
-
-
-def _fetch_all(transfer: Transfer, files: Sequence[HubFile], destination: Path) -> None:
+def _fetch_all(transfer: Transfer, files: Sequence[HubFile], destination: Path, connections: int) -> None:
     """Fetch the files side by side; the first failure stops the others at their next chunk."""
     by_content: dict[Path, list[HubFile]] = {}
     for file in sorted(files, key=lambda file: file.size, reverse=True):
         by_content.setdefault(transfer.partial_file(file), []).append(file)
-    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="download") as pool:
+    with ThreadPoolExecutor(connections, thread_name_prefix="download") as pool:
         try:
             futures = [pool.submit(_fetch_one, transfer, same, destination) for same in by_content.values()]
             wait(futures, return_when=FIRST_EXCEPTION)
@@ -172,6 +172,26 @@ def _fetch_one(transfer: Transfer, same_content: Sequence[HubFile], destination:
         log.info("verified", file=file.path, bytes=file.size)
 
 
+def progress_line(done: int, total: int, bytes_per_second: float) -> str:
+    """Progress in one line for people: bytes, share, rate and time to go.
+
+    Args:
+        done: Bytes that are here.
+        total: Bytes of all files.
+        bytes_per_second: Rate so far.
+    """
+    rate = f"{bytes_per_second / _MEGABYTE:.1f} MB/s"
+    to_go = f"{_duration((total - done) / bytes_per_second)} to go" if bytes_per_second > 0 else "stalled"
+    share = f"{100 * done / total:.0f} %" if total else "100 %"
+    return f"downloading: {done / _MEGABYTE:,.0f} of {total / _MEGABYTE:,.0f} MB ({share}), {rate}, {to_go}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
 @contextmanager
 def _progress(transfer: Transfer, files: Sequence[HubFile], destination: Path, every: float) -> Iterator[None]:
     """Log bytes, rate and time to go, until the block ends."""
@@ -186,14 +206,8 @@ def _progress(transfer: Transfer, files: Sequence[HubFile], destination: Path, e
     def report() -> None:
         while not ended.wait(every):
             now = done()
-            rate = (now - before) / (time.monotonic() - started)
-            log.info(
-                "downloading",
-                megabytes=now / _MEGABYTE,
-                of=total / _MEGABYTE,
-                megabytes_per_second=rate / _MEGABYTE,
-                eta_seconds=round((total - now) / rate) if rate > 0 else "unknown",
-            )
+            rate = max(0, now - before) / (time.monotonic() - started)
+            log.info(progress_line(now, total, rate))
 
     thread = Thread(target=report, name="download-progress", daemon=True)
     thread.start()
@@ -202,25 +216,3 @@ def _progress(transfer: Transfer, files: Sequence[HubFile], destination: Path, e
     finally:
         ended.set()
         thread.join()
-
-
-def check_weights(model: PinnedModel, directory: Path) -> None:
-    """Check every safetensors header, and that every shard of the index is there.
-
-    Raises:
-        IntegrityError: A header is malformed, or a shard is missing.
-    """
-    for file in model.files:
-        if file.path.endswith(WEIGHTS_SUFFIX):
-            read_header(directory / file.path)
-    for index in directory.glob("*.safetensors.index.json"):
-        try:
-            shards = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise IntegrityError(f"not a weight index: {error}", where=index.name) from error
-        if missing := sorted(shards - {file.path for file in model.files}, key=str):
-            raise IntegrityError(
-                f"the index names shards that the repository does not have: {missing[:4]}",
-                where=index.name,
-                hint="the upload was incomplete; choose another revision",
-            )

@@ -7,6 +7,7 @@ Python files) and archives are never fetched; a repository whose only weights ar
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,12 +16,19 @@ from pathlib import PurePosixPath
 from llm_pipeline.errors import IntegrityError, Unsupported
 
 WEIGHTS_SUFFIX = ".safetensors"
-_PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".dill", ".npy", ".npz", ".h5", ".keras"}
-_ARCHIVES = {".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst", ".nemo"}
-_CODE = {".py", ".pyc", ".so", ".dll", ".sh", ".ipynb", ".js", ".exe"}
+_PICKLES = {
+    ".bin", ".pt", ".pth", ".ptl", ".ckpt", ".pkl", ".pickle", ".joblib", ".dill", ".npy", ".npz", ".h5", ".hdf5",
+    ".keras", ".pdparams", ".mar", ".t7",
+}  # fmt: skip
+_ARCHIVES = {".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst", ".nemo", ".whl", ".egg"}
+_CODE = {".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".sh", ".bat", ".ps1", ".ipynb", ".js", ".exe"}
 _ALLOWED_SUFFIXES = {WEIGHTS_SUFFIX, ".json", ".jinja", ".model", ".tiktoken"}
 _ALLOWED_NAMES = {"merges.txt", "vocab.txt", "bpe.codes"}
 _ALLOWED_DIRECTORIES = {"", "additional_chat_templates"}
+_DEVICES = re.compile(
+    r"(con|prn|aux|nul|conin\$|conout\$|com[0-9\u00b9\u00b2\u00b3]|lpt[0-9\u00b9\u00b2\u00b3])(\..*)?", re.IGNORECASE
+)
+"""Names that Windows gives to a device, with any ending (https://learn.microsoft.com/windows/win32/fileio/naming-a-file)."""
 _LONGEST_PATH = 1024
 _LONGEST_SEGMENT = 255
 
@@ -41,7 +49,15 @@ class Selection:
 
 
 def unsafe_reason(path: str) -> str | None:
-    """Why a path could leave the directory it is written to, or None when it cannot, on any operating system."""
+    """Why a path could leave the directory it is written to, or None when it cannot, on any operating system.
+
+    A file written here may be read elsewhere, so the rules of Windows count, too; and so does the form that a file
+    system may fold the name's characters to (full-width dots and slashes become plain ones).
+    """
+    return _unsafe_as_written(path) or _unsafe_as_written(unicodedata.normalize("NFKC", path))
+
+
+def _unsafe_as_written(path: str) -> str | None:
     if not path or len(path) > _LONGEST_PATH:
         return f"its length is {len(path)}, not 1 to {_LONGEST_PATH}"
     if any(not character.isprintable() for character in path):
@@ -50,8 +66,8 @@ def unsafe_reason(path: str) -> str | None:
         return "it holds a backslash, a separator on Windows"
     if path.startswith("/"):
         return "it is absolute"
-    if re.match(r"[A-Za-z]:", path):
-        return "it names a drive"
+    if ":" in path:
+        return "it holds a colon, which names a drive or a second stream of a file on Windows"
     return next((reason for segment in path.split("/") if (reason := _unsafe_segment(segment))), None)
 
 
@@ -62,6 +78,8 @@ def _unsafe_segment(segment: str) -> str | None:
         return f"a segment starts with {segment[0]!r}"
     if segment != segment.strip() or segment.endswith("."):
         return "a segment has white space or a dot at its end"
+    if _DEVICES.fullmatch(segment):
+        return f"{segment!r} is a device on Windows"
     return None if len(segment.encode()) <= _LONGEST_SEGMENT else f"a segment is longer than {_LONGEST_SEGMENT} bytes"
 
 
@@ -96,13 +114,18 @@ def _require_safe(paths: list[str], where: str) -> None:
                 where=where,
                 hint="do not use this repository; report it to the hub",
             )
-    occurrences = Counter(path.casefold() for path in paths)
-    if twice := sorted({path for path in paths if occurrences[path.casefold()] > 1}):
+    occurrences = Counter(_folded(path) for path in paths)
+    if twice := sorted({path for path in paths if occurrences[_folded(path)] > 1}):
         raise IntegrityError(
-            f"the repository lists files whose names differ in nothing, or only in case: {twice[:4]}",
+            f"the repository lists files whose names differ in nothing, or only in case or encoding: {twice[:4]}",
             where=where,
             hint="do not use this repository; report it to the hub",
         )
+
+
+def _folded(path: str) -> str:
+    """The one name that a file system may see in many: case and forms of characters folded."""
+    return unicodedata.normalize("NFKC", path).casefold()
 
 
 def _refusal(path: str) -> str | None:

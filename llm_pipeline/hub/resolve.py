@@ -9,8 +9,9 @@ from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from pydantic import ValidationError
 
 from llm_pipeline.errors import IntegrityError
-from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, HubRefused, malformed_answer
+from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, RepositoryDisabled, RepositoryRenamed, malformed_answer
 from llm_pipeline.hub.files import Selection, select_files
+from llm_pipeline.hub.model_card import stated_license
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.logging import get_logger
 
@@ -34,7 +35,8 @@ def resolve_revision(hub: Hub, model_id: str, revision: str = "main") -> PinnedM
     where = f"{model_id}@{revision}"
     info = _model_info(hub, model_id, revision, where)
     if info.disabled:
-        raise HubRefused("the repository was disabled", where=where, hint="choose another repository")
+        raise RepositoryDisabled("the repository was disabled", where=where, hint="choose another repository")
+    _require_same_name(info, model_id, where)
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     selection = select_files([sibling.rfilename for sibling in info.siblings or []], where=where)
     try:
@@ -42,14 +44,14 @@ def resolve_revision(hub: Hub, model_id: str, revision: str = "main") -> PinnedM
             id=model_id,
             commit=info.sha or "",
             files=tuple(_hub_file(siblings[path]) for path in selection.fetched),
-            license=_license(info),
+            license=stated_license(info.card_data.to_dict() if info.card_data else {}, info.tags or ()),
             gated=info.gated or None,
         )
     except ValidationError as error:
         raise malformed_answer(where, str(error)) from error
     _require_requested_commit(model, revision, where)
     _check_access(hub, model, where)
-    _report(model, selection)
+    report_resolved(model, selection)
     return model
 
 
@@ -67,14 +69,14 @@ def _hub_file(sibling: Any) -> HubFile:
     return HubFile(path=sibling.rfilename, size=size, sha256=sha256, blob_sha1=sibling.blob_id)
 
 
-def _license(info: Any) -> str | None:
-    card = info.card_data.to_dict() if info.card_data else {}
-    if card.get("license") == "other" and card.get("license_name"):
-        return str(card["license_name"])
-    if card.get("license"):
-        return str(card["license"])
-    tags = [tag.removeprefix("license:") for tag in info.tags or [] if tag.startswith("license:")]
-    return tags[0] if tags else None
+def _require_same_name(info: Any, model_id: str, where: str) -> None:
+    """The client follows the hub from an old name to a new one; an abandoned name can be taken by somebody else."""
+    if info.id != model_id:
+        raise RepositoryRenamed(
+            f"the hub answers for {info.id}",
+            where=where,
+            hint=f"if that is the model you mean, set model.id to {info.id}",
+        )
 
 
 def _require_requested_commit(model: PinnedModel, revision: str, where: str) -> None:
@@ -84,7 +86,7 @@ def _require_requested_commit(model: PinnedModel, revision: str, where: str) -> 
 
 def _check_access(hub: Hub, model: PinnedModel, where: str) -> None:
     """Ask for one file's metadata: names of a gated repository are public, its files are not."""
-    smallest = min(model.files, key=lambda file: file.size)
+    smallest = min(model.files, key=lambda file: file.size)  # select_files refuses a repository without any
     url = hf_hub_url(model.id, smallest.path, revision=model.commit, endpoint=hub.endpoint)
     with hub.errors_at(where):
         metadata = get_hf_file_metadata(url, headers=hub.headers(), token=hub.api.token, timeout=TIMEOUT_SECONDS)
@@ -92,7 +94,8 @@ def _check_access(hub: Hub, model: PinnedModel, where: str) -> None:
         raise malformed_answer(where, f"a file of {model.commit} is served from {metadata.commit_hash}")
 
 
-def _report(model: PinnedModel, selection: Selection) -> None:
+def report_resolved(model: PinnedModel, selection: Selection) -> None:
+    """Log what was pinned, and what of the source is left where it is."""
     log.info(
         "resolved",
         model=model.id,

@@ -1,11 +1,13 @@
-"""Stage `download`: a pinned model from the hub into the store, every byte verified."""
+"""The download stage: fetches the files of the pinned commit, every byte verified."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
+from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, HubId
-from llm_pipeline.hub.pinned import HubFile, PinnedModel, Sha1
+from llm_pipeline.config.release import ModelSource
+from llm_pipeline.hub.pinned import HubFile, ObjectVersion, PinnedModel, Sha1
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 
 
@@ -16,27 +18,52 @@ class DownloadConfig(ConfigModel):
         model_id: `organisation/name`.
         commit: The pinned commit.
         files: What is fetched; nothing else is.
-        endpoint: The hub; None for the public one. A place, not part of the stage key: the hashes say what is fetched.
-        token_variable: Environment variable that holds the access token. A place, too.
+        sampled_values: Values of each tensor that are looked at for NaN and infinity.
+        source: Where the files come from. A place, not part of the stage key: the hashes say what is fetched.
+        versions: Of the files in S3, by path: how they are asked for. A place, too.
+        hub: How the hub or its cache is reached. A place, too.
     """
 
     model_id: HubId
     commit: Sha1
     files: tuple[HubFile, ...] = Field(min_length=1)
-    endpoint: str | None = None
-    token_variable: str = "HF_TOKEN"  # noqa: S105 - a variable's name
+    sampled_values: int = Field(default=0, ge=0)
+    source: str = "hub"
+    versions: dict[str, ObjectVersion] = Field(default={})
+    hub: HubAccess = HubAccess()
+
+
+def download_config(model: PinnedModel, source: ModelSource, hub: HubAccess) -> DownloadConfig:
+    """What the stage is given for a pinned model."""
+    return DownloadConfig(
+        model_id=model.id,
+        commit=model.commit,
+        files=model.files,
+        sampled_values=source.sampled_values,
+        source=source.source,
+        versions=model.versions,
+        hub=hub,
+    )
 
 
 def _run(context: StageContext[DownloadConfig]) -> StageOutput:
-    from llm_pipeline.hub.access import connect
     from llm_pipeline.hub.download import download_model
+    from llm_pipeline.hub.rate_limit import RateLimit
+    from llm_pipeline.hub.sources import open_source
 
     config = context.config
-    model = PinnedModel(id=config.model_id, commit=config.commit, files=config.files)
-    destination = context.workdir / "checkpoint"
-    report = download_model(connect(config.endpoint, config.token_variable), model, destination)
+    rate = config.hub.megabytes_per_second
+    destination = context.workdir / CHECKPOINT
+    report = download_model(
+        open_source(config.source, config.hub, context.request.store),
+        PinnedModel(id=config.model_id, commit=config.commit, files=config.files, versions=config.versions),
+        destination,
+        connections=config.hub.connections,
+        limit=RateLimit(None if rate is None else rate * 1e6),
+        sampled_values=config.sampled_values,
+    )
     return StageOutput(
-        artifacts={"checkpoint": Produced("checkpoint", destination)},
+        artifacts={CHECKPOINT: Produced(CHECKPOINT, destination)},
         metrics={
             "bytes": report.bytes,
             "files": report.files,
@@ -48,11 +75,12 @@ def _run(context: StageContext[DownloadConfig]) -> StageOutput:
     )
 
 
+CHECKPOINT = "checkpoint"
 STAGE = Stage(
     name="download",
-    version=1,
+    version=2,
     config=DownloadConfig,
     run=_run,
     environment="control",
-    places=frozenset({"endpoint", "token_variable"}),
+    places=frozenset({"source", "versions", "hub"}),
 )

@@ -11,20 +11,26 @@ from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.model import ConfigModel, Revision
 from llm_pipeline.digest import sha256_json
 from llm_pipeline.engines.builder import require_builder
-from llm_pipeline.hub.access import connect
+from llm_pipeline.hub.disk_space import Place, require_space
+from llm_pipeline.hub.license_review import license_change, require_license
 from llm_pipeline.hub.pinned import PinnedModel
-from llm_pipeline.hub.resolve import resolve_revision
+from llm_pipeline.hub.sources import open_source
 from llm_pipeline.logging import get_logger
+from llm_pipeline.planning.host import store_directory
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release_record import (
     PROMPTS_DATASET,
     TASKS_DATASET,
     ReleaseRecord,
     calibration_dataset,
+    read_record,
     record_name,
 )
 from llm_pipeline.stages.contract import ArtifactRef, Stage, StageContext, StageOutput
-from llm_pipeline.stages.execute import replace_document
+from llm_pipeline.stages.download import STAGE as DOWNLOAD
+from llm_pipeline.stages.download import download_config
+from llm_pipeline.stages.execute import key_content, read_stage_record, replace_document
+from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.provenance import Provenance, here
 
 log = get_logger(__name__)
@@ -43,13 +49,13 @@ class ResolveConfig(ConfigModel):
 
 
 def run(context: StageContext[ResolveConfig]) -> StageOutput:
-    """Pin, publish the data files, write the record.
+    """Pin, review, publish the data files, write the record.
 
     Raises:
         ConfigError: The release config is wrong.
-        Unsupported: The plan shows that it cannot work: nothing was spent.
-        Terminal: The hub refuses the model.
-        Transient: The hub cannot be reached.
+        Unsupported: The plan shows that it cannot work, or the model's licence is not allowed: nothing was spent.
+        Terminal: The source refuses the model, or it does not fit on the disks.
+        Transient: The source cannot be reached.
     """
     plan = plan_release(Path(context.config.config_path))
     for warning in plan.warnings:
@@ -58,10 +64,13 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     for target in loaded.release.targets:
         require_builder(target.engine)
     clock = time.monotonic()
-    access = loaded.deployment.hub
-    hub = connect(access.endpoint, access.token_variable)
-    model = resolve_revision(hub, loaded.release.model.id, context.config.revision or loaded.release.model.revision)
-    hub_seconds = time.monotonic() - clock
+    model = _pin(context, loaded)
+    source_seconds = time.monotonic() - clock
+    require_license(model, loaded.release.model.licenses)
+    _require_space(context, loaded, model)
+    change = license_change(model_released_before(context.store, loaded.release.name), model)
+    if change:
+        log.warning("the licence or the gating is not what it was", change=change, model=model.name)
     datasets = _publish_datasets(context, loaded)
     release_id = name_release(loaded, model, datasets)
     record = ReleaseRecord(
@@ -74,20 +83,60 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     )
     replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
     replace_document(context.store, f"releases/{release_id}/plan.json", plan.model_dump(mode="json"))
-    total_bytes = sum(file.size for file in model.files)
     log.info("release named", release=release_id, model=model.id, commit=model.commit)
-    log.info("to download", files=len(model.files), megabytes=total_bytes / 1e6, license=model.license or "not stated")
+    log.info("to download", files=len(model.files), megabytes=model.size / 1e6, license=model.license or "not stated")
     return StageOutput(
         release_id=release_id,
         metrics={
             "release_id": release_id,
             "model": model.id,
             "commit": model.commit,
+            "source": loaded.release.model.source,
             "files": len(model.files),
-            "bytes": total_bytes,
+            "bytes": model.size,
+            "license": model.license or "",
+            "gated": model.gated or "",
+            "license_change": change,
         },
-        tool_seconds=hub_seconds,
+        tool_seconds=source_seconds,
     )
+
+
+def _pin(context: StageContext[ResolveConfig], loaded: LoadedRelease) -> PinnedModel:
+    asked = loaded.release.model
+    source = open_source(asked.source, loaded.deployment.hub, loaded.deployment.store)
+    return source.resolve(asked.id, context.config.revision or asked.revision)
+
+
+def _require_space(context: StageContext[ResolveConfig], loaded: LoadedRelease, model: PinnedModel) -> None:
+    """The download goes to the work directory and is copied into a store on a local disk."""
+    deployment = loaded.deployment
+    config = download_config(model, loaded.release.model, deployment.hub)
+    key = key_content(DOWNLOAD, config, {}, "").key
+    if read_stage_record(context.store, key) is not None:
+        return  # it is in the store already
+    work = Path(deployment.work_root) / DOWNLOAD.name / key[:24]
+    already = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
+    places = [Place("work_root", Path(deployment.work_root), max(0, model.size - already))]
+    if store := store_directory(deployment):
+        places.append(Place("store", store, model.size))
+    require_space(*places)
+
+
+def model_released_before(store: ArtifactStore, release_name: str) -> PinnedModel | None:
+    """The model of the newest release of a release config for which something was fetched.
+
+    A release that only was resolved does not count: whoever was asked about its licence may have said no.
+
+    Raises:
+        IntegrityError: A record cannot be understood.
+    """
+    names = set(store.list_documents("releases"))
+    fetched = {name.split("/")[1] for name in names if name.endswith(f"/results/{DOWNLOAD.name}.json")}
+    known = [name for name in fetched if name.startswith(f"{release_name}-") and record_name(name) in names]
+    records = [read_record(store, name) for name in known]
+    ours = [record for record in records if record.release.name == release_name]
+    return max(ours, key=lambda record: record.created_at).model if ours else None
 
 
 def name_release(loaded: LoadedRelease, model: PinnedModel, datasets: dict[str, ArtifactRef]) -> str:
@@ -125,7 +174,7 @@ def _publish(context: StageContext[ResolveConfig], name: str, source: Path) -> A
 
 STAGE = Stage(
     name="resolve",
-    version=1,
+    version=2,
     config=ResolveConfig,
     run=run,
     environment="control",

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.demo.hub_repository import HubAccessRules, git_blob_id, publish_revision, restrict
+from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
 from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.errors import ConfigError
+from llm_pipeline.hub.git_ids import blob_id
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
@@ -76,7 +77,7 @@ def test_model_information_has_the_commit_the_license_and_the_files(
     weights = by_name["model.safetensors"]
     assert weights.lfs.sha256 == hashlib.sha256(FILES["model.safetensors"]).hexdigest()
     assert by_name["config.json"].lfs is None
-    assert by_name["config.json"].blob_id == git_blob_id(FILES["config.json"])
+    assert by_name["config.json"].blob_id == blob_id(FILES["config.json"])
 
 
 def test_the_tree_lists_directories_and_recurses(api: huggingface_hub.HfApi) -> None:
@@ -111,7 +112,7 @@ def test_one_file_has_the_hub_s_metadata(server: tuple[str, Path, str]) -> None:
         metadata = huggingface_hub.get_hf_file_metadata(url, token=False)
         assert metadata.commit_hash == server[2]
         assert metadata.size == len(FILES[name])
-    assert metadata.etag == git_blob_id(FILES["config.json"])
+    assert metadata.etag == blob_id(FILES["config.json"])
 
 
 def test_ranges_are_served(server: tuple[str, Path, str]) -> None:

@@ -18,9 +18,11 @@ from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, r
 from llm_pipeline.demo.hub_server import create_application
 from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.hub.access import Hub, connect
+from llm_pipeline.hub.hub_source import HubSource
 
 TOKEN_VARIABLE = "LLM_PIPELINE_TEST_TOKEN"
 WEIGHTS_BYTES = 3_000_000
+CONFIG = b'{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}'
 
 
 def safetensors_bytes(payload: int = WEIGHTS_BYTES, *, seed: int = 1) -> bytes:
@@ -44,7 +46,7 @@ class LocalHub:
         directory = self.root.parent / "source" / str(len(self.faults.requests)) / model_id
         contents: dict[str, bytes | None] = {
             "model.safetensors": safetensors_bytes(),
-            "config.json": b'{"model_type": "llama"}',
+            "config.json": CONFIG,
             "tokenizer.json": b'{"version": "1.0"}',
             "README.md": b"---\nlicense: apache-2.0\n---\n# Tiny\n",
         }
@@ -98,6 +100,12 @@ def local_hub(tmp_path: Path) -> Iterator[LocalHub]:
     asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(5)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(5)
+
+
+@pytest.fixture
+def source(hub: Hub) -> HubSource:
+    """The local hub as a source."""
+    return HubSource(hub)
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ def request(local_hub: LocalHub, hub: Hub, tmp_path: Path, *, endpoint: str | No
             "model_id": model.id,
             "commit": model.commit,
             "files": [file.model_dump(mode="json") for file in model.files],
-            "endpoint": endpoint or local_hub.endpoint,
-            "token_variable": TOKEN_VARIABLE,
+            "hub": {"endpoint": endpoint or local_hub.endpoint, "token_variable": TOKEN_VARIABLE},
         },
         store=(tmp_path / "store").as_uri(),
         work_root=str(tmp_path / "work"),
@@ -55,6 +54,6 @@ def test_a_refusal_reaches_the_result_with_its_hint(local_hub: LocalHub, hub: Hu
     local_hub.restrict("demo/tiny", gated="manual")
     failure = execute(asked)
     assert isinstance(failure, StageFailure)
-    assert failure.error.type == "HubRefused"
+    assert failure.error.type == "RepositoryGated"
     assert failure.error.family == "terminal"
     assert TOKEN_VARIABLE in failure.error.hint

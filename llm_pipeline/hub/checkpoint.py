@@ -1,0 +1,95 @@
+"""What can be told of a downloaded model before anything loads it: headers, index, values and configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.hub.files import WEIGHTS_SUFFIX
+from llm_pipeline.hub.model_config import check_model_config
+from llm_pipeline.hub.pinned import PinnedModel
+from llm_pipeline.hub.safetensors_header import TensorEntry, read_header
+from llm_pipeline.hub.sampled_values import check_values
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
+
+_INDEX_SUFFIX = ".safetensors.index.json"
+Headers = Mapping[str, tuple[TensorEntry, ...]]
+
+
+def check_checkpoint(model: PinnedModel, directory: Path, sampled_values: int) -> None:
+    """Check every safetensors header, that index and shards agree, the configuration, and some values.
+
+    Args:
+        model: What the directory holds.
+        directory: The verified files.
+        sampled_values: Values of each tensor that are looked at; 0 for none.
+
+    Raises:
+        IntegrityError: Something of it is malformed, contradicts itself, or holds NaN or an infinity.
+        Unsupported: The configuration asks for code from the repository.
+    """
+    headers = {
+        file.path: read_header(directory / file.path) for file in model.files if file.path.endswith(WEIGHTS_SUFFIX)
+    }
+    for index in sorted(directory.glob(f"*{_INDEX_SUFFIX}")):
+        check_index(index, headers)
+    tensors = {tensor.name: tensor for header in headers.values() for tensor in header}
+    check_model_config(directory / "config.json", tensors)
+    for path, header in headers.items():
+        check_values(directory / path, header, sampled_values)
+
+
+def check_index(index: Path, headers: Headers) -> None:
+    """Check that a weight index and the shards that it names say the same.
+
+    Args:
+        index: The file, `*.safetensors.index.json`.
+        headers: Tensors of each weights file of the model, by its path.
+
+    Raises:
+        IntegrityError: They do not; the message names the tensors or shards.
+    """
+    weight_map, total_bytes = _read_index(index)
+    shards = set(weight_map.values())
+    if missing := sorted(shards - headers.keys()):
+        raise _disagrees(index, "the index names shards that the repository does not have", missing)
+    held = [(tensor, shard) for shard in sorted(shards) for tensor in headers[shard]]
+    places = {tensor.name: shard for tensor, shard in held}
+    if len(places) != len(held):
+        twice = sorted({tensor.name for tensor, shard in held if places[tensor.name] != shard})
+        raise _disagrees(index, "tensors are in two shards", twice)
+    if absent := sorted(name for name, shard in weight_map.items() if places.get(name) != shard):
+        raise _disagrees(index, "tensors are not in the shard that the index names", absent)
+    if unlisted := sorted(places.keys() - weight_map.keys()):
+        raise _disagrees(index, "the index does not list tensors of its shards", unlisted)
+    actual = sum(tensor.end - tensor.start for tensor, _ in held)
+    if total_bytes is not None and total_bytes != actual:
+        raise _disagrees(index, f"total_size is {total_bytes}, the tensors have {actual} bytes", [])
+    if others := sorted(headers.keys() - shards):
+        log.warning("weights that the index does not name", index=index.name, files=", ".join(others[:4]))
+
+
+def _read_index(index: Path) -> tuple[dict[str, str], int | float | None]:
+    try:
+        content: Any = json.loads(index.read_bytes())
+        weight_map, metadata = content["weight_map"], content.get("metadata") or {}
+        total_bytes = metadata.get("total_size")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise IntegrityError(f"not a weight index: {error}", where=index.name) from error
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise IntegrityError("not a weight index: weight_map does not name a shard for each tensor", where=index.name)
+    if total_bytes is not None and not isinstance(total_bytes, (int, float)):
+        raise IntegrityError("not a weight index: total_size is no number", where=index.name)
+    return weight_map, total_bytes
+
+
+def _disagrees(index: Path, problem: str, names: list[str]) -> IntegrityError:
+    listing = f": {[name[:120] for name in names[:4]]}" if names else ""
+    return IntegrityError(
+        f"{problem}{listing}", where=index.name, hint="the upload was incomplete; choose another revision"
+    )

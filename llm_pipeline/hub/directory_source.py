@@ -1,0 +1,94 @@
+"""A directory of this machine as a source. It has no commits: what it holds is hashed, and that is its name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.hub.files import select_files
+from llm_pipeline.hub.git_ids import blob_hasher, blob_id, commit_id, lfs_pointer
+from llm_pipeline.hub.local_files import license_of, open_body
+from llm_pipeline.hub.model_card import CARD_FILE
+from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.hub.resolve import report_resolved
+from llm_pipeline.hub.source import Body, SourceRefused
+
+_IGNORED_DIRECTORIES = {".git", ".cache"}
+LARGE_BYTES = 10_000_000
+"""From here on the tree holds a pointer with the SHA-256, as the hub does, not the content's own blob id."""
+
+
+def require_revision(commit: str, revision: str, where: str) -> None:
+    """Refuse a revision of a source that has only one state.
+
+    Raises:
+        SourceRefused: It is neither the default nor what the source holds now.
+    """
+    if revision not in ("main", commit):
+        raise SourceRefused(
+            f"this source has no revisions; it holds {commit} now", where=where, hint="leave model.revision out"
+        )
+
+
+@dataclass(frozen=True)
+class DirectorySource:
+    """A directory that a model is read from.
+
+    Attributes:
+        root: The directory.
+    """
+
+    root: Path
+
+    def resolve(self, model_id: str, revision: str) -> PinnedModel:
+        """See `Source.resolve`. Reads every byte of the files that are fetched."""
+        where = str(self.root)
+        if not self.root.is_dir():
+            raise ConfigError("there is no such directory", where=where, hint="correct model.source")
+        selection = select_files(self._paths(), where=where)
+        files = tuple(self._hashed(path) for path in selection.fetched)
+        model = PinnedModel(
+            id=model_id,
+            commit=commit_id({file.path: str(file.blob_sha1) for file in files}),
+            files=files,
+            license=license_of(self.root / CARD_FILE),
+        )
+        require_revision(model.commit, revision, where)
+        report_resolved(model, selection)
+        return model
+
+    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
+        """See `Source.open`."""
+        del model
+        return open_body(self.root / file.path, start, str(self.root / file.path))
+
+    def _paths(self) -> list[str]:
+        paths = []
+        for folder, folders, names in os.walk(self.root):
+            folders[:] = [name for name in folders if name not in _IGNORED_DIRECTORIES]
+            for name in (*folders, *names):
+                path = Path(folder) / name
+                if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                    raise IntegrityError(
+                        "a symbolic link or a special file: only regular files are read",
+                        where=str(path),
+                        hint="copy the model with `cp -rL`, or use source: cache for a Hugging Face cache",
+                    )
+            paths += [(Path(folder) / name).relative_to(self.root).as_posix() for name in names]
+        return paths
+
+    def _hashed(self, path: str) -> HubFile:
+        size = (self.root / path).lstat().st_size
+        sha256, blob = hashlib.sha256(), blob_hasher(size)
+        with open_body(self.root / path, 0, str(self.root / path)) as body:
+            for chunk in body.chunks:
+                sha256.update(chunk)
+                if size < LARGE_BYTES:
+                    blob.update(chunk)
+        digest = sha256.hexdigest()
+        oid = blob.hexdigest() if size < LARGE_BYTES else blob_id(lfs_pointer(digest, size))
+        return HubFile(path=path, size=size, sha256=digest, blob_sha1=oid)

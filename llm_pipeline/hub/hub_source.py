@@ -1,0 +1,64 @@
+"""The hub as a source: pins through its API, reads files over HTTP with the client's session and headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from huggingface_hub import hf_hub_url
+from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
+from huggingface_hub.utils import get_session, hf_raise_for_status
+
+from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub
+from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.hub.resolve import resolve_revision
+from llm_pipeline.hub.source import Body
+
+_PARTIAL_CONTENT = 206
+_RANGE_NOT_SATISFIABLE = 416
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A hub that models are read from.
+
+    Attributes:
+        hub: The connection, from `connect`.
+    """
+
+    hub: Hub
+
+    _timeout_seconds: ClassVar[float] = TIMEOUT_SECONDS
+    _longest_answer: ClassVar[int] = MAX_HTTP_DOWNLOAD_SIZE
+    """The hub's content delivery network sends no more in one answer; ranges of larger files are fine."""
+
+    def resolve(self, model_id: str, revision: str) -> PinnedModel:
+        """See `Source.resolve`."""
+        return resolve_revision(self.hub, model_id, revision)
+
+    @contextmanager
+    def open(self, model: PinnedModel, file: HubFile, start: int) -> Iterator[Body]:
+        """See `Source.open`."""
+        url = hf_hub_url(model.id, file.path, revision=model.commit, endpoint=self.hub.endpoint)
+        headers = self.hub.headers() | {"Accept-Encoding": "identity"}
+        too_long = file.size - start > self._longest_answer
+        if start or too_long:
+            headers["Range"] = f"bytes={start}-{start + self._longest_answer - 1 if too_long else ''}"
+        with (
+            self.hub.errors_at(f"{model.name}: {file.path}"),
+            get_session().stream("GET", url, headers=headers, timeout=self._timeout_seconds) as response,
+        ):
+            if response.status_code == _RANGE_NOT_SATISFIABLE:
+                yield Body(start=0, chunks=iter(()))
+                return
+            hf_raise_for_status(response)
+            yield Body(start=_first_byte(response, start), chunks=response.iter_raw())
+
+
+def _first_byte(response: Any, asked: int) -> int:
+    """The file's byte that the answer starts with; a server may ignore ranges and send everything."""
+    content_range = str(response.headers.get("Content-Range", ""))
+    granted = response.status_code == _PARTIAL_CONTENT and content_range.startswith(f"bytes {asked}-")
+    return asked if granted else 0

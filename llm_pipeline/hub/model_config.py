@@ -1,0 +1,106 @@
+"""`config.json` before a loader believes it: its shape, its bounds, and whether the weights agree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.hub.safetensors_header import TensorEntry
+
+_MAXIMUM_BYTES = 10_000_000
+_LARGEST = {
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "vocab_size": 2**24,
+    "max_position_embeddings": 2**32,
+}
+"""Far above every model there is, and far below what would make a loader allocate the machine away."""
+_NESTED = "text_config"
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+_PLAIN_FLOATS = {"F16", "BF16", "F32", "F64"}
+_OTHER_WIDTHS = ("embedding_size", "word_embed_proj_dim")
+
+
+def check_model_config(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
+    """Check a model's configuration.
+
+    Args:
+        path: Its `config.json`.
+        tensors: All tensors of the model, by name.
+
+    Raises:
+        IntegrityError: It is no JSON object, names no architecture, has absurd dimensions, or the weights contradict
+            it.
+        Unsupported: It asks for code from the repository.
+    """
+    config = _read(path)
+    if config.get("auto_map"):
+        raise Unsupported(
+            f"the model asks for code from its repository: auto_map names {_first(config['auto_map'])}",
+            where=path.name,
+            hint="trust_remote_code is off and stays off; use a revision, or a conversion, that the installed "
+            "transformers loads by itself",
+        )
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not all(isinstance(a, str) for a in architectures):
+        raise _senseless(path, "architectures does not name a model class")
+    nested = config.get(_NESTED)
+    for part in (config, nested if isinstance(nested, dict) else {}):
+        _check_dimensions(path, part)
+    described = nested if isinstance(nested, dict) else config
+    _check_embedding(path, described, tensors, exact=described is config)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > _MAXIMUM_BYTES:
+        raise _senseless(path, f"it has {path.stat().st_size} bytes")
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise _senseless(path, f"it is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise _senseless(path, "it is not a JSON object")
+    return config
+
+
+def _senseless(path: Path, problem: str) -> IntegrityError:
+    return IntegrityError(f"not a sound model configuration: {problem}", where=path.name, hint="do not load it")
+
+
+def _first(auto_map: Any) -> str:
+    return str(next(iter(auto_map.values()), "") if isinstance(auto_map, dict) else auto_map)[:120]
+
+
+def _check_dimensions(path: Path, config: Mapping[str, Any]) -> None:
+    for name, largest in _LARGEST.items():
+        value = config.get(name)
+        values = value if isinstance(value, list) else [] if value is None else [value]  # a few models: one a layer
+        if not all(type(item) is int and 0 < item <= largest for item in values):
+            raise _senseless(path, f"{name} is {str(value)[:80]}, not 1 to {largest}")
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if isinstance(hidden, int) and isinstance(heads, int) and config.get("head_dim") is None and hidden % heads:
+        raise _senseless(path, f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and no head_dim")
+    shared = config.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+        raise _senseless(path, f"num_attention_heads {heads} is no multiple of num_key_value_heads {shared}")
+
+
+def _check_embedding(path: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorEntry], *, exact: bool) -> None:
+    """Compare the token embedding with the configuration; a model of several parts may have a few rows more."""
+    rows, width = config.get("vocab_size"), config.get("hidden_size")
+    if not isinstance(rows, int) or not isinstance(width, int) or any(name in config for name in _OTHER_WIDTHS):
+        return
+    for name, tensor in tensors.items():
+        if not name.endswith(_EMBEDDINGS) or tensor.dtype not in _PLAIN_FLOATS or len(tensor.shape) != 2:  # noqa: PLR2004
+            continue
+        if tensor.shape[1] != width or tensor.shape[0] < rows or (exact and tensor.shape[0] != rows):
+            raise _senseless(
+                path, f"vocab_size x hidden_size is {rows} x {width}, but {name[:120]} is {list(tensor.shape)}"
+            )

@@ -1,0 +1,160 @@
+"""An S3 prefix as a source: pinned by entity tag and version, so that an object that changes is never read in part."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import IntegrityError, PipelineError, Terminal, Transient
+from llm_pipeline.hub.directory_source import LARGE_BYTES, require_revision
+from llm_pipeline.hub.files import WEIGHTS_SUFFIX, select_files
+from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
+from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
+from llm_pipeline.hub.pinned import HubFile, ObjectVersion, PinnedModel
+from llm_pipeline.hub.resolve import report_resolved
+from llm_pipeline.hub.source import Body, SourceRefused, SourceUnavailable, WrongBytes
+
+_CHUNK = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class S3Source:
+    """An S3 prefix that a model is read from.
+
+    Attributes:
+        access: Bucket and prefix as `uri`, and how it is reached.
+    """
+
+    access: StoreConfig
+    _place: tuple[str, str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_place", self.access.bucket_and_prefix)
+
+    def resolve(self, model_id: str, revision: str) -> PinnedModel:
+        """See `Source.resolve`. Small files are read and hashed; of large ones S3 tells what it knows."""
+        where = self.access.uri
+        paths = self._paths()
+        selection = select_files(paths, where=where)
+        pinned = [self._pin(path) for path in selection.fetched]
+        model = PinnedModel(
+            id=model_id,
+            commit=commit_id({file.path: _blob_in_tree(file) for file, _ in pinned}),
+            files=tuple(file for file, _ in pinned),
+            license=self._license() if CARD_FILE in paths else None,
+            versions={file.path: version for file, version in pinned},
+        )
+        require_revision(model.commit, revision, where)
+        report_resolved(model, selection)
+        return model
+
+    @contextmanager
+    def open(self, model: PinnedModel, file: HubFile, start: int) -> Iterator[Body]:
+        """See `Source.open`."""
+        version = model.versions[file.path]
+        options = {"Range": f"bytes={start}-"} if start else {"ChecksumMode": "ENABLED"}
+        if version.version_id is not None:
+            options["VersionId"] = version.version_id
+        with self._errors_at(file.path):
+            answer = self._client.get_object(**self._object(file.path), IfMatch=version.entity_tag, **options)
+            with answer["Body"] as stream:
+                yield Body(start=start, chunks=stream.iter_chunks(_CHUNK))
+
+    @cached_property
+    def _client(self) -> Any:
+        from llm_pipeline.store.s3_session import connect
+
+        return connect(self.access)
+
+    def _object(self, path: str) -> dict[str, str]:
+        bucket, prefix = self._place
+        return {"Bucket": bucket, "Key": f"{prefix}/{path}"}
+
+    def _paths(self) -> list[str]:
+        bucket, prefix = self._place
+        with self._errors_at(""):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
+            keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+        return [key.removeprefix(f"{prefix}/") for key in keys if not key.endswith("/")]
+
+    def _pin(self, path: str) -> tuple[HubFile, ObjectVersion]:
+        with self._errors_at(path):
+            head = self._client.head_object(**self._object(path), ChecksumMode="ENABLED")
+        size, version = int(head["ContentLength"]), _version(head)
+        sha256 = _stored_sha256(head)
+        if path.endswith(WEIGHTS_SUFFIX) or size >= LARGE_BYTES:
+            blob = blob_id(lfs_pointer(sha256, size)) if sha256 else None
+            tag = None if sha256 else version.entity_tag
+            return HubFile(path=path, size=size, sha256=sha256, blob_sha1=blob, entity_tag=tag), version
+        data = self._read(path, version)
+        file = HubFile(path=path, size=size, sha256=hashlib.sha256(data).hexdigest(), blob_sha1=blob_id(data))
+        return file, version
+
+    def _read(self, path: str, version: ObjectVersion) -> bytes:
+        with self._errors_at(path):
+            answer = self._client.get_object(**self._object(path), IfMatch=version.entity_tag)
+            data: bytes = answer["Body"].read()
+        return data
+
+    def _license(self) -> str | None:
+        with self._errors_at(CARD_FILE):
+            card = self._client.get_object(**self._object(CARD_FILE), Range=f"bytes=0-{MAXIMUM_CARD_BYTES}")
+            text = card["Body"].read().decode(errors="replace")
+        return stated_license(card_fields(text))
+
+    @contextmanager
+    def _errors_at(self, path: str) -> Iterator[None]:
+        """Raise S3's errors as a source's."""
+        from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, HTTPClientError
+
+        where = f"{self.access.uri}/{path}".rstrip("/")
+        try:
+            yield
+        except FlexibleChecksumError as error:
+            raise WrongBytes(str(error), where=where) from error
+        except (BotoCoreError, ClientError, HTTPClientError) as error:
+            from llm_pipeline.store.s3_session import translated
+
+            raise _as_source_error(translated(error, self.access, where)) from error
+
+
+def _as_source_error(error: PipelineError) -> PipelineError:
+    from llm_pipeline.store.s3_session import Absent, Changed
+
+    if isinstance(error, Changed):
+        return IntegrityError(
+            "the object changed after the release was resolved", where=error.where, hint="resolve the release again"
+        )
+    if isinstance(error, Absent):
+        return SourceRefused("there is no such object", where=error.where, hint="resolve the release again")
+    if isinstance(error, Transient):
+        return SourceUnavailable(error.message, where=error.where, hint=error.hint)
+    return SourceRefused(error.message, where=error.where, hint=error.hint) if isinstance(error, Terminal) else error
+
+
+def _version(head: dict[str, Any]) -> ObjectVersion:
+    version_id = head.get("VersionId")
+    return ObjectVersion(entity_tag=head["ETag"], version_id=None if version_id in (None, "null") else version_id)
+
+
+def _stored_sha256(head: dict[str, Any]) -> str | None:
+    """The checksum of the whole object, if S3 keeps it; that of a multipart upload covers its parts' checksums.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
+    """
+    value = str(head.get("ChecksumSHA256", ""))
+    if not value or "-" in value or head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+        return None
+    return base64.b64decode(value).hex()
+
+
+def _blob_in_tree(file: HubFile) -> str:
+    if file.blob_sha1 is not None:
+        return file.blob_sha1
+    return blob_id(f"s3 object\netag {file.entity_tag}\nsize {file.size}\n".encode())

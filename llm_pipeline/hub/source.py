@@ -1,0 +1,78 @@
+"""Where a model's files come from: what every source offers, and the errors that all of them raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from llm_pipeline.errors import IntegrityError, Terminal, Transient
+from llm_pipeline.hub.pinned import HubFile, PinnedModel
+
+
+class SourceRefused(Terminal):
+    """The source does not give us what we asked for, and will not when asked again."""
+
+
+class SourceUnavailable(Transient):
+    """The source, or the way to it, does not work right now.
+
+    Attributes:
+        retry_after_seconds: How long the source asks us to wait; None when it does not say.
+    """
+
+    def __init__(
+        self, message: str, *, where: str = "", hint: str = "", retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class WrongBytes(IntegrityError):
+    """The bytes that came are not the file's: fetched again they may be."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """Bytes of a file on their way.
+
+    Attributes:
+        start: The first byte of the file that they hold: what was asked for, or 0 where a source cannot start there.
+        chunks: The bytes, in order. It may end early: whoever reads counts.
+    """
+
+    start: int
+    chunks: Iterator[bytes]
+
+
+class Source(Protocol):
+    """A place that models are read from.
+
+    It says what a model is at a moment (`resolve`) and gives the bytes of its files (`open`). Whether the bytes are
+    the right ones is not its business: `Transfer` hashes all that comes from any source.
+    """
+
+    def resolve(self, model_id: str, revision: str) -> PinnedModel:
+        """Pin a revision, choose its files, and make sure that we may read them.
+
+        Args:
+            model_id: `organisation/name`.
+            revision: Branch, tag or commit.
+
+        Raises:
+            SourceRefused: No such model or revision, or no access to it.
+            SourceUnavailable: The source cannot be asked now.
+            Unsupported: No safetensors weights, or not a full model.
+            IntegrityError: The listing is malformed, or names unsafe files.
+        """
+
+    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
+        """The bytes of a file, from `start` on.
+
+        Raises:
+            SourceRefused: No access to it any more.
+            SourceUnavailable: Throttled, a server error, a timeout, a lost connection: now, or while bytes come.
+            WrongBytes: The source found out itself that what it sent is damaged.
+            IntegrityError: The file is no longer what was pinned.
+        """
