@@ -10,6 +10,7 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import resolve_request
 from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.store import open_store
+from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.runs import remember_run
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ResolveOperator(StageOperator):
-    """Pins the model's revision and returns the release's id; the parameter `revision` overrides the config's."""
+    """Pins the model's revision and returns the release's id; `commit_of_run` says which commit that is."""
 
     template_fields: Collection[str] = ()
 
@@ -31,13 +32,20 @@ class ResolveOperator(StageOperator):
         return super().execute(context)["release_id"]
 
     def request(self, context: Context) -> StageRequest:
-        """What the stage is asked to do."""
-        return resolve_request(Path(self.config_path), context["params"].get("revision"))
+        """What the stage is asked to do.
+
+        Raises:
+            AirflowSkipException: The run has nothing to release.
+        """
+        path = Path(self.config_path)
+        return resolve_request(path, revision_of_run(load_release(path), context))
 
     def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:
-        """Remember which release this run works on, for the report's tab."""
-        store = open_store(load_release(Path(self.config_path)).deployment.store)
+        """Remember which release this run works on, for the report's tab, and for the release watch."""
+        loaded = load_release(Path(self.config_path))
+        store = open_store(loaded.deployment.store)
         remember_run(store, context["dag_run"].dag_id, context["run_id"], result.release_id)
+        remember_commit(loaded, result.release_id, context)
         returned = super().conclude(context, result)
         self._ending = result.release_id
         return returned

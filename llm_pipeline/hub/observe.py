@@ -1,0 +1,157 @@
+"""What a revision names right now, in as few requests as that takes: the release watch asks again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, HubRefused, malformed_answer
+from llm_pipeline.hub.pinned import PinnedModel
+from llm_pipeline.hub.watch import Head, Reference, content_digest, counted_files
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of one commit.
+
+    Attributes:
+        files: SHA-256 (of files in LFS) or Git's blob id by path, of every file.
+    """
+
+    commit: str
+    files: Mapping[str, str]
+
+    def reference(self, patterns: tuple[str, ...]) -> Reference:
+        """The commit and the digest of its files that count."""
+        try:
+            return Reference(commit=self.commit, content=content_digest(self.files, patterns))
+        except (IntegrityError, Unsupported):
+            return Reference(commit=self.commit, content="")
+
+    def head(self, revision: str, patterns: tuple[str, ...], since: Listing | None) -> Head:
+        """What the policy is told of this commit, with the files that differ from those of `since`."""
+        try:
+            counted = counted_files(self.files, patterns)
+        except (IntegrityError, Unsupported) as error:
+            return Head(commit=self.commit, revision=revision, unusable=error.message)
+        changed = _differences(self.files, since.files) if since is not None else frozenset()
+        counted_before = since.counted(patterns) if since is not None else frozenset()
+        relevant = changed & (counted.keys() | counted_before)
+        return Head(
+            commit=self.commit,
+            revision=revision,
+            content=content_digest(self.files, patterns),
+            counted=tuple(sorted(relevant)),
+            others=tuple(sorted(changed - relevant)),
+        )
+
+    def counted(self, patterns: tuple[str, ...]) -> frozenset[str]:
+        """Names of the files that count; none when the commit cannot be released."""
+        try:
+            return frozenset(counted_files(self.files, patterns))
+        except (IntegrityError, Unsupported):
+            return frozenset()
+
+
+class Observer:
+    """Looks at one revision again and again; keeps the listings of the last two commits that mattered.
+
+    Args:
+        hub: The hub, from `connect`.
+        model_id: `organisation/name`.
+        revision: Branch or tag.
+        patterns: Files whose change counts, as in `Watch.files`.
+    """
+
+    def __init__(self, hub: Hub, model_id: str, revision: str, patterns: tuple[str, ...]) -> None:
+        self._hub = hub
+        self._model_id = model_id
+        self._revision = revision
+        self._patterns = patterns
+        self._listings: dict[str, Listing] = {}
+
+    def head(self, reference: Reference | None) -> Head:
+        """What the revision names now, compared with a reference.
+
+        Raises:
+            HubRefused: No such repository or revision, or no access to it.
+            HubUnavailable: The hub cannot be asked now.
+            IntegrityError: An answer is malformed.
+        """
+        commit = head_commit(self._hub, self._model_id, self._revision)
+        if reference is not None and commit == reference.commit:
+            return Head(commit=commit, revision=self._revision, content=reference.content)
+        listing = self._listing(commit)
+        before = self._listing_if_there(reference.commit) if reference is not None else None
+        self._listings = {one.commit: one for one in (listing, before) if one is not None}
+        return listing.head(self._revision, self._patterns, before)
+
+    def with_these_patterns(self, reference: Reference) -> Reference:
+        """A reference that was made with other patterns, made again; as it was when its commit is gone.
+
+        Raises:
+            HubUnavailable: The hub cannot be asked now.
+            IntegrityError: The answer is malformed.
+        """
+        listing = self._listing_if_there(reference.commit)
+        return reference if listing is None else listing.reference(self._patterns)
+
+    def _listing(self, commit: str) -> Listing:
+        if commit not in self._listings:
+            self._listings[commit] = list_commit(self._hub, self._model_id, commit)
+        return self._listings[commit]
+
+    def _listing_if_there(self, commit: str) -> Listing | None:
+        try:
+            return self._listing(commit)
+        except HubRefused:  # rewritten history: the hub forgets commits that nothing names
+            return None
+
+
+def head_commit(hub: Hub, model_id: str, revision: str) -> str:
+    """The commit that a revision names: one small request.
+
+    Raises:
+        HubRefused: No such repository or revision, or no access to it.
+        HubUnavailable: The hub cannot be asked now.
+        IntegrityError: The answer is malformed.
+    """
+    return str(_information(hub, model_id, revision, expand=["sha"]).sha)
+
+
+def list_commit(hub: Hub, model_id: str, commit: str) -> Listing:
+    """All files of a commit with their identities.
+
+    Raises:
+        HubRefused: No such commit (any more), or no access to it.
+        HubUnavailable: The hub cannot be asked now.
+        IntegrityError: The answer is malformed.
+    """
+    information = _information(hub, model_id, commit, files_metadata=True)
+    if information.sha != commit:
+        raise malformed_answer(f"{model_id}@{commit}", f"it is about commit {information.sha}")
+    siblings: list[Any] = information.siblings or []
+    return Listing(commit, {one.rfilename: one.lfs.sha256 if one.lfs else str(one.blob_id) for one in siblings})
+
+
+def listing_of(model: PinnedModel) -> Listing:
+    """The files of a model that was resolved before, as far as they are fetched."""
+    return Listing(model.commit, {file.path: file.content for file in model.files})
+
+
+def _information(hub: Hub, model_id: str, revision: str, **options: Any) -> Any:
+    where = f"{model_id}@{revision}"
+    try:
+        with hub.errors_at(where):
+            information = hub.api.model_info(model_id, revision=revision, timeout=TIMEOUT_SECONDS, **options)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # the client reads what it got without checks
+        raise malformed_answer(where, f"{type(error).__name__}: {error}") from error
+    if not information.sha:
+        raise malformed_answer(where, "it names no commit")
+    return information
+
+
+def _differences(files: Mapping[str, str], before: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(path for path in files.keys() | before.keys() if files.get(path) != before.get(path))

@@ -1,0 +1,167 @@
+"""What the release watch writes into the store: which run took up a commit, what the watch decided, and webhooks.
+
+watch/<config>/<commit>.json   the run that released the commit: written once, by compare-and-swap
+watch/<config>.json            the last decision, for people
+watch/<config>/webhook.json    when the hub's webhook called last
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Literal, TypeVar
+
+from pydantic import AwareDatetime, ValidationError
+
+from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+Model = TypeVar("Model", bound=ConfigModel)
+
+
+class Claim(ConfigModel):
+    """The run that released a commit.
+
+    Attributes:
+        run: Its id in Airflow, after its DAG's: no other run may release the commit because of the watch.
+        cause: What started the run.
+        content: Digest of the commit's files that count.
+    """
+
+    commit: str
+    content: str
+    run: str
+    cause: Literal["watch", "schedule", "manual"]
+    claimed_at: AwareDatetime
+
+
+class WatchStatus(ConfigModel):
+    """What a watch decided last.
+
+    Attributes:
+        commit: What the revision named; empty before the first answer of the hub.
+        words: The decision, for people.
+        since: When it was decided.
+        checked_at: A time at which it still held; written now and then, not at every look.
+    """
+
+    config: str
+    model: str
+    revision: str
+    commit: str
+    outcome: str
+    words: str
+    since: AwareDatetime
+    checked_at: AwareDatetime
+
+
+def claim_commit(store: ArtifactStore, config: str, claim: Claim) -> Claim:
+    """Claim a commit for a run, and return the claim that holds: this one, or the one that came first.
+
+    Raises:
+        IntegrityError: The claim in the store cannot be understood.
+        Transient: The store cannot be used now.
+    """
+    name = claim_name(config, claim.commit)
+    if (known := read_claim(store, config, claim.commit)) is not None:
+        return known
+    try:
+        store.write_document(name, claim.model_dump(mode="json"), None)
+    except Conflict:
+        known = read_claim(store, config, claim.commit)
+        if known is None:
+            raise
+        return known
+    return claim
+
+
+def read_claim(store: ArtifactStore, config: str, commit: str) -> Claim | None:
+    """Which run released a commit; None when none did.
+
+    Raises:
+        IntegrityError: The claim in the store cannot be understood.
+    """
+    name = claim_name(config, commit)
+    document = store.read_document(name)
+    return None if document is None else _read(Claim, document, name)
+
+
+def read_claims(store: ArtifactStore, config: str) -> list[Claim]:
+    """All commits that runs of a release config released, the oldest first.
+
+    Raises:
+        IntegrityError: A claim in the store cannot be understood.
+    """
+    prefix = f"watch/{config}/"
+    names = [name for name in store.list_documents(prefix) if name.startswith(prefix)]
+    commits = [stem for name in names if _COMMIT.fullmatch(stem := name.removeprefix(prefix).removesuffix(".json"))]
+    claims = [claim for commit in commits if (claim := read_claim(store, config, commit)) is not None]
+    return sorted(claims, key=lambda claim: claim.claimed_at)
+
+
+def claim_name(config: str, commit: str) -> str:
+    """Name of a claim in the store."""
+    return f"watch/{config}/{commit}.json"
+
+
+def write_status(store: ArtifactStore, status: WatchStatus) -> None:
+    """Write what a watch decided; a decision that another triggerer writes at the same moment stays.
+
+    Raises:
+        Transient: The store cannot be used now.
+    """
+    name = _status_name(status.config)
+    known = store.read_document(name)
+    try:
+        store.write_document(name, status.model_dump(mode="json"), known.revision if known else None)
+    except Conflict:
+        return
+
+
+def read_status(store: ArtifactStore, config: str) -> WatchStatus | None:
+    """What a watch decided last; None before its first decision.
+
+    Raises:
+        IntegrityError: The document cannot be understood.
+    """
+    name = _status_name(config)
+    document = store.read_document(name)
+    return None if document is None else _read(WatchStatus, document, name)
+
+
+def call_webhook(store: ArtifactStore, config: str) -> None:
+    """Ask a watch to look at once.
+
+    Raises:
+        Transient: The store cannot be used now.
+    """
+    name = _webhook_name(config)
+    known = store.read_document(name)
+    try:
+        store.write_document(name, {"called_at": datetime.now(UTC).isoformat()}, known.revision if known else None)
+    except Conflict:
+        return  # somebody else asked at the same moment
+
+
+def webhook_revision(store: ArtifactStore, config: str) -> str | None:
+    """What changes with every call of the webhook; None before the first."""
+    document = store.read_document(_webhook_name(config))
+    return document.revision if document else None
+
+
+def _webhook_name(config: str) -> str:
+    return f"watch/{config}/webhook.json"
+
+
+def _status_name(config: str) -> str:
+    return f"watch/{config}.json"
+
+
+def _read(model: type[Model], document: Document, name: str) -> Model:
+    try:
+        return model.model_validate(document.value)
+    except ValidationError as error:
+        raise IntegrityError(f"not a {model.__name__}: {error}", where=name, hint="remove the document") from error

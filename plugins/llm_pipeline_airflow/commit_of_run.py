@@ -1,0 +1,134 @@
+"""Which commit a run releases, and whether it has anything to release: what started it decides.
+
+The release watch names a commit: it is released, unless another run took it up before (events come at least once).
+The schedule releases what the revision names, unless production on every target serves that already. A person's run
+always runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+from airflow.sdk.exceptions import AirflowSkipException
+from pydantic import ValidationError
+
+from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.config.release import Watch
+from llm_pipeline.hub.watch import Reference, Start
+from llm_pipeline.release_record import read_record
+from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.watch_record import Claim, claim_commit, read_claim
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+log = logging.getLogger(__name__)
+
+Cause = Literal["watch", "schedule", "manual"]
+
+
+def revision_of_run(loaded: LoadedRelease, context: Context) -> str | None:
+    """The commit, branch or tag that a run releases; None for the config's own. Safe to ask again.
+
+    Raises:
+        AirflowSkipException: The run has nothing to do: another one released the commit, or production serves it.
+        HubRefused: The hub does not let the schedule see what the revision names.
+        Transient: The hub or the store cannot be asked now.
+    """
+    start = started_by_watch(context)
+    if start is not None:
+        log.info("the release watch saw %s on %s: %s", start.commit, start.revision, start.reason)
+        _claim_or_skip(loaded, start, run_name(context))
+        return start.commit
+    if _cause(context) == "schedule" and loaded.config.model.source == "hub":
+        return _new_commit_or_skip(loaded, run_name(context))
+    return context["params"].get("revision")
+
+
+def remember_commit(loaded: LoadedRelease, release_id: str, context: Context) -> None:
+    """Tell the watch that a resolved release's commit is taken care of, whoever started the run.
+
+    Raises:
+        Transient: The store cannot be used now.
+    """
+    store = open_store(loaded.deployment.store)
+    reference = _reference(store, release_id, _patterns(loaded))
+    claim_commit(store, loaded.config.name, _claim(reference, run_name(context), _cause(context)))
+
+
+def started_by_watch(context: Context) -> Start | None:
+    """The newest start among the events that started a run; None when the release watch did not start it."""
+    events = [event for found in (context.get("triggering_asset_events") or {}).values() for event in found]
+    for event in sorted(events, key=lambda event: event.timestamp, reverse=True):
+        try:
+            return Start.model_validate((event.extra or {}).get("payload"))
+        except ValidationError:
+            log.info("an asset event at %s names no commit; somebody made it by hand", event.timestamp)
+    return None
+
+
+def run_name(context: Context) -> str:
+    """A run's name among all runs of all DAGs; a retry or a clear keeps it."""
+    return f"{context['dag_run'].dag_id}/{context['run_id']}"
+
+
+def _cause(context: Context) -> Cause:
+    if started_by_watch(context) is not None:
+        return "watch"
+    return "schedule" if str(context["dag_run"].run_type).rpartition(".")[2].lower() == "scheduled" else "manual"
+
+
+def _claim_or_skip(loaded: LoadedRelease, start: Start, run: str) -> None:
+    reference = Reference(commit=start.commit, content=start.content)
+    held = claim_commit(open_store(loaded.deployment.store), loaded.config.name, _claim(reference, run, "watch"))
+    if held.run != run:
+        raise AirflowSkipException(
+            f"nothing to do: {start.commit} was taken up by run {held.run} at {held.claimed_at:%Y-%m-%d %H:%M UTC}; "
+            "trigger the DAG by hand to release it again"
+        )
+
+
+def _claim(released: Reference, run: str, cause: Cause) -> Claim:
+    return Claim(commit=released.commit, content=released.content, run=run, cause=cause, claimed_at=datetime.now(UTC))
+
+
+def _new_commit_or_skip(loaded: LoadedRelease, run: str) -> str:
+    """The commit that the revision names, unless production serves it already and not because of this run."""
+    from llm_pipeline.hub.access import connect
+    from llm_pipeline.hub.observe import head_commit, list_commit
+
+    access, model = loaded.deployment.hub, loaded.config.model
+    hub = connect(access.endpoint, access.token_variable)
+    head = list_commit(hub, model.id, head_commit(hub, model.id, model.revision)).reference(_patterns(loaded))
+    store = open_store(loaded.deployment.store)
+    claim = read_claim(store, loaded.config.name, head.commit)
+    if claim is not None and claim.run == run:  # cleared by somebody who wants it to run again
+        return head.commit
+    serving = {target: _serving(store, loaded, target) for target in loaded.config.targets}
+    if head.content and all(one is not None and one.content == head.content for one in serving.values()):
+        raise AirflowSkipException(
+            f"nothing new: {model.id}@{model.revision} is {head.commit}, whose content production serves on "
+            f"{', '.join(serving)}; trigger the DAG by hand to release it again"
+        )
+    return head.commit
+
+
+def _serving(store: ArtifactStore, loaded: LoadedRelease, target: str) -> Reference | None:
+    """What production on a target serves, if it was made from this release config as it is now."""
+    production = read_pointers(store, loaded.config.model.id, target)[0].production
+    if production is None or read_record(store, production.release_id).release != loaded.release:
+        return None
+    return _reference(store, production.release_id, _patterns(loaded))
+
+
+def _reference(store: ArtifactStore, release_id: str, patterns: tuple[str, ...]) -> Reference:
+    from llm_pipeline.hub.observe import listing_of
+
+    return listing_of(read_record(store, release_id).model).reference(patterns)
+
+
+def _patterns(loaded: LoadedRelease) -> tuple[str, ...]:
+    return (loaded.config.watch or Watch()).files

@@ -1,0 +1,243 @@
+"""The release watch in Airflow: a trigger that looks at the hub, the asset it changes, and a release DAG's schedule.
+
+The trigger runs in the triggerer for as long as its DAG is not paused. What it remembers is in Airflow's asset state
+store; which run took up a commit is in the artifact store, and settles what a lost event or a killed triggerer leaves
+open (see `llm_pipeline.hub.watch`, which decides everything).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, AssetOrTimeSchedule, AssetWatcher, CronTriggerTimetable
+from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from pydantic import ValidationError
+
+from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.release import Watch
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import PipelineError
+from llm_pipeline.hub.watch import DAY, Decision, Outcome, Reference, Trouble, WatchState, decide
+from llm_pipeline.store import open_store
+from llm_pipeline.watch_record import (
+    WatchStatus,
+    read_claim,
+    read_claims,
+    read_status,
+    webhook_revision,
+    write_status,
+)
+from llm_pipeline_airflow.runs import dag_id_of
+
+if TYPE_CHECKING:
+    from llm_pipeline.hub.observe import Observer
+
+log = logging.getLogger(__name__)
+
+STATE_KEY = "watch"
+WEBHOOK_LOOK_SECONDS = 5.0
+_STATUS_REFRESH = timedelta(minutes=15)
+_ON_THEIR_WAY = ["queued", "running"]
+_NO_MEMORY = Decision(Outcome.TROUBLE, "the watch cannot use what it remembers", look_again_seconds=60.0)
+
+
+class Watched(ConfigModel):
+    """All that a trigger needs to know of a release config; it reads no file, for a triggerer may have none."""
+
+    config: str
+    dag_id: str
+    model_id: str
+    revision: str
+    watch: Watch
+    endpoint: str | None
+    token_variable: str
+    store: StoreConfig
+
+
+def release_schedule(loaded: LoadedRelease) -> Asset | AssetOrTimeSchedule | CronTriggerTimetable | None:
+    """What starts a release DAG by itself: its watch, its cron expression (UTC), either of them, or nothing."""
+    cron = loaded.config.schedule
+    timetable = CronTriggerTimetable(cron, timezone="UTC") if cron else None
+    if loaded.config.watch is None:
+        return timetable
+    asset = watched_asset(loaded, loaded.config.watch)
+    return asset if timetable is None else AssetOrTimeSchedule(assets=asset, timetable=timetable)
+
+
+def watched_asset(loaded: LoadedRelease, watch: Watch) -> Asset:
+    """The watched revision as an asset; another model or revision is another asset, with a state of its own."""
+    config, access = loaded.config, loaded.deployment.hub
+    watched = Watched(
+        config=config.name,
+        dag_id=dag_id_of(loaded.path),
+        model_id=config.model.id,
+        revision=config.model.revision,
+        watch=watch,
+        endpoint=access.endpoint,
+        token_variable=access.token_variable,
+        store=loaded.deployment.store,
+    )
+    return Asset(
+        name=f"{config.model.id}@{config.model.revision} for {config.name}",
+        uri=f"x-llm-release://{config.name}/{config.model.id}@{config.model.revision}",
+        group="llm-release",
+        watchers=[AssetWatcher(name="hub", trigger=HubRevisionTrigger(watched.model_dump_json()))],
+    )
+
+
+class HubRevisionTrigger(BaseEventTrigger):
+    """Fires when the policy of a release config says that the watched revision has a commit to release.
+
+    The payload of its events is a `llm_pipeline.hub.watch.Start`.
+
+    Args:
+        watched: A `Watched` as JSON. One string, because Airflow compares a trigger's arguments at every parse of
+            its DAG, and starts it anew when they differ.
+    """
+
+    def __init__(self, watched: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._json = watched
+        self.watched = Watched.model_validate_json(watched)
+        self._observer: Observer | None = None
+        self._webhook: str | None = None
+        self._status: WatchStatus | None = None
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class and its arguments; see `BaseTrigger`."""
+        return "llm_pipeline_airflow.watch.HubRevisionTrigger", {"watched": self._json}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look, decide, remember, fire; for ever."""
+        state: WatchState | None = None
+        while True:
+            decision = _NO_MEMORY
+            try:
+                if state is None:
+                    state = await self._recall()
+                decided, decision = await self._look(state)
+                if decided != state:
+                    await self._remember(decided)
+                    self._tell(state, decided, decision)
+                    state = decided
+            except (AirflowException, AirflowRuntimeError, PipelineError) as error:
+                # Nothing was remembered, so nothing may be started: an event without a memory could be made twice.
+                log.warning("the release watch of %s cannot use what it remembers: %s", self.watched.config, error)
+                decision = _NO_MEMORY
+            if decision.start is not None:
+                yield TriggerEvent(decision.start.model_dump(mode="json"))  # type: ignore[no-untyped-call]
+            await self._pause(decision.look_again_seconds)
+
+    async def _recall(self) -> WatchState:
+        """The state of before; when there is none, what the runs of before claimed is where the watch starts from."""
+        kept = await self._memory().aget(STATE_KEY)
+        if kept is not None:
+            try:
+                return WatchState.model_validate(kept)
+            except ValidationError as error:
+                log.warning("what the watch of %s remembered is unreadable: %s", self.watched.config, error)
+        return await asyncio.to_thread(self._state_of_claims)
+
+    async def _remember(self, state: WatchState) -> None:
+        await self._memory().aset(STATE_KEY, state.model_dump(mode="json"))
+
+    def _memory(self) -> Any:
+        if self.asset_state_store is None:
+            raise AirflowException("this triggerer gave the trigger no asset state store")
+        return self.asset_state_store
+
+    def _state_of_claims(self) -> WatchState:
+        claims = read_claims(open_store(self.watched.store), self.watched.config)
+        if not claims:
+            return WatchState()
+        now = datetime.now(UTC)
+        starts = [claim.claimed_at for claim in claims if claim.cause == "watch" and now - claim.claimed_at < DAY]
+        reference = Reference(commit=claims[-1].commit, content=claims[-1].content)
+        return WatchState(reference=reference, starts=tuple(starts))
+
+    async def _look(self, state: WatchState) -> tuple[WatchState, Decision]:
+        try:
+            busy = state.firing is not None and await _runs_on_their_way(self.watched.dag_id)
+            decided, decision = await asyncio.to_thread(self._decide, state, busy=busy)
+        except PipelineError as error:
+            trouble = Trouble(str(error), getattr(error, "retry_after_seconds", None))
+            decided, decision = decide(self.watched.watch, state, trouble, datetime.now(UTC))
+        await asyncio.to_thread(self._show, decided, decision)
+        return decided, decision
+
+    def _decide(self, state: WatchState, *, busy: bool) -> tuple[WatchState, Decision]:
+        """One look at the hub and the store, and what it leads to; blocking."""
+        watched, store, observer = self.watched, open_store(self.watched.store), self._observer_here()
+        self._webhook = webhook_revision(store, watched.config)  # before the look: a later call asks for another one
+        if state.reference is not None and state.files != watched.watch.files:
+            reference = observer.with_these_patterns(state.reference)
+            state = state.model_copy(update={"reference": reference, "files": watched.watch.files})
+        head = observer.head(state.reference)
+        commits = {head.commit} | ({state.firing.commit} if state.firing else set())
+        claims = {one: claim.run for one in commits if (claim := read_claim(store, watched.config, one))}
+        return decide(watched.watch, state, replace(head, claims=claims, busy=busy), datetime.now(UTC))
+
+    def _observer_here(self) -> Observer:
+        if self._observer is None:
+            from llm_pipeline.hub.access import connect
+            from llm_pipeline.hub.observe import Observer
+
+            watched = self.watched
+            hub = connect(watched.endpoint, watched.token_variable)
+            self._observer = Observer(hub, watched.model_id, watched.revision, watched.watch.files)
+        return self._observer
+
+    def _tell(self, before: WatchState, state: WatchState, decision: Decision) -> None:
+        """One line in the triggerer's log for each new decision."""
+        if state.words != before.words:
+            level = logging.WARNING if decision.outcome in (Outcome.TROUBLE, Outcome.UNUSABLE) else logging.INFO
+            log.log(level, "release watch of %s: %s", self.watched.config, decision.words)
+
+    def _show(self, state: WatchState, decision: Decision) -> None:
+        """Write the decision for people, when it is another one or the last writing is some time ago."""
+        watched, now = self.watched, datetime.now(UTC)
+        with contextlib.suppress(PipelineError):  # a store that cannot be written shows when claims are read
+            known = self._status or read_status(open_store(self.watched.store), watched.config)
+            same = known is not None and (known.words, known.commit) == (decision.words, state.head)
+            if known is not None and same and now - known.checked_at < _STATUS_REFRESH:
+                self._status = known
+                return
+            status = WatchStatus(
+                config=watched.config,
+                model=watched.model_id,
+                revision=watched.revision,
+                commit=state.head,
+                outcome=decision.outcome.value,
+                words=decision.words,
+                since=known.since if known is not None and same else now,
+                checked_at=now,
+            )
+            write_status(open_store(self.watched.store), status)
+            self._status = status
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not after a call of the webhook."""
+        end = asyncio.get_running_loop().time() + seconds
+        while (left := end - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(min(left, WEBHOOK_LOOK_SECONDS))
+            with contextlib.suppress(PipelineError):
+                if (
+                    await asyncio.to_thread(webhook_revision, open_store(self.watched.store), self.watched.config)
+                    != self._webhook
+                ):
+                    return
+
+
+async def _runs_on_their_way(dag_id: str) -> bool:
+    """Whether a run of the DAG is queued or running: what was started may be waiting behind it."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    return await asyncio.to_thread(RuntimeTaskInstance.get_dr_count, dag_id=dag_id, states=_ON_THEIR_WAY) > 0

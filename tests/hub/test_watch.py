@@ -1,0 +1,343 @@
+"""The policy of the release watch: what starts a release, what does not, and that nothing is lost or made twice."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llm_pipeline.config.release import Watch
+from llm_pipeline.errors import Transient, Unsupported
+from llm_pipeline.hub.access import Hub, HubRefused
+from llm_pipeline.hub.observe import Observer, head_commit, list_commit
+from llm_pipeline.hub.watch import (
+    DAY,
+    Decision,
+    Head,
+    Outcome,
+    Reference,
+    Start,
+    Trouble,
+    WatchState,
+    content_digest,
+    counted_files,
+    decide,
+)
+
+from .conftest import LocalHub
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+WATCH = Watch(poll_minutes=5, quiet_minutes=10, rebuilds_per_day=2)
+A, B, C, D = ("a" * 40, "b" * 40, "c" * 40, "d" * 40)
+RELEASED = WatchState(reference=Reference(commit=A, content="old"), head=A, since=T0, files=WATCH.files)
+
+
+def see(state: WatchState, seen: Head | Trouble, minutes: float = 0, watch: Watch = WATCH):
+    return decide(watch, state, seen, T0 + minutes * MINUTE)
+
+
+def pending(commit: str = B, content: str = "new") -> WatchState:
+    return see(RELEASED, Head(commit, content=content))[0]
+
+
+def started(commit: str = B, content: str = "new", minutes: float = 10) -> tuple[WatchState, Decision]:
+    return see(pending(commit, content), Head(commit, content=content, counted=("config.json",)), minutes)
+
+
+def test_the_first_look_is_where_the_watch_starts_from_and_releases_nothing():
+    state, decision = see(WatchState(), Head(A, content="old"))
+    assert (decision.outcome, decision.start) == (Outcome.BASELINE, None)
+    assert state.reference == Reference(commit=A, content="old")
+    assert "trigger the DAG to release it" in decision.words
+
+
+def test_a_state_that_was_made_from_earlier_claims_misses_no_commit_that_came_between():
+    state = WatchState(reference=Reference(commit=A, content="old"))
+    state, decision = see(state, Head(B, content="new"))
+    assert decision.outcome is Outcome.QUIET
+    assert see(state, Head(B, content="new"), 10)[1].start is not None
+
+
+def test_a_new_commit_is_released_after_the_quiet_period_with_what_the_run_needs_to_know():
+    before = see(pending(), Head(B, content="new"), 9.9)[1]
+    state, decision = started()
+    assert (before.outcome, before.start) == (Outcome.QUIET, None)
+    assert decision.start == Start(commit=B, content="new", revision="main", reason=decision.words, seen_at=T0)
+    assert "config.json" in decision.words
+    assert state.starts == (T0 + 10 * MINUTE,)
+
+
+def test_a_commit_that_follows_begins_the_quiet_period_anew_and_only_the_last_one_is_released():
+    state = see(pending(), Head(C, content="newer"), 9)[0]
+    assert see(state, Head(C, content="newer"), 18)[1].outcome is Outcome.QUIET
+    assert see(state, Head(C, content="newer"), 19)[1].start.commit == C
+
+
+def test_without_a_quiet_period_a_commit_is_released_when_it_is_seen():
+    watch = WATCH.model_copy(update={"quiet_minutes": 0.0})
+    assert see(RELEASED, Head(B, content="new"), watch=watch)[1].start.commit == B
+
+
+def test_a_commit_of_other_files_starts_nothing_and_says_which_files_it_changed():
+    _, decision = see(RELEASED, Head(B, content="old", others=("README.md",)), 60)
+    assert (decision.outcome, decision.start) == (Outcome.NOT_COUNTED, None)
+    assert decision.words == f"{B[:12]} changes nothing that counts since {A[:12]}: README.md"
+
+
+def test_weights_that_came_before_a_commit_of_other_files_are_released_with_it():
+    state = see(pending(B, "new"), Head(C, content="new"), 5)[0]
+    assert see(state, Head(C, content="new"), 15)[1].start.commit == C
+
+
+def test_a_commit_of_other_files_after_a_start_starts_nothing_more():
+    state, _ = started()
+    state, decision = see(state, Head(C, content="new"), 11)
+    assert (decision.outcome, decision.start) == (Outcome.STARTED, None)
+    state, decision = see(state, Head(C, content="new", claims={B: "run 1"}), 12)
+    assert (decision.outcome, decision.start) == (Outcome.NOT_COUNTED, None)
+
+
+def test_a_change_that_was_taken_back_starts_nothing():
+    assert see(pending(), Head(C, content="old", others=("README.md",)), 30)[1].outcome is Outcome.NOT_COUNTED
+
+
+def test_a_branch_that_is_forced_back_to_a_released_commit_starts_nothing_and_says_who_released_it():
+    state, decision = see(RELEASED, Head(B, content="older", claims={B: "run 7"}), 60)
+    assert (decision.outcome, decision.start) == (Outcome.NOTHING_NEW, None)
+    assert "was released by run run 7" in decision.words
+    assert see(state, Head(C, content="older"), 90)[1].outcome is Outcome.NOT_COUNTED
+
+
+def test_a_branch_that_is_rewritten_to_what_was_never_released_is_a_new_commit():
+    assert see(pending(D, "rewritten"), Head(D, content="rewritten"), 10)[1].start.commit == D
+
+
+def test_a_commit_that_cannot_be_released_starts_nothing_and_says_why():
+    _, decision = see(RELEASED, Head(B, unusable="the repository has no safetensors file"), 60)
+    assert (decision.outcome, decision.start) == (Outcome.UNUSABLE, None)
+    assert "no safetensors" in decision.words
+
+
+def test_more_releases_than_a_day_may_have_wait_their_turn():
+    state = pending().model_copy(update={"starts": (T0 - 20 * 60 * MINUTE, T0 - 60 * MINUTE)})
+    waiting, decision = see(state, Head(B, content="new"), 10)
+    assert (decision.outcome, decision.start) == (Outcome.LIMITED, None)
+    assert "waits until 2026-01-01 04:00 UTC: 2 releases were started in 24 hours" in decision.words
+    assert see(waiting, Head(B, content="new"), 239)[1].start is None
+    assert see(waiting, Head(B, content="new"), 240)[1].start.commit == B
+
+
+def test_a_start_that_no_run_claims_is_made_again_with_more_and_more_patience():
+    state, _ = started(minutes=10)
+    times = []
+    for minute in range(11, 200):
+        state, decision = see(state, Head(B, content="new"), minute)
+        if decision.start is not None:
+            times.append(minute)
+            assert decision.start.commit == B
+    assert times == [12, 16, 24, 40, 72, 132, 192]
+    assert "is the DAG paused?" in state.words or "has not begun" in state.words
+    assert len(state.starts) == 1
+
+
+def test_a_start_is_not_made_again_while_a_run_is_on_its_way():
+    state, _ = started()
+    state, decision = see(state, Head(B, content="new", busy=True), 500)
+    assert (decision.outcome, decision.start) == (Outcome.STARTED, None)
+    assert see(state, Head(B, content="new"), 501)[1].start is not None
+
+
+def test_a_start_is_over_when_a_run_claims_it():
+    state, _ = started()
+    state, decision = see(state, Head(B, content="new", claims={B: "run 1"}), 11)
+    assert decision.outcome is Outcome.NOTHING_NEW
+    assert state.firing is None
+    assert state.reference == Reference(commit=B, content="new")
+
+
+def test_what_could_not_be_compared_is_released_and_says_that_the_files_cannot_be_named():
+    assert "cannot be named" in see(pending(), Head(B, content="new"), 10)[1].words
+
+
+def test_trouble_is_said_once_backs_off_and_is_forgotten_by_the_next_answer():
+    state, waits = RELEASED, []
+    for _ in range(6):
+        state, decision = see(state, Trouble("503"))
+        waits.append(decision.look_again_seconds / 60)
+        assert (decision.outcome, decision.words) == (Outcome.TROUBLE, "cannot look: 503")
+    assert waits == [5, 10, 20, 40, 60, 60]
+    state, decision = see(state, Head(A, content="old"))
+    assert (state.failures, decision.look_again_seconds) == (0, 300)
+
+
+def test_the_hub_s_retry_after_is_honoured():
+    assert see(RELEASED, Trouble("429", retry_after_seconds=7200))[1].look_again_seconds == 7200
+
+
+def test_trouble_in_the_quiet_period_loses_nothing():
+    state = see(pending(), Trouble("offline"), 5)[0]
+    assert see(state, Head(B, content="new"), 30)[1].start.commit == B
+
+
+@pytest.mark.parametrize("minutes", [0, 5, 8, 9.5])
+def test_the_next_look_is_at_the_end_of_the_quiet_period_or_before(minutes: float):
+    look = see(pending(), Head(B, content="new"), minutes)[1].look_again_seconds
+    assert 1 <= look <= min(300, (10 - minutes) * 60)
+
+
+def test_a_state_is_small_and_survives_json():
+    state, _ = see(started()[0], Trouble("x" * 100_000))
+    assert WatchState.model_validate_json(state.model_dump_json()) == state
+    assert len(state.model_dump_json()) < 4096
+
+
+FILES = {
+    "config.json": "1",
+    "model.safetensors": "2",
+    "README.md": "3",
+    "tool.py": "4",
+    "additional_chat_templates/a.jinja": "5",
+}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "counted"),
+    [
+        (("*", "*/*"), {"config.json", "model.safetensors", "additional_chat_templates/a.jinja"}),
+        (("*",), {"config.json", "model.safetensors"}),
+        (("*.safetensors",), {"model.safetensors"}),
+        (("*.md", "*.py"), set()),
+        (("additional_*/*.jinja",), {"additional_chat_templates/a.jinja"}),
+    ],
+)
+def test_only_files_that_are_fetched_and_named_by_the_config_count(patterns, counted):
+    assert set(counted_files(FILES, patterns)) == counted
+
+
+def test_what_is_no_model_counts_for_nothing():
+    with pytest.raises(Unsupported):
+        content_digest({"README.md": "1"}, ("*",))
+
+
+def test_an_observer_names_what_changed_by_whether_it_counts(local_hub: LocalHub, hub: Hub):
+    first = local_hub.publish()
+    observer = Observer(hub, "demo/tiny", "main", ("*", "*/*"))
+    reference = list_commit(hub, "demo/tiny", first).reference(("*", "*/*"))
+    assert observer.head(reference) == Head(first, content=reference.content)
+
+    readme = local_hub.publish(README__md=b"# other words\n")
+    head = observer.head(reference)
+    assert (head.commit, head.content, head.counted, head.others) == (readme, reference.content, (), ("README.md",))
+
+    local_hub.publish(config__json=b'{"model_type": "qwen"}', tokenizer__json=None, notes__txt=b"x")
+    head = observer.head(reference)
+    assert head.content != reference.content
+    assert (head.counted, head.others) == (("config.json", "tokenizer.json"), ("notes.txt",))
+
+
+def test_a_look_at_an_unchanged_branch_is_one_request(local_hub: LocalHub, hub: Hub):
+    first = local_hub.publish()
+    observer = Observer(hub, "demo/tiny", "main", ("*",))
+    before = len(local_hub.faults.requests)
+    observer.head(Reference(commit=first, content="x"))
+    assert len(local_hub.faults.requests) == before + 1
+
+
+def test_a_reference_whose_commit_is_gone_is_compared_by_its_digest(local_hub: LocalHub, hub: Hub):
+    commit = local_hub.publish()
+    digest = list_commit(hub, "demo/tiny", commit).reference(("*",)).content
+    observer = Observer(hub, "demo/tiny", "main", ("*",))
+    gone = Reference(commit="f" * 40, content=digest)
+    head = observer.head(gone)
+    assert (head.content, head.counted, head.others) == (digest, (), ())
+    assert observer.with_these_patterns(gone) == gone
+
+
+def test_a_commit_without_weights_is_unusable_not_trouble(local_hub: LocalHub, hub: Hub):
+    local_hub.publish(model__safetensors=None)
+    head = Observer(hub, "demo/tiny", "main", ("*",)).head(None)
+    assert "no safetensors" in head.unusable
+
+
+def test_a_deleted_branch_is_refused_and_a_hub_that_is_down_is_transient(local_hub: LocalHub, hub: Hub):
+    local_hub.publish()
+    with pytest.raises(HubRefused, match="no such revision"):
+        head_commit(hub, "demo/tiny", "gone")
+    local_hub.fail("status", "/revision/main", status=503)
+    with pytest.raises(Transient):
+        head_commit(hub, "demo/tiny", "main")
+
+
+class World:
+    """A hub, a store with claims, and an Airflow that may lose what it is given."""
+
+    def __init__(self, limit: int) -> None:
+        self.watch = Watch(poll_minutes=5, quiet_minutes=7, rebuilds_per_day=limit)
+        self.now = T0
+        self.ids = (f"{number:040x}" for number in itertools.count(1))
+        self.commits = [(next(self.ids), "content 0")]
+        self.state = WatchState()
+        self.claims: dict[str, str] = {}
+        self.released: list[tuple[datetime, str, str]] = []
+        self.look()
+        self.baseline = self.commits[0]
+
+    def commit(self, content: str) -> None:
+        self.commits.append((next(self.ids), content))
+
+    def force_back(self, steps: int) -> None:
+        self.commits.append(self.commits[max(0, len(self.commits) - 1 - steps)])
+
+    def look(self, fate: str = "delivered") -> None:
+        """One look; `fate` is what happens to its decision: `killed` before it is remembered, or after, or else."""
+        commit, content = self.commits[-1]
+        wanted = {commit} | ({self.state.firing.commit} if self.state.firing else set())
+        claims = {one: self.claims[one] for one in wanted if one in self.claims}
+        state, decision = decide(self.watch, self.state, Head(commit, content=content, claims=claims), self.now)
+        if fate == "killed":
+            return
+        self.state = state
+        if decision.start is not None and fate in ("delivered", "delivered twice"):
+            for run in range(2 if fate == "delivered twice" else 1):
+                self.run(decision.start, f"{self.now.isoformat()} {run}")
+
+    def run(self, start: Start, name: str) -> None:
+        if self.claims.setdefault(start.commit, name) == name:
+            self.released.append((self.now, start.commit, start.content))
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("commit"), st.sampled_from(["content 0", "content 1", "content 2", "content 3"])),
+    st.tuples(st.just("force_back"), st.integers(1, 4)),
+    st.tuples(st.just("wait"), st.sampled_from([1, 6, 8, 120, 24 * 60])),
+    st.tuples(st.just("look"), st.sampled_from(["delivered", "delivered twice", "lost", "killed"])),
+    st.tuples(st.just("trouble"), st.just(None)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(limit=st.integers(1, 3), actions=st.lists(ACTIONS, max_size=60))
+def test_whatever_happens_no_commit_is_released_twice_no_day_has_too_many_and_nothing_is_missed(limit, actions):
+    world = World(limit)
+    for action, value in actions:
+        if action == "wait":
+            world.now += value * MINUTE
+        elif action == "trouble":
+            world.state = decide(world.watch, world.state, Trouble("down"), world.now)[0]
+        else:
+            getattr(world, action)(value)
+    for _ in range(120):  # quiet at last: two days and a half
+        world.now += 30 * MINUTE
+        world.look()
+
+    commits = [commit for _, commit, _ in world.released]
+    assert len(commits) == len(set(commits))
+    times = [at for at, _, _ in world.released]
+    assert all(later - earlier >= DAY for earlier, later in zip(times, times[limit:], strict=False))
+    head, content = world.commits[-1]
+    last = world.released[-1][2] if world.released else world.baseline[1]
+    assert content == last or head in world.claims
