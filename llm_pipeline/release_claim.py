@@ -43,8 +43,8 @@ class ClaimLost(Terminal):
     """This run does not hold the claim on its model."""
 
 
-RunIsOver = Callable[[AirflowRun], bool]
-"""Whether a DAG run of this very Airflow ended, or is not known there any more."""
+RunIsOver = Callable[[AirflowRun], bool | None]
+"""Whether a DAG run ended or was deleted; None when it is of another Airflow than the one that was asked."""
 
 
 class ReleaseClaim:
@@ -54,7 +54,7 @@ class ReleaseClaim:
         store: Where the claim is kept.
         model_id: `organisation/name`.
         claimant: The release.
-        run_is_over: Asks this Airflow about a DAG run of its own; None outside of Airflow.
+        run_is_over: Asks this Airflow about a DAG run; None outside of Airflow.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ReleaseClaim:
         return (
             f"{self._model_id}: waiting for {other}, there since {on_its_way}; "
             f"if that is wrong, free {claim_name(self._model_id)}: "
-            f"llm-pipeline releases DEPLOYMENT --free {self._model_id}"
+            f"llm-pipeline free {self._model_id}"
         )
 
     def _wait(self, poll_seconds: float) -> None:
@@ -200,15 +200,11 @@ class ReleaseClaim:
             return f"it stopped asking at {other.renewed_at:%Y-%m-%d %H:%M} UTC"
         if isinstance(party, LocalProcess) and party.host == socket.gethostname():
             return "" if process_start_ticks(party.pid) == party.start_ticks else "its process is gone"
-        if self._run_is_over is not None and self._same_airflow(party):
-            return "its DAG run is over" if isinstance(party, AirflowRun) and self._run_is_over(party) else ""
+        if self._run_is_over and isinstance(party, AirflowRun) and (over := self._run_is_over(party)) is not None:
+            return "its DAG run is over" if over else ""
         if other.silent_for(timedelta(hours=other.stale_after_hours)):
             return f"nothing was heard of it since {other.renewed_at:%Y-%m-%d %H:%M} UTC"
         return ""
-
-    def _same_airflow(self, party: Party) -> bool:
-        ours = self._party
-        return isinstance(party, AirflowRun) and isinstance(ours, AirflowRun) and party.airflow == ours.airflow
 
 
 def claim_name(model_id: str) -> str:

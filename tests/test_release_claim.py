@@ -56,8 +56,12 @@ def claimant(number: int, concurrency: str = "wait", *, airflow: str = "a", **kn
 
 def claim(store, number: int, concurrency: str = "wait", over: frozenset[str] = frozenset(), **known) -> ReleaseClaim:
     """The claim as a DAG run sees it, in an Airflow where the runs named in `over` have ended."""
+    airflow = known.get("airflow", "a")
     return ReleaseClaim(
-        store, MODEL, claimant(number, concurrency, **known), run_is_over=lambda run: run.run_id in over
+        store,
+        MODEL,
+        claimant(number, concurrency, **known),
+        run_is_over=lambda run: run.run_id in over if run.airflow == airflow else None,
     )
 
 

@@ -1,12 +1,13 @@
 """One DAG for each release config.
 
-    resolve -> download -> baseline -> recipes[quantize -> accuracy] -> choose
+    claim -> resolve -> review_license -> download -> baseline -> recipes[quantize -> accuracy] -> choose
       -> targets[build -> package -> staging -> served_accuracy -> load_test -> staging_down]
-      -> approve -> promotion[canary_5 -> ... -> canary_100 -> settle, rollback] -> report
+      -> approve -> promotion[canary_5 -> ... -> canary_100 -> settle, rollback] -> report -> give_back
 
 Groups in brackets are mapped, over recipes or targets. A failed index stops only itself. The run fails when no
 recipe passed, or when any target was not promoted, because `settle` is its only leaf that counts: `staging_down`,
-`rollback` and `report` are teardowns, which always run and never hide a failure.
+`rollback`, `report` and `give_back` are teardowns, which always run and never hide a failure. `claim` is the setup of
+`give_back`: whatever is cleared, the run takes its turn among the model's releases again, and gives it back.
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ from airflow.sdk import DAG, BaseOperator, Param, TaskGroup, TriggerRule, chain,
 
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.release import ModelSource
+from llm_pipeline_airflow.approvals import LicenseReviewOperator, ReleaseApprovalOperator
+from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
-from llm_pipeline_airflow.promotion import CanaryStepOperator, ReleaseApprovalOperator, RollbackOperator
+from llm_pipeline_airflow.promotion import CanaryStepOperator, RollbackOperator
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
 from llm_pipeline_airflow.retries import FIRST_DELAY, LONGEST_DELAY, RETRIES, error_family_policy
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.task_docs import TASK_DOCS, dag_doc
+from llm_pipeline_airflow.watch import release_schedule
 
 _LAST_GATE = "targets.load_test"
+_RUNS_AT_ONCE = {"wait": 1, "supersede": 16}
+"""A run that is queued supersedes nobody; between those that run, the claim decides."""
 
 
 def release_dag(config_path: Path) -> DAG:
@@ -42,9 +48,9 @@ def release_dag(config_path: Path) -> DAG:
         dag_display_name=f"Release {loaded.config.name}",
         description=loaded.config.description or f"Release {loaded.config.model.id}",
         doc_md=dag_doc(loaded),
-        schedule=loaded.config.schedule,
+        schedule=release_schedule(loaded),
         catchup=False,
-        max_active_runs=1,
+        max_active_runs=_RUNS_AT_ONCE[loaded.config.concurrency],
         tags=["llm-release", *loaded.config.targets],
         params={"revision": _revision_parameter(loaded)},
         default_args={
@@ -84,22 +90,37 @@ class _Tasks:
 
 
 def _add_tasks(tasks: _Tasks, loaded: LoadedRelease) -> None:
+    claim = ClaimSensor(**tasks.shared("claim"))
     resolve = ResolveOperator(**tasks.shared("resolve"))
     download = tasks.stage("download")
     baseline = tasks.stage("baseline")
     choose = tasks.stage("choose", trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
     approve = _approval(tasks, loaded)
     report = tasks.stage("report").as_teardown(on_failure_fail_dagrun=False)
-    chain(resolve, download, baseline)
-    _add_recipes(tasks, loaded, after=(download, baseline), before=choose)
+    give_back = GiveBackOperator(**tasks.shared("give_back")).as_teardown(setups=claim, on_failure_fail_dagrun=False)
+    chain(claim, resolve, *_license_review(tasks, loaded), download, baseline)
+    _add_recipes(tasks, loaded, after=(download, baseline), before=(choose, report))
     _add_targets(tasks, loaded, after=choose, before=(approve, report))
     _add_promotion(tasks, loaded, after=approve, before=report)
+    report >> give_back
+
+
+def _license_review(tasks: _Tasks, loaded: LoadedRelease) -> list[BaseOperator]:
+    approval = loaded.config.approval
+    if not approval.on_license_change:
+        return []
+    return [LicenseReviewOperator(timeout_hours=approval.timeout_hours, **tasks.shared("review_license"))]
 
 
 def _add_recipes(
-    tasks: _Tasks, loaded: LoadedRelease, *, after: tuple[BaseOperator, BaseOperator], before: BaseOperator
+    tasks: _Tasks,
+    loaded: LoadedRelease,
+    *,
+    after: tuple[BaseOperator, BaseOperator],
+    before: tuple[BaseOperator, BaseOperator],
 ) -> TaskGroup:
     download, baseline = after
+    choose, report = before
     at_once = loaded.deployment.computing_at_once
 
     @task_group(group_id="recipes", group_display_name="Recipes", tooltip="Quantize and judge, recipe by recipe")
@@ -107,8 +128,9 @@ def _add_recipes(
         quantize = tasks.stage("quantize", recipe, max_active_tis_per_dagrun=at_once)
         accuracy = tasks.stage("accuracy", recipe, max_active_tis_per_dagrun=at_once)
         # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
-        download >> quantize >> accuracy >> before
+        download >> quantize >> accuracy >> choose
         baseline >> accuracy
+        quantize >> report  # a failed baseline ends the run, but not before quantizing has ended
 
     return recipes.expand(recipe=list(loaded.config.recipes))  # type: ignore[return-value]
 

@@ -18,6 +18,7 @@ from llm_pipeline.logging import relay
 from llm_pipeline.runners.process import Job, ProcessRunner
 from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.stages.registry import load_stage
+from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.evidence import log_table, metric_lines
 from llm_pipeline_airflow.links import ReleaseReportLink
 
@@ -126,6 +127,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     def submit_job(self, context: Context) -> JsonValue:
         """Start the stage's process; see `ResumableJobMixin`."""
         request = self.request(context)
+        self._check_claim(context, request)
         job = self._runner_here().submit(request, load_stage(self.stage).environment)
         log.info("the stage's log: %s", job.log)
         return job.model_dump(mode="json")
@@ -175,6 +177,16 @@ class StageOperator(ResumableJobMixin, BaseOperator):
                 state.delete(self.external_id_key)  # a cleared task runs its stage again
             self._returned = self.conclude(context, self._runner_here().outcome(job))
         return self._returned
+
+    def _check_claim(self, context: Context, request: StageRequest) -> None:
+        """Start nothing for a release that lost its turn, and take nothing down that another one put up."""
+        if self.stage == "report":
+            return
+        claim = claim_of(self.config_path, context)
+        if not self.is_teardown:
+            claim.check("" if self.stage == "resolve" else request.release_id)
+        elif (other := claim.taken_by_another()) is not None:
+            raise AirflowSkipException(f"{other} took over: its servers are left alone")
 
     def _runner_here(self) -> ProcessRunner:
         if self._runner is None:

@@ -7,9 +7,17 @@ from collections.abc import Mapping
 from llm_pipeline.config.loading import LoadedRelease
 
 TASK_DOCS: Mapping[str, tuple[str, str]] = {
+    "claim": (
+        "Wait for the turn",
+        "Waits, without a worker, until no other release of the model is on its way, or takes an older one's place.",
+    ),
     "resolve": (
         "Resolve",
         "Pins the revision to a commit, records the release and stores the data sets that its gates read.",
+    ),
+    "review_license": (
+        "Licence review",
+        "Asks a human when the model's licence or gating changed since the release before; else it goes on by itself.",
     ),
     "download": ("Download", "Fetches the weights of that commit; every byte is checked against the hub's hashes."),
     "baseline": ("Baseline", "Scores the unquantized model: every candidate is compared with it, item by item."),
@@ -42,8 +50,9 @@ TASK_DOCS: Mapping[str, tuple[str, str]] = {
         "Gives all traffic back to the stable version unless the release was promoted. Always runs once traffic moved.",
     ),
     "report": ("Report", "Writes the release's report: the tab beside this graph. Always runs."),
+    "give_back": ("End the turn", "Lets the next release of the model begin. Always runs once the turn was taken."),
 }
-"""Display name and documentation by stage."""
+"""Display name and documentation by task."""
 
 
 def dag_doc(loaded: LoadedRelease) -> str:

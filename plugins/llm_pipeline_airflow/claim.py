@@ -1,0 +1,98 @@
+"""A DAG run and the claim on its model: waiting for it without a worker, and giving it back whatever happened."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from airflow.sdk import BaseOperator, BaseSensorOperator
+from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowFailException
+
+from llm_pipeline.claim_state import AirflowRun, Claimant
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import Terminal
+from llm_pipeline.release_claim import ReleaseClaim
+from llm_pipeline.store import open_store
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+log = logging.getLogger(__name__)
+
+_POLL = timedelta(seconds=20)
+_LONGEST_WAIT = timedelta(days=7)
+_UNFINISHED = ["queued", "running"]
+_LOOPBACK = (None, "localhost", "127.0.0.1", "::1")
+
+
+class ClaimSensor(BaseSensorOperator):
+    """Takes the claim on the model when it is this run's turn; between its looks it holds no worker slot.
+
+    Args:
+        config_path: The release config.
+    """
+
+    ui_color = "#f3e8d9"
+
+    def __init__(self, *, config_path: str, **kwargs: Any) -> None:
+        super().__init__(mode="reschedule", poke_interval=_POLL, timeout=_LONGEST_WAIT, **kwargs)
+        self.config_path = config_path
+
+    def poke(self, context: Context) -> bool:
+        """Whether the claim is this run's now."""
+        claim = claim_of(self.config_path, context)
+        try:
+            other = claim.ask()
+        except Terminal as error:
+            raise AirflowFailException(str(error)) from error
+        if other is not None:
+            log.info("%s", claim.waiting_for(other))
+        return other is None
+
+
+class GiveBackOperator(BaseOperator):
+    """Gives the claim back: the run's last task, which always runs once the claim was taken.
+
+    Args:
+        config_path: The release config.
+    """
+
+    ui_color = ClaimSensor.ui_color
+
+    def __init__(self, *, config_path: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.config_path = config_path
+
+    def execute(self, context: Context) -> None:
+        """Give the claim back; one that was taken over is left alone."""
+        held = claim_of(self.config_path, context).give_back()
+        log.info("the next release of the model may begin" if held else "this run did not hold the claim any more")
+
+
+def claim_of(config_path: str, context: Context) -> ReleaseClaim:
+    """The claim on a release config's model, as this DAG run sees it."""
+    loaded = load_release(Path(config_path))
+    run = context["dag_run"]
+    party = AirflowRun(airflow=_this_airflow(), dag_id=run.dag_id, run_id=run.run_id)
+    claimant = Claimant.of(loaded.config, party, asked_at=run.run_after)
+    ti = context["ti"]
+
+    def is_over(other: AirflowRun) -> bool | None:
+        if ti.get_dr_count(other.dag_id, run_ids=[other.run_id], states=_UNFINISHED):
+            return False
+        if ti.get_dr_count(other.dag_id, run_ids=[other.run_id]):
+            return True
+        return True if other.airflow == party.airflow else None  # deleted here; or never was here
+
+    return ReleaseClaim(open_store(loaded.deployment.store), loaded.config.model.id, claimant, run_is_over=is_over)
+
+
+def _this_airflow() -> str:
+    """What tells this Airflow from others that share a store: the address its workers report to."""
+    url = conf.get("core", "execution_api_server_url", fallback="") or conf.get("api", "base_url", fallback="")
+    return url if urlsplit(url).hostname not in _LOOPBACK else f"{url or '/'} of {socket.gethostname()}"
