@@ -1,17 +1,23 @@
 """A real S3 API server for tests: moto's, in a process of its own, with its credentials in the environment.
 
-What it does not prove: Amazon's own timing of conditional writes (409 under contention), bucket policies, KMS, and
-composite checksums as Amazon computes them.
+Writes are served one at a time, so that conditional ones are atomic, as Amazon's are (moto's own check and write are
+two steps), and parts may be small.
+
+What it does not prove: that Amazon refuses bytes that differ from their checksum (moto stores what it is told), its
+timing of conditional writes (409 under contention), bucket policies, KMS, expiring credentials, the SHA-256 of parts in
+listings of unfinished uploads, and pages of unfinished uploads.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +53,8 @@ def serve_s3() -> Iterator[S3Server]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        [sys.executable, __file__, str(port)],
+        env=os.environ | {"S3_UPLOAD_PART_MIN_SIZE": "1", "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": "5242880"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -69,3 +76,27 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
         else:
             return
     raise AssertionError("moto's server did not start")
+
+
+class _OneWriteAtATime:
+    def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
+        self._application = application
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
+            return self._application(environ, start_response)
+        with self._lock:
+            return self._application(environ, start_response)
+
+
+def _main(port: int) -> None:
+    from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import run_simple
+
+    application = _OneWriteAtATime(DomainDispatcherApplication(create_backend_app))
+    run_simple("127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]))

@@ -90,13 +90,12 @@ class S3Store:
                 "artifacts in S3 need a local cache", where=self.uri, hint="set store.cache to a directory"
             )
         opened = self._seals.open(ref, _directory(ref))
-        if found := self._seals.problems(opened):
-            raise self._not_whole(ref, found)
-        assert opened.manifest is not None  # noqa: S101 - it has no problems
+        if opened.manifest is None:
+            raise self._damaged(ref, opened, self._seals.problems(opened))
+        if unsigned := self._seals.problems(opened):
+            raise self._not_whole(ref, unsigned)
         if damage := self._copied(self._cache, ref, opened, opened.manifest):
-            self._seals.break_marker(opened)
-            log.warning("a damaged artifact is complete no more", artifact=str(ref))
-            raise self._not_whole(ref, damage)
+            raise self._damaged(ref, opened, damage)
         return self._cache.directory(ref)
 
     def verify(self, ref: ArtifactRef) -> Sequence[Difference]:
@@ -228,6 +227,13 @@ class S3Store:
         rest = [file for file in opened.manifest.files if file.path not in named]
         compared = in_parallel(lambda file: of_file(self._bucket, file, objects[file.path]), rest)
         return found + [difference for difference in compared if difference]
+
+    def _damaged(self, ref: ArtifactRef, opened: Opened, found: Sequence[Difference]) -> IntegrityError:
+        """The error for damage, after which the artifact is complete no more: the next run makes it again."""
+        if opened.sealed.marker is not None:
+            self._seals.break_marker(opened)
+            log.warning("a damaged artifact is complete no more", artifact=str(ref))
+        return self._not_whole(ref, found)
 
     def _not_whole(self, ref: ArtifactRef, found: Sequence[Difference]) -> IntegrityError:
         listing = "; ".join(f"{difference.path}: {difference.problem}" for difference in found[:5])

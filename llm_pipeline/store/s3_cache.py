@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import shutil
 import uuid
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import Difference
@@ -44,7 +46,23 @@ class Cache:
 
         Returns:
             What is still wrong after a second download; then there is no copy.
+
+        Raises:
+            Transient: The disk is full or fails.
         """
+        try:
+            return self._get(ref, manifest, own_files, download)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise Transient(
+                f"cannot copy {ref}: {error.strerror}",
+                where=str(error.filename or self._root),
+                hint="free disk space, then run the same command again" if full else "check the disk of store.cache",
+            ) from error
+
+    def _get(
+        self, ref: ArtifactRef, manifest: Manifest, own_files: Mapping[str, bytes], download: Download
+    ) -> Sequence[Difference]:
         if self._is_whole(ref, manifest, own_files):
             return []
         with self._locked(ref):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from llm_pipeline.errors import Transient
 from llm_pipeline.store.artifact_store import Difference
 from llm_pipeline.store.manifest import MARKERS, Manifest, ManifestFile
 from llm_pipeline.store.s3_bucket import Bucket, S3Object, in_parallel
@@ -27,26 +25,14 @@ def objects_of(bucket: Bucket, directory: str) -> Objects:
 
 
 def listing_differences(manifest: Manifest, objects: Objects) -> list[Difference]:
-    """How a listing differs from a manifest: missing, extra, of another size, or unfit as a path."""
+    """How a listing differs from a manifest: missing, extra, or of another size."""
     wanted = {file.path: file for file in manifest.files}
-    found = [Difference(path, "not a path inside an artifact") for path in sorted(wanted) if not _is_inside(path)]
-    found += [Difference(path, "missing") for path in sorted(wanted.keys() - objects.keys())]
-    found += [Difference(path, "not in the manifest") for path in sorted(objects.keys() - wanted.keys())]
+    found = [Difference(path, "missing") for path in sorted(wanted.keys() - objects.keys())]
+    found += [Difference(path, "not in the manifest: an extra file") for path in sorted(objects.keys() - wanted.keys())]
     for path in sorted(wanted.keys() & objects.keys()):
         if wanted[path].size != objects[path].size:
             found.append(Difference(path, f"changed: {objects[path].size} bytes, not {wanted[path].size}"))
     return found
-
-
-def _is_inside(path: str) -> bool:
-    """Whether a path read from a manifest stays inside the directory that it is joined to."""
-    parts = PurePosixPath(path).parts
-    return (
-        path not in MARKERS
-        and "/".join(parts) == path
-        and not {"..", "/", "\0"} & {*parts, *path[:1]}
-        and "\0" not in path
-    )
 
 
 def stored_difference(bucket: Bucket, file: ManifestFile, item: S3Object) -> Difference | None:
@@ -59,10 +45,12 @@ def stored_difference(bucket: Bucket, file: ManifestFile, item: S3Object) -> Dif
     known = bucket.head(item.name)
     if known is None:
         return Difference(file.path, "missing")
-    sha256 = known.claimed if known.parts else known.sha256 or known.claimed
     if known.item.size != file.size:
         return Difference(file.path, f"changed: {known.item.size} bytes, not {file.size}")
-    if sha256 is not None and sha256 != file.sha256:
+    sha256 = known.claimed if known.parts else known.sha256 or known.claimed
+    if known.claimed is None or sha256 is None:
+        return Difference(file.path, "changed: no store wrote it")
+    if sha256 != file.sha256:
         return Difference(file.path, f"changed: SHA-256 is {sha256}, not {file.sha256}")
     return None
 
@@ -85,25 +73,20 @@ def download(bucket: Bucket, objects: Objects, files: Sequence[ManifestFile], di
 
     Raises:
         Changed: An object was replaced while it was read.
-        Transient: The disk is full, or S3 gives no answer.
+        Transient: S3 gives no answer.
+        OSError: The directory cannot be written to.
     """
-    try:
-        for file in files:
-            target = directory / file.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.touch()
-            os.truncate(target, file.size)
-        ranges = [(file, start) for file in files for start in range(0, file.size, _RANGE_BYTES)]
-        in_parallel(
-            lambda given: _fetch_range(bucket, objects[given[0].path], directory / given[0].path, given[1]), ranges
-        )
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise Transient(
-            f"cannot write {error.filename or directory}: {error.strerror}",
-            where=str(directory),
-            hint="free disk space, then run the same command again" if full else "check the disk of store.cache",
-        ) from error
+    for file in files:
+        target = directory / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+        os.truncate(target, file.size)
+
+    def fetch_range(wanted: tuple[ManifestFile, int]) -> None:
+        file, start = wanted
+        _fetch_range(bucket, objects[file.path], directory / file.path, start)
+
+    in_parallel(fetch_range, [(file, start) for file in files for start in range(0, file.size, _RANGE_BYTES)])
 
 
 def _fetch_range(bucket: Bucket, item: S3Object, target: Path, start: int) -> None:

@@ -195,8 +195,8 @@ def _same(known: S3Part, data: bytes, sha256: str) -> bool:
 
 
 def _holds(bucket: Bucket, there: S3Checksum, file: LocalFile) -> bool:
-    """Whether an object holds the file: by S3's own checksum where that can be compared, else by its bytes."""
-    if there.item.size != file.listed.size:
+    """Whether an object is the file: by S3's own checksum where that can be compared, else by its bytes."""
+    if there.item.size != file.listed.size or there.claimed != file.listed.sha256:
         return False
     if there.sha256 is not None and not there.parts:
         return there.sha256 == file.listed.sha256

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.store import s3_session
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+_clients: dict[tuple[Any, ...], Any] = {}
+
+
+@pytest.fixture
+def quick_s3(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The S3 server, with one client for all stores of a process: making one takes longer than most tests."""
+
+    def connect(config: StoreConfig) -> Any:
+        key = (os.getpid(), config.endpoint, config.profile, config.role)
+        if key not in _clients:
+            _clients[key] = s3_session.connect(config)
+        return _clients[key]
+
+    monkeypatch.setattr("llm_pipeline.store.s3_bucket.connect", connect)
+    return s3
+
+
+@pytest.fixture(scope="session")
+def s3_bucket(s3_server: Any) -> str:
+    return s3_server.bucket()
+
+
+@pytest.fixture
+def s3_config(quick_s3: Any, s3_bucket: str, tmp_path: Path) -> StoreConfig:
+    """An empty store in S3."""
+    uri = f"s3://{s3_bucket}/a/{uuid.uuid4().hex}"
+    return StoreConfig(uri=uri, endpoint=quick_s3.endpoint, cache=str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def s3_client(s3_server: Any) -> Any:
+    """A client that changes things behind a store's back."""
+    return s3_server.client()

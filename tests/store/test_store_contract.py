@@ -1,0 +1,396 @@
+"""What every artifact store promises, asked of each one: on a disk, and in S3 (a real S3 API server)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.artifact_store import Conflict
+from llm_pipeline.store.lease import Lease, LeaseHeld
+from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE
+from llm_pipeline.store.provenance import Provenance
+
+WEIGHTS = 300_000
+POINTERS = "pointers/m/cpu.json"
+
+
+class Medium(Protocol):
+    """What a store keeps its files in, written to behind its back."""
+
+    config: StoreConfig
+
+    def read(self, name: str) -> bytes: ...
+    def write(self, name: str, data: bytes) -> None: ...
+    def delete(self, name: str) -> None: ...
+
+
+class Disk:
+    def __init__(self, root: Path) -> None:
+        self.config = StoreConfig(uri=f"file://{root}")
+        self._root = root
+
+    def read(self, name: str) -> bytes:
+        return (self._root / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        (self._root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self._root / name).write_bytes(data)
+
+    def delete(self, name: str) -> None:
+        (self._root / name).unlink()
+
+
+class S3:
+    def __init__(self, client: Any, config: StoreConfig) -> None:
+        self.config = config
+        self._client = client
+        self._bucket, self._prefix = config.bucket_and_prefix
+
+    def read(self, name: str) -> bytes:
+        return self._client.get_object(**self._at(name))["Body"].read()
+
+    def write(self, name: str, data: bytes) -> None:
+        self._client.put_object(**self._at(name), Body=data)
+
+    def delete(self, name: str) -> None:
+        self._client.delete_object(**self._at(name))
+
+    def _at(self, name: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": f"{self._prefix}/{name}"}
+
+
+@pytest.fixture(params=["local", "s3"])
+def medium(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    s3_config: StoreConfig,
+    s3_client: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Medium:
+    if request.param == "local":
+        return Disk(tmp_path / "store")
+    if request.param == "s3 in parts":
+        monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", 100_000)
+    return S3(s3_client, s3_config)
+
+
+also_in_parts = pytest.mark.parametrize("medium", ["local", "s3", "s3 in parts"], indirect=True)
+
+
+@pytest.fixture
+def store(medium: Medium) -> ArtifactStore:
+    return open_store(medium.config)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    directory = tmp_path / "weights"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "model.bin").write_bytes(os.urandom(WEIGHTS))
+    (directory / "sub" / "config.json").write_text("{}")
+    (directory / "empty").touch()
+    return directory
+
+
+def path_in(ref: ArtifactRef, path: str) -> str:
+    return f"artifacts/{ref.kind}/{ref.digest}/{path}"
+
+
+@also_in_parts
+def test_what_is_published_is_fetched_whole(store: ArtifactStore, weights: Path) -> None:
+    ref = store.publish("checkpoint", weights)
+    fetched = store.fetch(ref)
+    for path in ("model.bin", "sub/config.json", "empty"):
+        assert (fetched / path).read_bytes() == (weights / path).read_bytes()
+    assert store.manifest(ref).size == WEIGHTS + 2
+    assert store.exists(ref)
+    assert store.verify(ref) == store.check(ref) == []
+
+
+def test_equal_content_has_one_name_whoever_made_it(store: ArtifactStore, weights: Path) -> None:
+    first = store.publish("checkpoint", weights, Provenance(made_by="one"))
+    second = store.publish("checkpoint", weights, Provenance(made_by="two"))
+    assert first == second
+    assert store.manifest(first).provenance.made_by == "one"
+
+
+def test_another_kind_is_another_artifact(store: ArtifactStore, weights: Path) -> None:
+    assert store.publish("checkpoint", weights).digest != store.publish("engine", weights).digest
+
+
+@also_in_parts
+@pytest.mark.parametrize("position", [0, WEIGHTS // 2, WEIGHTS - 1])
+def test_one_changed_byte_is_found_and_named(
+    store: ArtifactStore, medium: Medium, weights: Path, position: int
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    data = bytearray(medium.read(path_in(ref, "model.bin")))
+    data[position] ^= 1
+    medium.write(path_in(ref, "model.bin"), bytes(data))
+    for found in (store.verify(ref), store.check(ref)):
+        assert [difference.path for difference in found] == ["model.bin"]
+        assert "changed" in found[0].problem
+    with pytest.raises(IntegrityError, match=r"model\.bin: changed"):
+        store.fetch(ref)
+
+
+@pytest.mark.parametrize("name", ["model.bin", "sub/config.json", "empty", MANIFEST_FILE, COMPLETE_FILE])
+def test_a_missing_file_is_found(store: ArtifactStore, medium: Medium, weights: Path, name: str) -> None:
+    ref = store.publish("checkpoint", weights)
+    medium.delete(path_in(ref, name))
+    for found in (store.verify(ref), store.check(ref)):
+        assert [(difference.path, difference.problem) for difference in found] == [(name, "missing")]
+    with pytest.raises(IntegrityError, match="missing"):
+        store.fetch(ref)
+
+
+@pytest.mark.parametrize("name", ["backdoor.py", "sub/_MANIFEST.json"])
+def test_an_extra_file_is_found(store: ArtifactStore, medium: Medium, weights: Path, name: str) -> None:
+    ref = store.publish("checkpoint", weights)
+    medium.write(path_in(ref, name), b"")
+    for found in (store.verify(ref), store.check(ref)):
+        assert [difference.path for difference in found] == [name]
+    with pytest.raises(IntegrityError, match="not in the manifest"):
+        store.fetch(ref)
+
+
+def test_an_added_signature_is_found(store: ArtifactStore, medium: Medium, weights: Path) -> None:
+    ref = store.publish("checkpoint", weights)
+    medium.write(path_in(ref, SIGNATURE_FILE), b"{}")
+    with pytest.raises(IntegrityError, match="since the artifact was completed"):
+        store.fetch(ref)
+
+
+def test_a_manifest_that_was_edited_is_found(store: ArtifactStore, medium: Medium, weights: Path) -> None:
+    ref = store.publish("checkpoint", weights)
+    manifest = medium.read(path_in(ref, MANIFEST_FILE))
+    medium.write(path_in(ref, MANIFEST_FILE), manifest.replace(b'"size": 2', b'"size": 3'))
+    with pytest.raises(IntegrityError, match="changed since the artifact was completed"):
+        store.manifest(ref)
+    with pytest.raises(IntegrityError, match="changed since the artifact was completed"):
+        store.fetch(ref)
+
+
+@also_in_parts
+@pytest.mark.parametrize("content", [b"rubbish", b"", None], ids=["wrong", "torn", "missing"])
+def test_a_damaged_artifact_is_complete_no_more_and_the_next_publication_replaces_it(
+    store: ArtifactStore, medium: Medium, weights: Path, content: bytes | None
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    if content is None:
+        medium.delete(path_in(ref, "model.bin"))
+    else:
+        medium.write(path_in(ref, "model.bin"), content)
+    with pytest.raises(IntegrityError):
+        store.fetch(ref)
+    assert not store.exists(ref)
+    assert store.publish("checkpoint", weights) == ref
+    assert store.verify(ref) == []
+
+
+@also_in_parts
+def test_a_publication_repairs_damage_that_nobody_saw(store: ArtifactStore, medium: Medium, weights: Path) -> None:
+    ref = store.publish("checkpoint", weights)
+    medium.write(path_in(ref, "model.bin"), os.urandom(WEIGHTS))
+    medium.write(path_in(ref, "extra"), b"")
+    assert store.publish("checkpoint", weights) == ref
+    assert store.verify(ref) == []
+
+
+def test_what_is_not_there_is_named_missing(store: ArtifactStore) -> None:
+    ref = ArtifactRef(kind="checkpoint", digest="0" * 64)
+    assert not store.exists(ref)
+    assert [difference.problem for difference in store.check(ref)] == ["missing"]
+    for read in (store.fetch, store.manifest):
+        with pytest.raises(IntegrityError, match="missing"):
+            read(ref)
+
+
+def test_an_artifact_inside_an_artifact_keeps_its_own_markers(store: ArtifactStore, weights: Path) -> None:
+    inner = store.fetch(store.publish("checkpoint", weights))
+    outer = weights.parent / "outer"
+    shutil.copytree(inner, outer / "engine")
+    ref = store.publish("model_repository", outer)
+    assert store.verify(ref) == []
+    assert (store.fetch(ref) / "engine" / MANIFEST_FILE).is_file()
+
+
+def test_files_named_as_the_stores_own_are_not_published(store: ArtifactStore, weights: Path) -> None:
+    before = store.publish("checkpoint", weights)
+    (weights / COMPLETE_FILE).write_text("{}")
+    (weights / MANIFEST_FILE).write_text("{}")
+    assert store.publish("checkpoint", weights) == before
+    assert store.verify(before) == []
+
+
+def test_a_symbolic_link_is_refused(store: ArtifactStore, weights: Path) -> None:
+    (weights / "link").symlink_to("/etc/passwd")
+    with pytest.raises(IntegrityError, match="regular files"):
+        store.publish("checkpoint", weights)
+    assert list(store.artifacts()) == []
+
+
+def test_an_empty_directory_is_refused(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(IntegrityError, match="nothing to publish"):
+        store.publish("checkpoint", tmp_path / "nothing")
+
+
+def test_unusual_names_of_files_come_back(store: ArtifactStore, tmp_path: Path) -> None:
+    names = ["ä ö/ü+%20&?=#.txt", "a b.json", "-", "~", "'\"", "[1]*", "\u2603/\U0001f600", ".hidden/.json"]
+    for name in names:
+        (tmp_path / "odd" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "odd" / name).write_text(name)
+    ref = store.publish("checkpoint", tmp_path / "odd")
+    assert store.verify(ref) == store.check(ref) == []
+    assert all((store.fetch(ref) / name).read_text() == name for name in names)
+
+
+def test_complete_artifacts_are_listed_until_they_are_removed(
+    store: ArtifactStore, medium: Medium, weights: Path
+) -> None:
+    before = datetime.now(UTC) - timedelta(seconds=2)
+    refs = {store.publish(kind, weights) for kind in ("checkpoint", "engine")}
+    incomplete = store.publish("model_repository", weights)
+    medium.delete(path_in(incomplete, COMPLETE_FILE))
+    found = list(store.artifacts())
+    assert {artifact.ref for artifact in found} == refs
+    assert all(before <= artifact.published_at <= datetime.now(UTC) for artifact in found)
+    for ref in refs:
+        store.remove(ref)
+        store.remove(ref)
+        assert not store.exists(ref)
+        with pytest.raises(FileNotFoundError):
+            store.read_file(path_in(ref, "empty"))
+    assert list(store.artifacts()) == []
+
+
+def test_leftovers_are_removed_once_they_are_old_and_artifacts_never(
+    store: ArtifactStore, medium: Medium, weights: Path
+) -> None:
+    whole, broken = store.publish("checkpoint", weights), store.publish("engine", weights)
+    medium.delete(path_in(broken, MANIFEST_FILE))
+    with pytest.raises(IntegrityError):
+        store.fetch(broken)
+    assert store.leftovers(timedelta(hours=1)) == []
+    leftovers = store.leftovers(timedelta(seconds=-2))
+    assert len(leftovers) == 1
+    assert leftovers[0].bytes >= WEIGHTS
+    for _ in range(2):
+        store.remove_leftover(leftovers[0])
+    assert store.leftovers(timedelta(seconds=-2)) == []
+    assert [artifact.ref for artifact in store.artifacts()] == [whole]
+    assert store.verify(whole) == []
+
+
+def test_a_document_is_written_only_at_the_revision_it_was_read(store: ArtifactStore) -> None:
+    assert store.read_document(POINTERS) is None
+    first = store.write_document(POINTERS, {"n": 1}, None)
+    second = store.write_document(POINTERS, {"n": 2}, first)
+    for stale in (first, None):
+        with pytest.raises(Conflict):
+            store.write_document(POINTERS, {"n": 3}, stale)
+    document = store.read_document(POINTERS)
+    assert document is not None
+    assert (document.value, document.revision) == ({"n": 2}, second)
+
+
+def test_a_value_that_came_back_is_another_revision(store: ArtifactStore) -> None:
+    first = store.write_document(POINTERS, {"n": 1}, None)
+    second = store.write_document(POINTERS, {"n": 2}, first)
+    store.write_document(POINTERS, {"n": 1}, second)
+    with pytest.raises(Conflict):
+        store.write_document(POINTERS, {"n": 9}, first)
+
+
+def test_a_document_that_was_deleted_is_not_written_again_by_who_read_it(store: ArtifactStore) -> None:
+    revision = store.write_document(POINTERS, {"n": 1}, None)
+    for _ in range(2):
+        store.delete_document(POINTERS)
+    assert store.read_document(POINTERS) is None
+    with pytest.raises(Conflict):
+        store.write_document(POINTERS, {"n": 2}, revision)
+    assert store.read_document(POINTERS) is None
+    store.write_document(POINTERS, {"n": 3}, None)
+
+
+def _increment(config: StoreConfig, times: int) -> None:
+    store = open_store(config)
+    done = 0
+    while done < times:
+        document = store.read_document("counter.json")
+        try:
+            count = int(str(document.value["n"])) if document else 0
+            store.write_document("counter.json", {"n": count + 1}, document.revision if document else None)
+        except Conflict:
+            continue
+        done += 1
+
+
+def test_concurrent_writers_never_lose_an_update(store: ArtifactStore, medium: Medium) -> None:
+    workers = [multiprocessing.Process(target=_increment, args=(medium.config, 15)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    document = store.read_document("counter.json")
+    assert document is not None
+    assert document.value == {"n": 45}
+
+
+def test_a_lease_holds_in_every_store(store: ArtifactStore) -> None:
+    with Lease(store, "leases/work.json") as first:
+        with pytest.raises(LeaseHeld), Lease(store, "leases/work.json"):
+            pass
+        first.conclude({"verdict": "GO"})
+    with Lease(store, "leases/work.json") as second:
+        assert second.epoch == first.epoch + 1
+        assert second.conclusion == {"verdict": "GO"}
+
+
+@pytest.mark.parametrize(
+    "name", ["../escape.json", "/etc/passwd", "a//b.json", "a/../b.json", ".hidden.json", "", "a\n"]
+)
+def test_a_name_cannot_leave_the_store(store: ArtifactStore, name: str) -> None:
+    with pytest.raises(ConfigError, match="not a name for the store"):
+        store.write_document(name, {}, None)
+    with pytest.raises(ConfigError, match="not a name for the store"):
+        store.read_file(name)
+
+
+@pytest.mark.parametrize("content", ['{"revision": "1", "nonce": "1", "val', "[]", '{"value": {}}'])
+def test_a_torn_document_is_an_error_not_an_absence(store: ArtifactStore, medium: Medium, content: str) -> None:
+    medium.write(POINTERS, content.encode())
+    with pytest.raises(IntegrityError, match="not a document"):
+        store.read_document(POINTERS)
+
+
+def test_documents_below_a_prefix_are_listed(store: ArtifactStore) -> None:
+    for name in ("releases/b/release.json", "releases/a/results/download.json", "releases/a.json", "releases-2/x.json"):
+        store.write_document(name, {}, None)
+    store.write_file("releases/a/report.html", b"")
+    assert store.list_documents("releases") == [
+        "releases/a.json",
+        "releases/a/results/download.json",
+        "releases/b/release.json",
+    ]
+    assert store.list_documents("releases/") == store.list_documents("releases")
+    assert store.list_documents("nothing") == []
+
+
+def test_a_file_for_people_is_replaced_and_read_back(store: ArtifactStore) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.read_file("releases/a/report.html")
+    for content in (b"<p>first", b"", b"<p>\xff"):
+        store.write_file("releases/a/report.html", content)
+        assert store.read_file("releases/a/report.html") == content
