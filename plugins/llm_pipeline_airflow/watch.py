@@ -128,7 +128,7 @@ class HubRevisionTrigger(BaseEventTrigger):
                     await self._remember(decided)
                     self._tell(state, decided, decision)
                     state = decided
-            except (AirflowException, AirflowRuntimeError, PipelineError) as error:
+            except (AirflowException, AirflowRuntimeError, PipelineError, OSError) as error:
                 # Nothing was remembered, so nothing may be started: an event without a memory could be made twice.
                 log.warning("the release watch of %s cannot use what it remembers: %s", self.watched.config, error)
                 decision = _NO_MEMORY
@@ -167,7 +167,7 @@ class HubRevisionTrigger(BaseEventTrigger):
         try:
             busy = state.firing is not None and await _runs_on_their_way(self.watched.dag_id)
             decided, decision = await asyncio.to_thread(self._decide, state, busy=busy)
-        except PipelineError as error:
+        except (PipelineError, OSError) as error:
             trouble = Trouble(str(error), getattr(error, "retry_after_seconds", None))
             decided, decision = decide(self.watched.watch, state, trouble, datetime.now(UTC))
         await asyncio.to_thread(self._show, decided, decision)
@@ -204,7 +204,7 @@ class HubRevisionTrigger(BaseEventTrigger):
     def _show(self, state: WatchState, decision: Decision) -> None:
         """Write the decision for people, when it is another one or the last writing is some time ago."""
         watched, now = self.watched, datetime.now(UTC)
-        with contextlib.suppress(PipelineError):  # a store that cannot be written shows when claims are read
+        with contextlib.suppress(PipelineError, OSError):  # a store that cannot be written shows when claims are read
             known = self._status or read_status(open_store(self.watched.store), watched.config)
             same = known is not None and (known.words, known.commit) == (decision.words, state.head)
             if known is not None and same and now - known.checked_at < _STATUS_REFRESH:
@@ -228,7 +228,7 @@ class HubRevisionTrigger(BaseEventTrigger):
         end = asyncio.get_running_loop().time() + seconds
         while (left := end - asyncio.get_running_loop().time()) > 0:
             await asyncio.sleep(min(left, WEBHOOK_LOOK_SECONDS))
-            with contextlib.suppress(PipelineError):
+            with contextlib.suppress(PipelineError, OSError):
                 if (
                     await asyncio.to_thread(webhook_revision, open_store(self.watched.store), self.watched.config)
                     != self._webhook

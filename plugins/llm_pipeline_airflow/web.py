@@ -1,13 +1,16 @@
-"""Pages for people inside Airflow's UI: a run's release report and the list of releases.
+"""Pages for people inside Airflow's UI: a run's release report, the list of releases and what is watched.
 
-Plugin routes have no authentication of their own in Airflow 3.3, so every route here asks for it. Reports are
-served as they were stored, under a policy that lets them run no script and load nothing from anywhere.
+Plugin routes have no authentication of their own in Airflow 3.3, so every route here asks for it; only the hub's
+webhook is called without a user, and asks for a secret. Reports are served as they were stored, under a policy that
+lets them run no script and load nothing from anywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -18,10 +21,12 @@ from fastapi.responses import HTMLResponse
 
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.stages.report import report_name
-from llm_pipeline_airflow.releases import ReleaseSummary, releases_of
+from llm_pipeline_airflow.releases import ReleaseSummary, WatchSummary, releases_of, watch_of
 from llm_pipeline_airflow.runs import config_path_of, dag_id_of, release_of_run, releases_directory, store_of
+from llm_pipeline_airflow.webhook import router as webhooks
 
 app = FastAPI(title="LLM releases", docs_url=None, redoc_url=None, openapi_url=None)
+app.include_router(webhooks)
 
 _SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -61,26 +66,38 @@ def run_report(dag_id: str, run_id: str) -> HTMLResponse:
 
 @app.get("/releases")
 def releases(request: Request, user: GetUserDep) -> HTMLResponse:
-    """All releases of the DAGs that the user may read."""
+    """What is watched, and all releases, of the DAGs that the user may read."""
     del request
+    paths = _readable_configs(user)
+    found = {one.release_id: one for path in paths for one in _releases_or_none(path)}
+    summaries = sorted(found.values(), key=lambda one: one.created_at, reverse=True)
+    watches = [watch for path in paths if (watch := _watch_or_none(path)) is not None]
+    return _page(200, "Releases", _releases_table(summaries) + _watches_table(watches))
+
+
+def _readable_configs(user: Any) -> list[Path]:
     manager = get_auth_manager()
-    summaries: list[ReleaseSummary] = []
-    seen: set[str] = set()
-    for path in sorted(releases_directory().glob("*.yaml")):
-        details = DagDetails(id=dag_id_of(path))
-        if not manager.is_authorized_dag(method="GET", access_entity=DagAccessEntity.RUN, details=details, user=user):
-            continue
-        summaries += [one for one in _readable(path) if one.release_id not in seen]
-        seen.update(one.release_id for one in summaries)
-    summaries.sort(key=lambda one: one.created_at, reverse=True)
-    return _page(200, "Releases", _releases_table(summaries))
+    return [
+        path
+        for path in sorted(releases_directory().glob("*.yaml"))
+        if manager.is_authorized_dag(
+            method="GET", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id_of(path)), user=user
+        )
+    ]
 
 
-def _readable(path: Any) -> list[ReleaseSummary]:
+def _releases_or_none(path: Path) -> list[ReleaseSummary]:
     try:
         return releases_of(store_of(path), path.stem)
     except PipelineError:
         return []  # a broken config shows as an import error
+
+
+def _watch_or_none(path: Path) -> WatchSummary | None:
+    try:
+        return watch_of(path)
+    except PipelineError:
+        return None  # a broken config shows as an import error
 
 
 def _releases_table(summaries: Iterable[ReleaseSummary]) -> str:
@@ -92,8 +109,26 @@ def _releases_table(summaries: Iterable[ReleaseSummary]) -> str:
     )
     if not rows:
         return "<p>No release yet: trigger a DAG whose name begins with <code>release__</code>.</p>"
-    heads = "".join(f"<th>{head}</th>" for head in ("release", "model", "commit", "created", "verdict", "last stage"))
-    return f"<table><tr>{heads}</tr>{rows}</table>"
+    return _table(("release", "model", "commit", "created", "verdict", "last stage"), rows)
+
+
+def _watches_table(watches: Iterable[WatchSummary]) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(one.config)}</td><td>{escape(one.model)}</td><td><code>{escape(one.revision)}</code></td>"
+        f"<td><code>{escape(one.commit[:12])}</code></td><td>{escape(one.words)}</td>"
+        f"<td>{_time(one.since)}</td><td>{_time(one.checked_at)}</td></tr>"
+        for one in watches
+    )
+    heads = ("release config", "model", "revision", "commit seen", "decision", "since", "checked")
+    return f"<h2>Watched on the hub</h2>{_table(heads, rows)}" if rows else ""
+
+
+def _table(heads: Iterable[str], rows: str) -> str:
+    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
+
+
+def _time(at: datetime | None) -> str:
+    return f"{at:%Y-%m-%d %H:%M UTC}" if at is not None else ""
 
 
 def _message(status: int, title: str, text: str) -> HTMLResponse:

@@ -1,0 +1,135 @@
+"""The hub's webhook: it makes the watches of a model look at once, and decides nothing.
+
+    https://<airflow>/llm-pipeline/webhooks/hub      the URL to enter at huggingface.co/settings/webhooks
+    LLM_PIPELINE_WEBHOOK_SECRET                      on the API server: the secret entered there
+
+The route needs no user session, because the hub has none; it needs the secret. A caller who has it can make a watch
+ask the hub again and nothing else: what is released stays the decision of the policy.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import PipelineError
+from llm_pipeline.store import open_store
+from llm_pipeline.watch_record import call_webhook
+from llm_pipeline_airflow.runs import releases_directory
+
+router = APIRouter()
+
+log = logging.getLogger(__name__)
+
+LONGEST_BODY = 256 * 1024
+SECRET_HEADER = "X-Webhook-Secret"  # noqa: S105 - the name of a header, not a secret
+_CONFIGS_SECONDS = 10.0
+
+
+class _Repository(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+    name: str
+
+
+class HubEvent(BaseModel):
+    """The part of the hub's payload that is read; `huggingface_hub.WebhookPayload` is the whole of it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    repo: _Repository
+
+
+@dataclass(frozen=True)
+class _WatchedConfig:
+    name: str
+    model_id: str
+    secret_variable: str
+    store: StoreConfig
+
+
+@router.post("/webhooks/hub", status_code=202)
+async def hub_webhook(request: Request) -> Response:
+    """Make the watches of the model that the hub calls about look at once; 202 also when none watches it."""
+    watched = await run_in_threadpool(_watched_here)
+    admitted = _admitted(watched, request.headers.get(SECRET_HEADER, ""))
+    if not admitted:
+        raise HTTPException(status_code=403, detail="Forbidden")
+    event = _read(await _body(request))
+    if event.repo.type == "model":
+        for config in (one for one in admitted if one.model_id.casefold() == event.repo.name.casefold()):
+            await run_in_threadpool(_call, config)
+    return Response(status_code=202)
+
+
+def _watched_here() -> tuple[_WatchedConfig, ...]:
+    """The release configs with a watch; read again after some seconds, not for every caller."""
+    return _read_configs(releases_directory(), int(time.monotonic() / _CONFIGS_SECONDS))
+
+
+@lru_cache(maxsize=1)
+def _read_configs(directory: Path, _period: int) -> tuple[_WatchedConfig, ...]:
+    found = []
+    for path in sorted(directory.glob("*.yaml")):
+        try:
+            loaded = load_release(path)
+        except PipelineError:  # a broken config shows as an import error
+            continue
+        if loaded.config.watch is not None:
+            deployment = loaded.deployment
+            found.append(
+                _WatchedConfig(
+                    name=loaded.config.name,
+                    model_id=loaded.config.model.id,
+                    secret_variable=deployment.hub.webhook_secret_variable,
+                    store=deployment.store,
+                )
+            )
+    return tuple(found)
+
+
+def _admitted(watched: tuple[_WatchedConfig, ...], secret: str) -> list[_WatchedConfig]:
+    """The release configs whose secret it is; every one is compared, each in constant time."""
+    given = secret.encode("latin-1")  # as it was sent: headers are decoded so
+    return [one for one in watched if _is_secret(given, os.environ.get(one.secret_variable, "").strip().encode())]
+
+
+def _is_secret(given: bytes, expected: bytes) -> bool:
+    return hmac.compare_digest(given, expected) and expected != b""
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LONGEST_BODY:
+            raise HTTPException(status_code=413, detail="Too large")
+    return body
+
+
+def _read(body: bytes) -> HubEvent:
+    try:
+        return HubEvent.model_validate_json(body)
+    except ValidationError as error:
+        raise HTTPException(status_code=422, detail="Not a webhook of the hub") from error
+
+
+def _call(config: _WatchedConfig) -> None:
+    try:
+        call_webhook(open_store(config.store), config.name)
+    except (PipelineError, OSError) as error:
+        log.warning("the watch of %s cannot be told of the hub's call: %s", config.name, error)
+        raise HTTPException(status_code=503, detail="Try again later") from error
+    log.info("the hub called about %s: the watch of %s looks at once", config.model_id, config.name)
