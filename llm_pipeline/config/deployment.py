@@ -72,7 +72,8 @@ class Retention(ConfigModel):
     Attributes:
         keep_releases: The newest releases of each release config.
         keep_days: Releases that were resolved in the last so many days.
-        grace_hours: Nothing younger than this is removed, whatever points to it or not.
+        grace_hours: Nothing younger than this is removed, and an artifact only when it has been of no use for so long;
+            no stage may take longer from finding an artifact to writing its own result.
         schedule: Cron expression of the retention DAG; None for runs by hand only.
         delete: Whether scheduled runs delete; otherwise they only report what they would delete.
     """

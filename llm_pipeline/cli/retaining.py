@@ -1,0 +1,28 @@
+"""The command that removes what nobody needs any more: `gc`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.errors import ExitCode
+
+
+def add_commands(commands: Commands) -> None:
+    """Add it to the parser."""
+    summary = "say what nobody needs any more, why, and how much it is; remove it only with --delete"
+    collecting = commands.add_parser("gc", help=summary, description=f"{summary.capitalize()}.")
+    collecting.add_argument("--delete", action="store_true", help="really remove it")
+    collecting.add_argument("--json", action="store_true", help="print JSON")
+    add_deployment_option(collecting)
+    collecting.set_defaults(run=_gc)
+
+
+def _gc(options: argparse.Namespace) -> int:
+    from llm_pipeline.retention.collection import collect_garbage
+
+    report = collect_garbage(deployment_of(options), delete=options.delete)
+    sys.stdout.write(report.model_dump_json(indent=1) if options.json else "\n".join(report.lines()))
+    sys.stdout.write("\n")
+    return ExitCode.GO

@@ -1,0 +1,143 @@
+"""What a retention run did or would do, for people and for programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Literal
+
+from pydantic import Field
+
+from llm_pipeline.config.deployment import Retention
+from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
+from llm_pipeline.retention.plan import RetentionPlan
+from llm_pipeline.retention.state import ReleaseState
+from llm_pipeline.stages.contract import ArtifactRef, Frozen
+
+What = Literal["release", "stage record", "artifact", "lease", "leftover", "run of a removed release", "work directory"]
+_DIGEST = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
+
+SizeOf = Callable[[ArtifactRef], int | None]
+
+
+class Going(Frozen):
+    """One thing that goes.
+
+    Attributes:
+        fate: `removed` in this run; `condemned`: removed by a later run unless it is of use again.
+        bytes: None where that is not known.
+        after: When it may be removed; None for now.
+    """
+
+    what: What
+    name: str
+    fate: Literal["removed", "condemned"]
+    why: str
+    bytes: int | None = None
+    after: datetime | None = None
+
+
+class Keeping(Frozen):
+    """A release that stays, and why."""
+
+    release_id: str
+    why: tuple[str, ...]
+
+
+class RetentionReport(Frozen):
+    """A retention run.
+
+    Attributes:
+        deleted: Whether it was done; else it is what would be done.
+        artifacts_kept: How many artifacts stay.
+        bytes_removed: What is removed, as far as sizes are known.
+        bytes_condemned: What a later run removes.
+        postponed: Why no artifact is removed now; empty when they are.
+        skipped: What was to go and stays, because it was used meanwhile.
+    """
+
+    deployment: str
+    store: str
+    deleted: bool
+    rules: Retention
+    kept: tuple[Keeping, ...]
+    artifacts_kept: int
+    going: tuple[Going, ...]
+    bytes_removed: int
+    bytes_condemned: int
+    postponed: str = ""
+    skipped: tuple[str, ...] = Field(default=())
+
+    def lines(self) -> Iterator[str]:
+        """As tables."""
+        yield f"{'retention' if self.deleted else 'retention, dry run'}: {self.deployment}, {self.store}"
+        yield from ("", "kept")
+        kept = [(one.release_id, "; ".join(one.why)) for one in self.kept]
+        yield from aligned(("release", "because"), kept) if kept else ["no release"]
+        yield f"and {self.artifacts_kept} artifacts"
+        yield from ("", "removed" if self.deleted else "would be removed")
+        yield from _table([one for one in self.going if one.fate == "removed"])
+        yield from ("", "of no use any more, and removed by a later run if that is still so then")
+        yield from _table([one for one in self.going if one.fate == "condemned"])
+        yield ""
+        if self.postponed:
+            yield f"no artifact is removed now: {self.postponed}"
+        yield from (f"stays, because it was used meanwhile: {name}" for name in self.skipped)
+        yield self._summary()
+
+    def _summary(self) -> str:
+        removed, condemned = readable_bytes(self.bytes_removed), readable_bytes(self.bytes_condemned)
+        if self.deleted:
+            return f"{removed} freed; {condemned} may be freed later"
+        return f"{removed} would be freed now, {condemned} later; nothing was changed: --delete does it"
+
+
+def going(plan: RetentionPlan, size_of: SizeOf, now: datetime, rules: Retention) -> Iterator[Going]:
+    """All that goes by a plan, with sizes."""
+    for release in plan.releases:
+        yield Going(what="release", name=release.release_id, fate="removed", why=_why_release(release, rules))
+    for record in plan.records:
+        why = "no kept release uses it" if record.artifacts or record.ended_at else "it has no result"
+        yield Going(what="stage record", name=record.key, fate="removed", why=why)
+    yield from _artifacts(plan, size_of, now, rules)
+    for leftover in plan.leftovers:
+        why = f"left by an interrupted publication at {readable_time(leftover.changed_at)} UTC"
+        yield Going(what="leftover", name=leftover.name, fate="removed", why=why, bytes=leftover.bytes)
+    for lease in plan.leases:
+        yield Going(what="lease", name=lease.name, fate="removed", why="the work it guarded is gone")
+    for name in plan.runs:
+        yield Going(what="run of a removed release", name=name, fate="removed", why="its release goes")
+    for work in plan.work:
+        yield Going(what="work directory", name=str(work.path), fate="removed", why="its release is not kept")
+
+
+def _artifacts(plan: RetentionPlan, size_of: SizeOf, now: datetime, rules: Retention) -> Iterator[Going]:
+    for ref, condemned in plan.removed.items():
+        why = f"of use to nobody since {readable_time(condemned.condemnation.since)} UTC"
+        yield Going(what="artifact", name=_name(ref), fate="removed", why=why, bytes=size_of(ref))
+    later = dict.fromkeys(plan.condemned, now + timedelta(hours=rules.grace_hours))
+    for ref, after in {**later, **plan.waiting}.items():
+        why = f"no kept release, pointer or stage record names it; stays until {readable_time(after)} UTC"
+        yield Going(what="artifact", name=_name(ref), fate="condemned", why=why, bytes=size_of(ref), after=after)
+
+
+def _why_release(release: ReleaseState, rules: Retention) -> str:
+    if release.resolved_at is None:
+        return "its removal was interrupted"
+    since = readable_time(release.resolved_at)
+    return f"resolved {since} UTC, not among the newest {rules.keep_releases} of {release.config}, not in use"
+
+
+def _name(ref: ArtifactRef) -> str:
+    return f"{ref.kind}/{ref.digest}"
+
+
+def _table(rows: list[Going]) -> list[str]:
+    if not rows:
+        return ["nothing"]
+    cells = [
+        (one.what, _DIGEST.sub(r"\1", one.name), "" if one.bytes is None else readable_bytes(one.bytes), one.why)
+        for one in rows
+    ]
+    return aligned(("what", "name", "size", "because"), cells, right=("size",))

@@ -1,0 +1,272 @@
+"""What the retention decides by: everything in a store that names something, and this machine's work directories."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path, PurePosixPath
+
+from pydantic import JsonValue, ValidationError
+
+from llm_pipeline.canary.record import CanaryRecord, Phase
+from llm_pipeline.claim_state import ClaimState
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.release_record import ReleaseRecord
+from llm_pipeline.runners import detached
+from llm_pipeline.stages.contract import ArtifactRef, StageResult
+from llm_pipeline.stages.execute import StageRecord
+from llm_pipeline.store.artifact_store import ArtifactStore, Document, Leftover, StoredArtifact
+from llm_pipeline.store.condemned import Condemned, read_condemned
+from llm_pipeline.store.lease import LeaseState
+from llm_pipeline.store.references import PointerReference, placed_pointers
+
+_FINISHED_CANARIES = (Phase.PROMOTED, Phase.ROLLED_BACK)
+_RELEASE_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*-[0-9a-f]{8}-[0-9a-f]{8}")
+
+
+@dataclass(frozen=True)
+class ReleaseState:
+    """A release, as far as it counts here.
+
+    Attributes:
+        documents: Names of all its documents.
+        revision: Of its record; None when there is none: its removal was interrupted.
+        config: The release config's name; empty when the record cannot be understood.
+        resolved_at: When its latest run began; None as above.
+        active_at: When a stage of it ended last, or as above.
+        ended: Whether its latest run has written its report, which every run does last.
+        artifacts: All that any of its documents names.
+        keys: Stage keys of its results.
+        open_canaries: Targets with a canary that was neither promoted nor rolled back.
+    """
+
+    release_id: str
+    documents: tuple[str, ...]
+    revision: str | None = None
+    config: str = ""
+    targets: frozenset[str] = frozenset()
+    resolved_at: datetime | None = None
+    active_at: datetime | None = None
+    ended: bool = False
+    artifacts: frozenset[ArtifactRef] = frozenset()
+    keys: frozenset[str] = frozenset()
+    open_canaries: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecordState:
+    """The document of a stage key.
+
+    Attributes:
+        document: As read, for the compare-and-swap of its removal.
+        held: Somebody computes under it.
+        artifacts: What its result names; empty without a result.
+        ended_at: When the result was computed; None without one.
+    """
+
+    key: str
+    document: Document
+    held: bool
+    artifacts: frozenset[ArtifactRef] = frozenset()
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class LeaseDocument:
+    """A lease that is not a stage key's."""
+
+    name: str
+    held: bool
+
+
+@dataclass(frozen=True)
+class WorkDirectory:
+    """Job records and logs of a release on this machine."""
+
+    path: Path
+    changed_at: datetime
+    running: bool
+
+    @property
+    def release_id(self) -> str:
+        """The release, or what was asked for before it had a name."""
+        return self.path.name
+
+
+@dataclass(frozen=True)
+class StoreState:
+    """A store as it was read, and this machine's work directories.
+
+    Attributes:
+        places: Targets that the deployment has places for.
+        claims: Who holds the claim on each model, and who waits for it.
+        runs: Releases by the document that says which one a DAG run works on.
+    """
+
+    releases: tuple[ReleaseState, ...] = ()
+    pointers: tuple[PointerReference, ...] = ()
+    records: tuple[RecordState, ...] = ()
+    artifacts: tuple[StoredArtifact, ...] = ()
+    condemned: Mapping[ArtifactRef, Condemned] | None = None
+    claims: tuple[ClaimState, ...] = ()
+    leases: tuple[LeaseDocument, ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+    runs: Mapping[str, str] | None = None
+    work: tuple[WorkDirectory, ...] = ()
+    places: frozenset[str] = frozenset()
+
+
+def read_state(store: ArtifactStore, deployment: Deployment) -> StoreState:
+    """Read everything.
+
+    Condemnations are read before whatever makes an artifact reachable: one that is spared or named meanwhile is then
+    seen either here or by the compare-and-swap of its removal.
+
+    Raises:
+        IntegrityError: A pointer, claim, lease or condemnation cannot be understood: nothing may be removed then.
+    """
+    condemned = read_condemned(store)
+    artifacts = tuple(store.artifacts())
+    leftovers = tuple(store.leftovers(timedelta(hours=deployment.retention.grace_hours)))
+    return StoreState(
+        condemned=condemned,
+        artifacts=artifacts,
+        leftovers=leftovers,
+        records=tuple(_records(store)),
+        releases=tuple(_releases(store)),
+        pointers=tuple(reference for placed in placed_pointers(store) for reference in placed.references()),
+        claims=tuple(_claims(store)),
+        leases=tuple(_leases(store)),
+        runs=dict(_runs(store)),
+        work=tuple(_work_directories(Path(deployment.work_root) / "jobs")),
+        places=frozenset(deployment.places),
+    )
+
+
+def is_release_id(text: str) -> bool:
+    """Whether it has the form of a release's id: what fails before it has one is filed under the config's name."""
+    return _RELEASE_ID.fullmatch(text) is not None
+
+
+def _records(store: ArtifactStore) -> Iterator[RecordState]:
+    """Those that can be understood; nobody can reuse what another one names."""
+    for name, document in _documents(store, "stages"):
+        try:
+            lease = LeaseState.model_validate(document.value)
+            result = StageRecord.model_validate(lease.conclusion).result if lease.conclusion else None
+        except ValidationError:
+            continue
+        yield RecordState(
+            key=PurePosixPath(name).stem,
+            document=document,
+            held=not lease.free,
+            artifacts=frozenset(result.artifacts.values()) if result else frozenset(),
+            ended_at=_ended_at(result) if result else None,
+        )
+
+
+def _releases(store: ArtifactStore) -> Iterator[ReleaseState]:
+    names: dict[str, list[str]] = {}
+    for name in store.list_documents("releases"):
+        names.setdefault(PurePosixPath(name).parts[1], []).append(name)
+    for release_id, documents in names.items():
+        release = _release(store, release_id, documents)
+        if release.revision is not None or is_release_id(release_id):
+            yield release
+
+
+def _release(store: ArtifactStore, release_id: str, names: list[str]) -> ReleaseState:
+    base = f"releases/{release_id}"
+    record = store.read_document(f"{base}/release.json")
+    if record is None:
+        return ReleaseState(release_id=release_id, documents=tuple(names))
+    results = _present(store, (name for name in names if name.startswith(f"{base}/results/")))
+    canaries = _present(store, (name for name in names if name.startswith(f"{base}/canary-")))
+    named = frozenset(ref for document in (record, *results, *canaries) for ref in named_artifacts(document.value))
+    known = ReleaseState(release_id, tuple(names), record.revision, artifacts=named)
+    try:
+        return _understood(known, record, results, canaries)
+    except ValidationError:  # of another version of this package: it is kept, with all that it names
+        return known
+
+
+def _understood(
+    state: ReleaseState, record: Document, results: list[Document], canaries: list[Document]
+) -> ReleaseState:
+    release = ReleaseRecord.model_validate(record.value)
+    ended = [StageResult.model_validate(document.value) for document in results]
+    open_canaries = [CanaryRecord.model_validate(document.value) for document in canaries]
+    began = release.created_at
+    return replace(
+        state,
+        config=release.release.name,
+        targets=frozenset(target.name for target in release.release.targets),
+        resolved_at=began,
+        active_at=max((began, *(_ended_at(result) for result in ended))),
+        ended=any(result.stage == "report" and result.timings.started_at >= began for result in ended),
+        keys=frozenset(result.key for result in ended),
+        open_canaries=tuple(canary.target for canary in open_canaries if canary.phase not in _FINISHED_CANARIES),
+    )
+
+
+def named_artifacts(value: JsonValue) -> Iterator[ArtifactRef]:
+    """Every artifact that a document names, wherever in it, also one of a form that this version does not know."""
+    if isinstance(value, Mapping):
+        kind, digest = value.get("kind"), value.get("digest")
+        if len(value) == 2 and isinstance(kind, str) and isinstance(digest, str):  # noqa: PLR2004 - just those two
+            yield ArtifactRef(kind=kind, digest=digest)
+        else:
+            yield from (ref for part in value.values() for ref in named_artifacts(part))
+    elif isinstance(value, list):
+        yield from (ref for part in value for ref in named_artifacts(part))
+
+
+def _ended_at(result: StageResult) -> datetime:
+    return result.timings.started_at + timedelta(seconds=result.timings.total_seconds)
+
+
+def _claims(store: ArtifactStore) -> Iterator[ClaimState]:
+    for name, document in _documents(store, "claims"):
+        try:
+            yield ClaimState.model_validate(document.value)
+        except ValidationError as error:
+            raise _not_understood(name, error) from error
+
+
+def _leases(store: ArtifactStore) -> Iterator[LeaseDocument]:
+    for name, document in _documents(store, "leases"):
+        try:
+            yield LeaseDocument(name, held=not LeaseState.model_validate(document.value).free)
+        except ValidationError as error:
+            raise _not_understood(name, error) from error
+
+
+def _not_understood(name: str, error: ValidationError) -> IntegrityError:
+    message = f"cannot be understood: {error.errors()[0]['msg']}"
+    return IntegrityError(message, where=name, hint="nothing is removed while it is not known what is in use")
+
+
+def _runs(store: ArtifactStore) -> Iterator[tuple[str, str]]:
+    for name, document in _documents(store, "runs"):
+        yield name, str(document.value.get("release_id", ""))
+
+
+def _documents(store: ArtifactStore, prefix: str) -> Iterator[tuple[str, Document]]:
+    for name in store.list_documents(prefix):
+        if (document := store.read_document(name)) is not None:
+            yield name, document
+
+
+def _present(store: ArtifactStore, names: Iterable[str]) -> list[Document]:
+    return [document for name in names if (document := store.read_document(name)) is not None]
+
+
+def _work_directories(jobs: Path) -> Iterator[WorkDirectory]:
+    for path in sorted(jobs.iterdir()) if jobs.is_dir() else ():
+        records = [detached.load(record) for record in path.glob("*/*/process.json")]
+        running = any(process is not None and process.group_alive for process in records)
+        newest = max(entry.stat().st_mtime for entry in (path, *path.glob("*"), *path.glob("*/*")))
+        yield WorkDirectory(path, datetime.fromtimestamp(newest, UTC), running)

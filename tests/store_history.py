@@ -1,0 +1,208 @@
+"""Writes releases into a real store in the shapes that the stages leave behind, without running them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from llm_pipeline.canary.record import CanaryRecord, Phase
+from llm_pipeline.canary.record import record_name as canary_name
+from llm_pipeline.claim_state import Claimant, ClaimState, LocalProcess
+from llm_pipeline.config.deployment import Deployment, Retention
+from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease, Workload
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.target import Target
+from llm_pipeline.hub.pinned import PinnedModel
+from llm_pipeline.release_claim import claim_name
+from llm_pipeline.release_record import ReleaseRecord
+from llm_pipeline.release_record import record_name as release_name
+from llm_pipeline.stages.contract import ArtifactRef, StageResult, Timings
+from llm_pipeline.stages.execute import KeyContent, StageRecord, record_name, replace_document, results_name
+from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.store.provenance import Provenance
+from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
+
+MODEL = "demo/tiny"
+TARGET = "cpu"
+GO = judge("fine", [Evidence(name="loss", verdict=Verdict.GO, measured=0.0, samples=9)])
+NO_GO = judge("too much is lost", [Evidence(name="loss", verdict=Verdict.NO_GO, measured=0.4, samples=9)])
+
+
+class History:
+    """A deployment's store and what happened in it.
+
+    `now` is the time that stages are given; artifacts are published at the real time.
+    """
+
+    def __init__(self, root: Path, store: StoreConfig | str | None = None, **rules: float) -> None:
+        self.root = root
+        self.deployment = Deployment(
+            name="here",
+            store=store or f"file://{root / 'store'}",
+            work_root=str(root / "work"),
+            state_root=str(root / "state"),
+            environments={},
+            triton_home="/t",
+            retention=Retention(**rules),
+        )
+        self.store: ArtifactStore = open_store(self.deployment.store)
+        self.now = datetime.now(UTC)
+
+    def publish(self, kind: str, text: str, provenance: Provenance | None = None) -> ArtifactRef:
+        directory = self.root / "made" / kind / text
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "content").write_text(f"{kind} {text}\n")
+        return self.store.publish(kind, directory, provenance)
+
+    def resolve(self, number: int, config: str = "tiny", margin: float = 0.01) -> str:
+        """A release of commit `number`; the same number again is another run of the same release."""
+        release_id = f"{config}-{number:08x}-{int(margin * 1e4):08x}"
+        record = ReleaseRecord(
+            release_id=release_id,
+            release=_release(config, margin),
+            deployment=self.deployment,
+            model=PinnedModel(id=MODEL, commit=f"{number:040x}", files=(), license="apache-2.0"),
+            datasets={"prompts": self.publish("dataset", "prompts")},
+            created_at=self.now,
+        )
+        replace_document(self.store, release_name(release_id), record.model_dump(mode="json"))
+        return release_id
+
+    def stage(
+        self,
+        release_id: str,
+        stage: str,
+        subject: str = "",
+        *,
+        inputs: dict[str, ArtifactRef] | None = None,
+        config: dict | None = None,
+        produces: Sequence[str] = (),
+        content: str = "",
+        judgement: Judgement | None = None,
+    ) -> StageResult:
+        """A stage's record and its result in the release; `produces` are kinds of artifacts."""
+        hashed = KeyContent(
+            stage=stage,
+            version=1,
+            subject=subject,
+            config=config or {"of": release_id.partition("-")[2]},
+            inputs=inputs or {},
+            tools={"tool": "1.0"},
+        )
+        made = Provenance(stage=f"{stage}/1", subject=subject, stage_key=hashed.key, release_id=release_id)
+        text = content or f"{stage}-{release_id}"
+        result = StageResult(
+            release_id=release_id,
+            stage=stage,
+            subject=subject,
+            key=hashed.key,
+            artifacts={kind: self.publish(kind, text, made) for kind in produces},
+            judgement=judgement,
+            timings=Timings(started_at=self.now, total_seconds=1.0),
+        )
+        with Lease(self.store, record_name(hashed.key)) as lease:
+            lease.conclude(StageRecord(content=hashed, result=result).model_dump(mode="json"))
+        replace_document(self.store, results_name(release_id, stage, subject), result.model_dump(mode="json"))
+        return result
+
+    def release(self, number: int, config: str = "tiny") -> str:
+        """A whole release, up to its packaged repository and its report."""
+        release_id = self.resolve(number, config)
+        self.stage(release_id, "download", produces=("checkpoint",))
+        self.stage(release_id, "accuracy", "fp8", judgement=GO)
+        self.stage(release_id, "package", TARGET, produces=("model_repository",))
+        self.report(release_id)
+        return release_id
+
+    def report(self, release_id: str) -> None:
+        self.store.write_file(f"releases/{release_id}/report.html", b"<html>")
+        self.stage(release_id, "report", config={"at": self.now.isoformat()})
+
+    def repository(self, release_id: str) -> ArtifactRef:
+        document = self.store.read_document(results_name(release_id, "package", TARGET))
+        assert document is not None
+        return StageResult.model_validate(document.value).artifacts["model_repository"]
+
+    def settle(self, release_id: str) -> None:
+        pointers, revision = read_pointers(self.store, MODEL, TARGET)
+        pointer = Pointer(
+            release_id=release_id,
+            repository=self.repository(release_id),
+            slot="blue",
+            recipe="fp8",
+            promoted_at=self.now,
+        )
+        write_pointers(self.store, MODEL, TARGET, Pointers(production=pointer, previous=pointers.production), revision)
+
+    def roll_back(self) -> None:
+        pointers, revision = read_pointers(self.store, MODEL, TARGET)
+        if pointers.previous is not None:
+            swapped = Pointers(production=pointers.previous, previous=pointers.production)
+            write_pointers(self.store, MODEL, TARGET, swapped, revision)
+
+    def canary(self, release_id: str, phase: Phase) -> None:
+        record = CanaryRecord(
+            release_id=release_id,
+            target=TARGET,
+            repository=self.repository(release_id),
+            stable=None,
+            candidate="green",
+            phase=phase,
+            began_at=time.time(),
+        )
+        replace_document(self.store, canary_name(release_id, TARGET), record.model_dump(mode="json"))
+
+    def claim(self, release_id: str | None, config: str = "tiny", *, silent_hours: float = 0.0) -> None:
+        """Let a release hold the model's claim: None gives it back, an empty id has not been resolved yet."""
+        heard = self.now - timedelta(hours=silent_hours)
+        holder = Claimant(
+            party=LocalProcess(host="elsewhere", pid=1, start_ticks=1, run="r"),
+            release=config,
+            release_id=release_id or "",
+            concurrency="wait",
+            asked_at=heard,
+            since=heard,
+            renewed_at=heard,
+            stale_after_hours=48.0,
+        )
+        state = ClaimState(holder=None if release_id is None else holder)
+        replace_document(self.store, claim_name(MODEL), state.model_dump(mode="json"))
+
+    def pass_days(self, days: float) -> None:
+        self.now += timedelta(days=days)
+
+    def artifacts_of(self, release_id: str) -> set[ArtifactRef]:
+        names = self.store.list_documents(f"releases/{release_id}/results")
+        documents = [self.store.read_document(name) for name in names]
+        results = [StageResult.model_validate(document.value) for document in documents if document]
+        return {ref for result in results for ref in result.artifacts.values()}
+
+    def names(self) -> set[str]:
+        """Every document and artifact there is."""
+        prefixes = ("releases", "stages", "pointers", "condemned", "leases", "runs")
+        documents = {name for prefix in prefixes for name in self.store.list_documents(prefix)}
+        return documents | {f"{stored.ref.kind}/{stored.ref.digest}" for stored in self.store.artifacts()}
+
+
+def _release(config: str, margin: float) -> ResolvedRelease:
+    level = ServiceLevel(first_token_milliseconds=150.0, end_to_end_milliseconds=600.0)
+    policy = Policy(name="strict", load_test=LoadTestPolicy(service_level=level))
+    return ResolvedRelease(
+        name=config,
+        description="",
+        model=ModelSource(id=MODEL),
+        baseline=Baseline(),
+        recipes=(QuantizationRecipe(name="fp8", weights="int8_weight_only"),),
+        targets=(Target(name=TARGET, accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
+        policy=policy.model_copy(update={"accuracy": policy.accuracy.model_copy(update={"margin": margin})}),
+        evaluation=Evaluation(tasks=("reading",), served_tasks=("reading",)),
+        workload=Workload(prompts="prompts.jsonl", rate_per_second=20.0, duration_seconds=60.0),
+        approval=Approval(),
+        drill=None,
+    )

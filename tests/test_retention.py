@@ -1,0 +1,343 @@
+"""What a retention run keeps and removes, in real stores."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from store_history import TARGET, History
+
+from llm_pipeline.canary.record import Phase, lease_name
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.retention.collection import collect_garbage
+from llm_pipeline.retention.report import RetentionReport
+from llm_pipeline.runners import detached
+from llm_pipeline.stages.execute import read_stage_record, record_name
+from llm_pipeline.store.condemned import RETENTION_LEASE
+from llm_pipeline.store.lease import Lease, LeaseHeld
+from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
+
+STRICT = {"keep_releases": 1, "keep_days": 0.0, "grace_hours": 1.0}
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return History(tmp_path, **STRICT)
+
+
+def collect(history: History, *, delete: bool = True, days: float = 0.0) -> RetentionReport:
+    history.pass_days(days)
+    return collect_garbage(history.deployment, delete=delete, now=history.now)
+
+
+def collect_twice(history: History) -> None:
+    """Condemned by the first run, removed by the second."""
+    collect(history, days=1)
+    collect(history, days=1)
+
+
+def kept(history: History) -> set[str]:
+    return {name.split("/")[1] for name in history.store.list_documents("releases") if name.endswith("/release.json")}
+
+
+def is_whole(history: History, release_id: str) -> bool:
+    refs = history.artifacts_of(release_id)
+    return bool(refs) and not any(history.store.verify(ref) for ref in refs)
+
+
+def reasons(report: RetentionReport, release_id: str) -> str:
+    return "; ".join(why for one in report.kept if one.release_id == release_id for why in one.why)
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_go_and_why(history: History):
+    old, new = history.release(1), history.release(2)
+    history.pass_days(1)
+    before = history.names()
+    report = collect(history, delete=False)
+    assert history.names() == before
+    text = "\n".join(report.lines())
+    assert f"release       {old}" in text
+    assert "not among the newest 1 of tiny, not in use" in text
+    assert f"{new}  one of the newest 1 of tiny" in text
+    assert report.bytes_condemned == sum(history.store.manifest(ref).size for ref in history.artifacts_of(old))
+    assert "nothing was changed: --delete does it" in text
+
+
+def test_an_old_release_goes_with_all_that_only_it_used(history: History):
+    old, new = history.release(1), history.release(2)
+    gone, shared = history.artifacts_of(old), history.publish("dataset", "prompts")
+    collect_twice(history)
+    assert kept(history) == {new}
+    assert not any(history.store.exists(ref) for ref in gone)
+    assert history.store.exists(shared)
+    assert is_whole(history, new)
+    assert not history.store.list_documents(f"releases/{old}")
+    assert not history.store.list_documents("condemned")
+    with pytest.raises(FileNotFoundError):
+        history.store.read_file(f"releases/{old}/report.html")
+
+
+def test_the_same_is_done_in_s3(s3, tmp_path: Path):
+    config = StoreConfig(uri=f"s3://{s3.bucket()}/all", endpoint=s3.endpoint, cache=str(tmp_path / "cache"))
+    history = History(tmp_path, config, **STRICT)
+    old, new = history.release(1), history.release(2)
+    gone = history.artifacts_of(old)
+    collect_twice(history)
+    assert kept(history) == {new}
+    assert not any(history.store.exists(ref) for ref in gone)
+    assert is_whole(history, new)
+
+
+def test_artifacts_stay_for_the_grace_period_after_the_release_that_used_them(history: History):
+    old = history.release(1)
+    history.release(2)
+    gone = history.artifacts_of(old)
+    report = collect(history, days=1)
+    assert all(history.store.exists(ref) for ref in gone)
+    assert {one.fate for one in report.going if one.what == "artifact"} == {"condemned"}
+    collect(history, days=0.5 / 24)
+    assert all(history.store.exists(ref) for ref in gone)
+    report = collect(history, days=1 / 24)
+    assert not any(history.store.exists(ref) for ref in gone)
+    assert report.bytes_removed > 0
+
+
+def test_nobody_can_reuse_what_is_condemned(history: History):
+    old = history.release(1)
+    key = history.stage(old, "download", produces=("checkpoint",)).key
+    history.release(2)
+    collect(history, days=1)
+    assert read_stage_record(history.store, key) is None
+
+
+def test_a_stage_result_that_a_kept_release_uses_stays_whoever_computed_it(history: History):
+    old = history.resolve(1)
+    first = history.stage(old, "download", config={"same": 1}, content="same", produces=("checkpoint",))
+    new = history.resolve(2)
+    history.stage(new, "download", config={"same": 1}, content="same", produces=("checkpoint",))
+    collect_twice(history)
+    assert kept(history) == {new}
+    assert read_stage_record(history.store, first.key) is not None
+    assert is_whole(history, new)
+
+
+@pytest.mark.parametrize("way", ["production", "previous", "canary", "claim", "job", "key", "open run"])
+def test_a_release_in_use_stays_however_old_it_is(history: History, way: str, tmp_path: Path):
+    used = history.release(1)
+    key = history.stage(used, "quantize", produces=("checkpoint",)).key
+    process = None
+    if way in ("production", "previous"):
+        history.settle(used)
+    if way == "canary":
+        history.canary(used, Phase.BAKING)
+    if way == "job":
+        record = tmp_path / "work" / "jobs" / used / "quantize" / "1" / "process.json"
+        process = detached.start("job", ["sleep", "60"], record, log=record.with_name("log"))
+    if way == "open run":
+        history.pass_days(1)
+        history.resolve(1)
+    newer = history.release(2)
+    if way == "previous":
+        history.settle(newer)
+    history.pass_days(30)
+    history.release(3)
+    if way == "claim":
+        history.claim(used)
+    held = {"key": record_name(key), "open run": record_name("0" * 64)}.get(way, "leases/other.json")
+    with Lease(history.store, held):
+        report = collect(history, days=0.5)
+        collect(history, days=0.5)
+    if process is not None:
+        detached.stop(process)
+    assert used in kept(history)
+    assert is_whole(history, used)
+    assert reasons(report, used)
+
+
+def test_what_only_looks_in_use_goes(history: History):
+    """Each is the other side of a case above."""
+    done = history.release(1)
+    history.canary(done, Phase.ROLLED_BACK)
+    history.settle(history.release(2))
+    history.settle(history.release(3))
+    history.settle(history.release(4))
+    history.claim(done, silent_hours=72)
+    collect(history, days=1)
+    assert done not in kept(history)
+    assert len(kept(history)) == 2
+
+
+def test_the_newest_of_each_config_and_the_young_stay(tmp_path: Path):
+    history = History(tmp_path, keep_releases=2, keep_days=10.0, grace_hours=1.0)
+    ages = {}
+    for number in range(5):
+        ages[history.release(number)] = 5 - number
+        ages[history.release(number, "other")] = 5 - number
+        history.pass_days(4)
+    collect(history)
+    assert kept(history) == {release for release, age in ages.items() if age <= 2}
+
+
+def test_nothing_young_is_removed(history: History):
+    history.release(1)
+    lonely = history.publish("checkpoint", "of a stage that has not written its result yet")
+    history.release(2)
+    report = collect_garbage(history.deployment, delete=True)
+    assert history.store.exists(lonely)
+    assert not [one for one in report.going if one.what == "artifact"]
+
+
+def test_while_a_release_is_being_named_no_artifact_is_removed(history: History):
+    gone = history.artifacts_of(history.release(1))
+    history.release(2, "other")
+    history.release(3)
+    collect(history, days=1)
+    history.pass_days(1)
+    history.claim("", "new")
+    report = collect(history)
+    assert "is about to be resolved" in report.postponed
+    assert all(history.store.exists(ref) for ref in gone)
+    history.claim(None)
+    collect(history)
+    assert not any(history.store.exists(ref) for ref in gone)
+
+
+def test_a_release_that_is_run_again_keeps_what_was_condemned(history: History):
+    old = history.release(1)
+    gone = history.artifacts_of(old)
+    history.release(2)
+    collect(history, days=1)
+    assert history.release(1) == old
+    collect_twice(history)
+    assert old in kept(history)
+    assert all(history.store.exists(ref) for ref in gone)
+    assert is_whole(history, old)
+
+
+@pytest.mark.parametrize("document", ["pointers/demo--tiny/cpu.json", "claims/demo--tiny.json"])
+def test_while_it_is_not_known_what_is_in_use_nothing_goes(history: History, document: str):
+    history.release(1)
+    history.release(2)
+    history.store.write_document(document, {"form": "unknown"}, None)
+    before = history.names()
+    with pytest.raises((IntegrityError, ValueError)):
+        collect(history, days=40)
+    assert history.names() - {RETENTION_LEASE} == before
+
+
+def test_a_release_of_a_form_that_is_not_known_stays_with_all_that_it_names(history: History):
+    ref = history.publish("checkpoint", "of the future")
+    name = "releases/future-00000001-00000001"
+    value = {"new": [{"form": {"kind": ref.kind, "digest": ref.digest}}]}
+    history.store.write_document(f"{name}/release.json", {"unknown": 1}, None)
+    history.store.write_document(f"{name}/results/new.json", value, None)
+    collect_twice(history)
+    assert history.store.exists(ref)
+    assert history.store.read_document(f"{name}/release.json") is not None
+
+
+def test_only_one_run_removes_at_a_time(history: History):
+    with Lease(history.store, RETENTION_LEASE):
+        collect(history, delete=False)
+        with pytest.raises(LeaseHeld):
+            collect(history)
+
+
+def test_a_canary_lease_counts_on_as_long_as_its_target_is_used(history: History):
+    history.settle(history.release(1))
+    for target in (TARGET, "gone"):
+        with Lease(history.store, lease_name(target)):
+            pass
+    collect(history, days=1)
+    assert lease_name(TARGET) in history.store.list_documents("leases")
+    assert lease_name("gone") not in history.store.list_documents("leases")
+
+
+def test_work_directories_of_removed_releases_go_and_others_stay(history: History, tmp_path: Path):
+    old, new = history.release(1), history.release(2)
+    jobs = tmp_path / "work" / "jobs"
+    for name in (old, new, "tiny"):
+        (jobs / name / "download" / "1").mkdir(parents=True)
+    collect(history, days=1)
+    assert sorted(path.name for path in jobs.iterdir()) == ["tiny", new]
+
+
+def test_leftovers_and_runs_of_removed_releases_go(history: History, tmp_path: Path):
+    old, new = history.release(1), history.release(2)
+    for number, release_id in enumerate((old, new)):
+        history.store.write_document(f"runs/dag/{number}.json", {"release_id": release_id}, None)
+    leftover = tmp_path / "store" / "incoming" / "killed"
+    leftover.mkdir(parents=True)
+    (leftover / "part").write_bytes(b"12345")
+    hours_ago = (datetime.now(UTC) - timedelta(hours=2)).timestamp()
+    for path in (leftover / "part", leftover):
+        os.utime(path, (hours_ago, hours_ago))
+    report = collect(history, days=1)
+    assert not leftover.exists()
+    assert history.store.list_documents("runs") == ["runs/dag/1.json"]
+    assert [one.bytes for one in report.going if one.what == "leftover"] == [5]
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("release"), st.integers(1, 4), st.sampled_from(["tiny", "other"])),
+    st.tuples(st.sampled_from(["settle", "canary", "canary ends", "claim"]), st.integers(0, 3), st.none()),
+    st.tuples(st.sampled_from(["roll back", "claim ends", "collect", "collect"]), st.none(), st.none()),
+    st.tuples(st.just("days pass"), st.integers(1, 20), st.none()),
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=st.lists(EVENTS, min_size=6, max_size=14), keep_days=st.sampled_from([0.0, 10.0]))
+def test_production_previous_and_running_releases_are_never_touched(tmp_path_factory, events, keep_days):
+    history = History(tmp_path_factory.mktemp("history"), **(STRICT | {"keep_days": keep_days}))
+    canaries: set[str] = set()
+    claimed: str | None = None
+    for name, number, config in [*events, ("collect", None, None), ("days pass", 1, None), ("collect", None, None)]:
+        there = sorted(kept(history))
+        chosen = there[number % len(there)] if there and number is not None else ""
+        if name == "release":
+            history.release(number, config)
+        elif name == "days pass":
+            history.pass_days(number)
+        elif name == "settle" and chosen:
+            history.settle(chosen)
+        elif name == "roll back":
+            history.roll_back()
+        elif name in ("canary", "canary ends") and chosen:
+            history.canary(chosen, Phase.BAKING if name == "canary" else Phase.PROMOTED)
+            canaries = canaries | {chosen} if name == "canary" else canaries - {chosen}
+        elif name in ("claim", "claim ends"):
+            claimed = chosen if name == "claim" else None
+            history.claim(claimed or None)
+        elif name == "collect":
+            if claimed:
+                history.claim(claimed)  # a living holder is heard of
+            collect(history)
+        pointers, _ = read_pointers(history.store, "demo/tiny", TARGET)
+        serving = {p.release_id for p in (pointers.production, pointers.previous) if p}
+        for release_id in serving | canaries | ({claimed} if claimed else set()):
+            assert release_id in kept(history)
+            assert is_whole(history, release_id)
+
+
+def test_pointers_keep_their_repository_also_without_its_release(history: History):
+    release_id = history.release(1)
+    repository = history.repository(release_id)
+    history.settle(release_id)
+    pointers, revision = read_pointers(history.store, "demo/tiny", TARGET)
+    assert pointers.production is not None
+    moved = pointers.production.model_copy(update={"release_id": "another-00000001-00000001"})
+    write_pointers(history.store, "demo/tiny", TARGET, Pointers(production=moved), revision)
+    history.release(2)
+    collect_twice(history)
+    assert release_id not in kept(history)
+    assert history.store.verify(repository) == []
