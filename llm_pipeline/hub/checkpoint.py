@@ -76,7 +76,7 @@ def check_index(index: Path, headers: Headers) -> None:
 
 def _read_index(index: Path) -> tuple[dict[str, str], int | float | None]:
     try:
-        content: Any = json.loads(index.read_bytes())
+        content: Any = json.loads(index.read_text(encoding="utf-8"))
         weight_map, metadata = content["weight_map"], content.get("metadata") or {}
         total_bytes = metadata.get("total_size")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -62,7 +62,7 @@ def _read(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _MAXIMUM_BYTES:
         raise _senseless(path, f"it has {path.stat().st_size} bytes")
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise _senseless(path, f"it is not JSON: {error}") from error
     if not isinstance(config, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -63,7 +63,7 @@ class S3Source:
             options["VersionId"] = version.version_id
         with self._errors_at(file.path):
             answer = self._client.get_object(**self._object(file.path), IfMatch=version.entity_tag, **options)
-            with answer["Body"] as stream:
+            with closing(answer["Body"]) as stream:
                 yield Body(start=start, chunks=stream.iter_chunks(_CHUNK))
 
     @cached_property
@@ -144,12 +144,12 @@ def _version(head: dict[str, Any]) -> ObjectVersion:
 
 
 def _stored_sha256(head: dict[str, Any]) -> str | None:
-    """The checksum of the whole object, if S3 keeps it; that of a multipart upload covers its parts' checksums.
+    """The SHA-256 of the whole object, if S3 keeps it: not for a multipart upload, which has one of its parts' ones.
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity-upload.html
     """
-    value = str(head.get("ChecksumSHA256", ""))
-    if not value or "-" in value or head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+    value, in_parts = str(head.get("ChecksumSHA256", "")), "-" in head["ETag"]
+    if not value or in_parts or head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
         return None
     return base64.b64decode(value).hex()
 

@@ -15,12 +15,14 @@ from typing import NamedTuple
 import pytest
 
 from llm_pipeline.errors import ConfigError, IntegrityError, Transient
-from llm_pipeline.hub import transfer as transfer_module
 from llm_pipeline.hub.access import HubRefused, HubUnavailable, connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.partial_file import DiskTooSmall
-from llm_pipeline.hub.pinned import PinnedModel
+from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.hub.rate_limit import RateLimit
+from llm_pipeline.hub.source import SourceUnavailable
+from llm_pipeline.hub.transfer import Transfer
 
 from .conftest import CONFIG, TOKEN_VARIABLE, WEIGHTS_BYTES, LocalHub, safetensors_bytes
 
@@ -43,7 +45,7 @@ def model(local_hub: LocalHub, source: HubSource) -> PinnedModel:
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Back-off counts, but takes no time."""
-    monkeypatch.setattr(transfer_module.Transfer, "_backoff_unit_seconds", 0.01)
+    monkeypatch.setattr(Transfer, "_backoff_unit_seconds", 0.01)
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -207,6 +209,64 @@ def test_interruptions_that_bring_bytes_do_not_use_up_the_attempts(
     assert content(tmp_path / "checkpoint") == expected(local_hub)
 
 
+@pytest.mark.parametrize("kind", ["short", "cut"])
+def test_answers_that_bring_nothing_end_transient_after_five(
+    local_hub: LocalHub, source: HubSource, model: PinnedModel, tmp_path: Path, kind: str
+) -> None:
+    local_hub.fail(kind, WEIGHTS, after_bytes=0, times=99)
+    with pytest.raises(SourceUnavailable):
+        download_model(source, model, tmp_path / "checkpoint")
+    assert len(local_hub.downloads(WEIGHTS)) == 5
+
+
+def test_a_body_that_ends_early_as_if_it_were_whole_is_resumed(
+    local_hub: LocalHub, source: HubSource, model: PinnedModel, tmp_path: Path
+) -> None:
+    local_hub.fail("short", WEIGHTS, after_bytes=1_000_000, times=2)
+    download_model(source, model, tmp_path / "checkpoint")
+    assert content(tmp_path / "checkpoint") == expected(local_hub)
+    assert local_hub.downloads(WEIGHTS)[1:] == [(WEIGHTS, "bytes=1000000-"), (WEIGHTS, "bytes=2000000-")]
+
+
+def test_a_connection_that_stalls_is_given_up_and_resumed(
+    local_hub: LocalHub, source: HubSource, model: PinnedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HubSource, "_timeout_seconds", 0.2)
+    local_hub.fail("stall", WEIGHTS, after_bytes=1_000_000)
+    download_model(source, model, tmp_path / "checkpoint")
+    assert content(tmp_path / "checkpoint") == expected(local_hub)
+    assert local_hub.downloads(WEIGHTS)[1:] == [(WEIGHTS, "bytes=1000000-")]
+
+
+def test_all_connections_share_one_rate(local_hub: LocalHub, source: HubSource, tmp_path: Path) -> None:
+    local_hub.publish(vocab__json=b'"' + b"x" * 500_000 + b'"', model__safetensors=safetensors_bytes(500_000))
+    model = source.resolve("demo/tiny", "main")
+    started = time.monotonic()
+    download_model(source, model, tmp_path / "checkpoint", limit=RateLimit(2e6))
+    assert model.size / 2e6 <= time.monotonic() - started < 5 * model.size / 2e6
+
+
+def test_no_more_connections_than_asked_for(
+    local_hub: LocalHub, source: HubSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local_hub.publish(**{f"part{number}.json": b"%d" % number for number in range(8)})
+    model, at_once, most = source.resolve("demo/tiny", "main"), [], []
+    fetch = Transfer.fetch
+
+    def counted(transfer: Transfer, file: HubFile) -> Path:
+        at_once.append(file.path)
+        most.append(len(at_once))
+        time.sleep(0.02)
+        try:
+            return fetch(transfer, file)
+        finally:
+            at_once.remove(file.path)
+
+    monkeypatch.setattr(Transfer, "fetch", counted)
+    download_model(source, model, tmp_path / "checkpoint", connections=2)
+    assert max(most) == 2
+
+
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_access_lost_between_resolve_and_download_is_terminal_at_the_first_answer(
     local_hub: LocalHub, source: HubSource, model: PinnedModel, tmp_path: Path, status: int
@@ -316,7 +376,10 @@ from pathlib import Path
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
-from llm_pipeline.hub.pinned import PinnedModel
+from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.hub.rate_limit import RateLimit
+from llm_pipeline.hub.source import SourceUnavailable
+from llm_pipeline.hub.transfer import Transfer
 model = PinnedModel.model_validate_json(Path(sys.argv[1]).read_text())
 download_model(HubSource(connect(sys.argv[2], "LLM_PIPELINE_TEST_TOKEN")), model, Path(sys.argv[3]))
 """

@@ -13,19 +13,39 @@ LLAMA = [
 ]  # fmt: skip
 
 
+UNSAFE = {
+    "parents": ["../outside", "..", "a/../../b", "a/..", "../../../etc/passwd", "folder/../../../etc/passwd"],
+    "parents on Windows": ["..\\outside", "..\\..\\Windows\\evil", "folder\\..\\..\\evil", "a\\b"],
+    "absolute": ["/etc/passwd", "//server/share", "/"],
+    "drives": ["C:\\Windows\\evil", "C:/Windows/evil", "D:relative\\evil", "c:relative", "folder/C:\\x", "folder/C:/x"],
+    "network shares": ["\\\\attacker\\share\\evil", "folder/\\\\attacker\\share\\evil", "\\\\?\\C:\\x"],
+    "roots on Windows": ["\\evil", "folder/\\evil"],
+    "streams": ["config.json:evil", "config.json::$DATA", "a/config.json:x"],
+    "devices": ["CON", "nul", "aux.json", "prn.tar.gz", "a/COM1", "lpt9.txt", "com\u00b9", "conout$.json", "nul/x"],
+    "home and options": ["~/x", "~root/x", "-rf", "a/-rf"],
+    "empty and dot segments": ["", "./a", "a/.", "a//b", "a/"],
+    "ends that Windows drops": ["a.", "a /b", "a./b", "a ", "a/b. ", "config.json. ."],
+    "control characters": ["a\0b", "a\nb", "a\rb", "a\tb", "a\x1b[2Jb", "a\x7fb", "a\x85b"],
+    "invisible and reordering": ["a\u202eb", "a\u200bb", "a\u2066b", "a\u2028b", "a\ufeffb", "a\ud800b", "a\u00a0b"],
+    "folded to something unsafe": ["\uff0e\uff0e/x", "\uff0fetc", "\uff0e\uff0e\uff3cx", "C\uff1ax", "\u2024\u2024/x"],
+    "too long": ["x" * 300, "\u00e9" * 200, "a/" * 600 + "b"],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "path",
-    [
-        "../outside", "..", "a/../../b", "a/..", "./a", "a//b", "/etc/passwd", "//server/share", "..\\outside",
-        "a\\b", "C:\\windows", "C:/windows", "c:relative", "\\\\server\\share\\x", "~/x", "-rf", "a/-rf", "a\nb",
-        "a\0b", "a /b", "a./b", "", "x" * 300, "a/" * 600 + "b", "a\u202eb",
-    ],
-)  # fmt: skip
+    "path", [pytest.param(path, id=f"{kind}: {path[:40]!a}") for kind, paths in UNSAFE.items() for path in paths]
+)
 def test_a_path_that_could_leave_its_directory_is_unsafe(path: str) -> None:
     assert unsafe_reason(path) is not None
 
 
-@pytest.mark.parametrize("path", ["config.json", "a/b/c.json", ".gitattributes", "model-00001-of-00002.safetensors"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "config.json", "a/b/c.json", ".gitattributes", "model-00001-of-00002.safetensors", "weird but valid/name.txt",
+        "console.json", "com.json", "auxiliary", "caf\u00e9.txt", "\u6a21\u578b.txt", "a..b", "...a",
+    ],
+)  # fmt: skip
 def test_an_ordinary_path_is_safe(path: str) -> None:
     assert unsafe_reason(path) is None
 
@@ -35,9 +55,22 @@ def test_one_unsafe_name_condemns_the_whole_repository() -> None:
         select_files(["config.json", "model.safetensors", "../../x"], where="a/b@main")
 
 
-def test_two_names_that_differ_only_in_case_condemn_the_repository() -> None:
+@pytest.mark.parametrize("twin", ["config.json", "Config.json", "con\ufb01g.json"])
+def test_two_names_that_a_file_system_may_take_for_one_condemn_the_repository(twin: str) -> None:
     with pytest.raises(IntegrityError, match="differ"):
-        select_files(["config.json", "Config.json", "model.safetensors"])
+        select_files(["config.json", twin, "model.safetensors"])
+
+
+def test_formats_that_run_code_or_unpack_into_anything_are_refused_by_name() -> None:
+    names = ["w.bin", "w.pt", "w.pth", "w.ckpt", "w.pkl", "w.h5", "w.npz", "x.py", "x.so", "x.ipynb", "x.zip", "x.nemo"]
+    selection = select_files(["config.json", "model.safetensors", *names])
+    assert set(selection.refused) == set(names)
+
+
+def test_vocabularies_templates_and_tokenizers_are_fetched() -> None:
+    names = {"vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "qwen.tiktoken"}
+    templates = {"chat_template.jinja", "additional_chat_templates/tool_use.jinja"}
+    assert names | templates <= set(select_files(["config.json", "model.safetensors", *names, *templates]).fetched)
 
 
 def test_weights_configuration_and_tokenizer_are_fetched_and_nothing_else() -> None:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import ConfigError, IntegrityError, Terminal, Transient, Unsupported
-from llm_pipeline.hub.access import Hub, HubRefused, HubUnavailable, connect
+from llm_pipeline.errors import ConfigError, IntegrityError, Transient, Unsupported
+from llm_pipeline.hub.access import Hub, HubRefused, HubUnavailable, RepositoryRenamed, connect
 from llm_pipeline.hub.resolve import resolve_revision
 
 from .conftest import TOKEN_VARIABLE, LocalHub, safetensors_bytes
@@ -122,13 +125,82 @@ def test_throttling_and_server_errors_are_transient(local_hub: LocalHub, hub: Hu
     assert caught.value.retry_after_seconds == 7
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404])
-def test_a_refusal_without_the_hub_s_error_codes_is_terminal(local_hub: LocalHub, hub: Hub, status: int) -> None:
+BAD_TOKEN = {"X-Error-Message": "Invalid credentials in Authorization header"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "hint"),
+    [
+        ((401, BAD_TOKEN), "NotAuthenticated", TOKEN_VARIABLE),
+        ((401, {"X-Error-Code": "GatedRepo"}), "RepositoryGated", "/demo/tiny"),
+        ((401, {"X-Error-Code": "RepoNotFound"}), "NotOnTheHub", TOKEN_VARIABLE),
+        ((403, {}), "AccessForbidden", TOKEN_VARIABLE),
+        ((403, {"X-Error-Code": "GatedRepo"}), "RepositoryGated", "accept the terms"),
+        (
+            (403, {"X-Error-Message": "Access to this resource is disabled."}),
+            "RepositoryDisabled",
+            "another repository",
+        ),
+        ((404, {}), "NotOnTheHub", "check the name"),
+        ((404, {"X-Error-Code": "RepoNotFound"}), "NotOnTheHub", "check the name"),
+        ((404, {"X-Error-Code": "RevisionNotFound"}), "NotOnTheHub", "branch, tag or commit"),
+        ((404, {"X-Error-Code": "EntryNotFound"}), "NotOnTheHub", "resolve the revision again"),
+        ((400, {}), "HubRefused", "check"),
+        ((451, {}), "HubRefused", "check"),
+    ],
+)
+def test_every_refusal_is_terminal_and_says_what_to_do(
+    local_hub: LocalHub, hub: Hub, answer: tuple[int, dict[str, str]], kind: str, hint: str
+) -> None:
     local_hub.publish()
-    local_hub.fail("status", "/revision/main", status=status)
-    with pytest.raises(Terminal) as caught:
+    local_hub.fail("status", "/revision/main", status=answer[0], headers=answer[1])
+    with pytest.raises(HubRefused) as caught:
         resolve_revision(hub, "demo/tiny")
-    assert caught.value.hint
+    assert (caught.value.to_document().type, caught.value.family) == (kind, "terminal")
+    assert hint in caught.value.hint
+
+
+def test_a_renamed_repository_is_not_followed_to_whoever_has_the_name_now(local_hub: LocalHub, hub: Hub) -> None:
+    local_hub.publish()
+    local_hub.publish("newowner/tiny")
+    local_hub.restrict("demo/tiny", renamed_to="newowner/tiny")
+    with pytest.raises(RepositoryRenamed, match="newowner/tiny") as caught:
+        resolve_revision(hub, "demo/tiny")
+    assert "model.id" in caught.value.hint
+
+
+def _in_seconds(seconds: float) -> str:
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "low", "high"),
+    [
+        (lambda: {"Retry-After": "90"}, 90, 90),
+        (lambda: {"Retry-After": _in_seconds(90)}, 60, 90),
+        (lambda: {"Retry-After": _in_seconds(-90)}, 0, 0),
+        (lambda: {"ratelimit": '"api";r=0;t=55', "Retry-After": "90"}, 55, 55),
+        (lambda: {"ratelimit": '"api";r=9;t=55', "Retry-After": "90"}, 90, 90),
+    ],
+    ids=["seconds", "a date", "a date in the past", "the hub's own limit", "the hub's own limit, not used up"],
+)
+def test_the_hub_says_how_long_to_wait(
+    local_hub: LocalHub, hub: Hub, headers: Callable[[], dict[str, str]], low: float, high: float
+) -> None:
+    local_hub.publish()
+    local_hub.fail("status", "/revision/main", status=429, headers=headers())
+    with pytest.raises(HubUnavailable) as caught:
+        resolve_revision(hub, "demo/tiny")
+    assert low <= (caught.value.retry_after_seconds or 0) <= high
+
+
+@pytest.mark.parametrize("value", ["soon", "-5", "1e9", "\u0665"])
+def test_a_senseless_wait_is_ignored(local_hub: LocalHub, hub: Hub, value: str) -> None:
+    local_hub.publish()
+    local_hub.fail("status", "/revision/main", status=503, headers={"Retry-After": value})
+    with pytest.raises(HubUnavailable) as caught:
+        resolve_revision(hub, "demo/tiny")
+    assert caught.value.retry_after_seconds is None
 
 
 def test_a_hub_that_nobody_answers_for_is_transient_and_quick() -> None:

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.hub.checkpoint import check_index
+from llm_pipeline.hub.model_config import check_model_config
+from llm_pipeline.hub.safetensors_header import TensorEntry
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def tensor(name: str, shape: tuple[int, ...] = (4,), dtype: str = "BF16") -> TensorEntry:
+    size = 2
+    for dimension in shape:
+        size *= dimension
+    return TensorEntry(name=name, dtype=dtype, shape=shape, start=0, end=size)
+
+
+HEADERS = {FIRST: (tensor("a"), tensor("b")), SECOND: (tensor("c"),)}
+WEIGHT_MAP = {"a": FIRST, "b": FIRST, "c": SECOND}
+
+
+def index(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize("metadata", [{}, {"metadata": {"total_size": 24}}, {"metadata": {"total_size": 24.0}}])
+def test_an_index_that_says_what_the_shards_hold_is_sound(tmp_path: Path, metadata: dict[str, Any]) -> None:
+    check_index(index(tmp_path, {"weight_map": WEIGHT_MAP, **metadata}), HEADERS)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "metadata", "headers", "problem"),
+    [
+        ({**WEIGHT_MAP, "d": "model-00003-of-00003.safetensors"}, {}, HEADERS, r"does not have: \['model-00003"),
+        ({**WEIGHT_MAP, "d": FIRST}, {}, HEADERS, r"not in the shard that the index names: \['d'\]"),
+        ({**WEIGHT_MAP, "b": SECOND}, {}, HEADERS, r"not in the shard that the index names: \['b'\]"),
+        ({"a": FIRST, "c": SECOND}, {}, HEADERS, r"does not list tensors of its shards: \['b'\]"),
+        (WEIGHT_MAP, {}, {**HEADERS, SECOND: (tensor("c"), tensor("a"))}, r"in two shards: \['a'\]"),
+        (WEIGHT_MAP, {"total_size": 25}, HEADERS, "total_size is 25, the tensors have 24"),
+        (WEIGHT_MAP, {"total_size": "24"}, HEADERS, "no number"),
+    ],
+    ids=["no shard", "no tensor", "other shard", "unlisted", "twice", "total", "total is text"],
+)
+def test_an_index_that_the_shards_contradict_is_refused(
+    tmp_path: Path, weight_map: Any, metadata: Any, headers: Any, problem: str
+) -> None:
+    with pytest.raises(IntegrityError, match=problem) as caught:
+        check_index(index(tmp_path, {"weight_map": weight_map, "metadata": metadata}), headers)
+    assert caught.value.where == "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000])
+def test_what_is_no_index_is_refused(tmp_path: Path, content: str) -> None:
+    with pytest.raises(IntegrityError, match="not a weight index"):
+        check_index(index(tmp_path, content), HEADERS)
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 100, "intermediate_size": 128, "max_position_embeddings": 2048,
+}  # fmt: skip
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def check(tmp_path: Path, content: Any, *tensors: TensorEntry) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    check_model_config(path, {tensor.name: tensor for tensor in tensors})
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (LLAMA, (100, 64)),
+        ({**LLAMA, "hidden_size": 66, "head_dim": 16}, (100, 66)),
+        ({**LLAMA, "num_key_value_heads": None, "intermediate_size": [128, 256]}, (100, 64)),
+        ({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": LLAMA}, (108, 64)),
+        ({"architectures": ["GPT2LMHeadModel"], "n_embd": 64}, (7, 7)),
+    ],
+    ids=["llama", "head_dim", "a value a layer", "several parts", "other names"],
+)
+def test_a_sound_configuration_passes(tmp_path: Path, config: Any, shape: tuple[int, ...]) -> None:
+    check(tmp_path, config, tensor(EMBEDDING, shape), tensor("lm_head.weight", (1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        *[({"architectures": value}, "architectures") for value in (None, [], "LlamaForCausalLM", [1])],
+        *[({name: 0}, name) for name in LLAMA if name != "architectures"],
+        *[({name: 2**40}, name) for name in LLAMA if name != "architectures"],
+        *[({"hidden_size": value}, "hidden_size") for value in (-64, 64.0, "64", True, [64, -1], {})],
+        ({"hidden_size": 66}, "no multiple of num_attention_heads"),
+        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads"),
+        ({"vocab_size": 101}, r"101 x 64, but model\.embed_tokens\.weight is \[100, 64\]"),
+        ({"vocab_size": 99}, r"99 x 64, but model\.embed_tokens\.weight is \[100, 64\]"),
+        ({"hidden_size": 128}, r"100 x 128, but"),
+        ({"text_config": {**LLAMA, "vocab_size": 2**40}}, "vocab_size"),
+        ({"text_config": {**LLAMA, "vocab_size": 101}}, "101 x 64"),
+    ],
+)
+def test_an_absurd_configuration_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(IntegrityError, match=problem) as caught:
+        check(tmp_path, {**LLAMA, **changes}, tensor(EMBEDDING, (100, 64)))
+    assert caught.value.where == "config.json"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '"config"', "\ufeff{}", "[" * 100_000])
+def test_a_configuration_that_is_no_json_object_is_refused(tmp_path: Path, content: str) -> None:
+    with pytest.raises(IntegrityError, match="JSON"):
+        check(tmp_path, content)
+
+
+def test_a_model_that_asks_for_its_repository_s_code_is_not_supported(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"modeling_x\.XForCausalLM") as caught:
+        check(tmp_path, {**LLAMA, "auto_map": {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}})
+    assert "trust_remote_code is off" in caught.value.hint

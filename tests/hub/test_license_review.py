@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from llm_pipeline.errors import Unsupported
+from llm_pipeline.hub.license_review import license_change, require_license
+from llm_pipeline.hub.model_card import card_fields, stated_license
+from llm_pipeline.hub.pinned import PinnedModel
+
+
+def model(license_name: str | None = None, gated: str | None = None) -> PinnedModel:
+    return PinnedModel(id="demo/tiny", commit="0" * 40, files=(), license=license_name, gated=gated)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "change"),
+    [
+        (None, model("mit", "manual"), ""),
+        (model("mit"), model("mit"), ""),
+        (model("apache-2.0"), model("llama3.1"), "apache-2.0 -> llama3.1"),
+        (model("apache-2.0"), model(), "apache-2.0 -> not stated"),
+        (model(), model("mit"), "not stated -> mit"),
+        (model("mit"), model("mit", "manual"), "gated: no -> manual"),
+        (model("mit", "auto"), model("mit"), "gated: auto -> no"),
+        (model("mit"), model("other", "auto"), "mit -> other; gated: no -> auto"),
+    ],
+)
+def test_what_changed_in_licence_and_gating_is_one_line(
+    before: PinnedModel | None, now: PinnedModel, change: str
+) -> None:
+    assert license_change(before, now) == change
+
+
+@pytest.mark.parametrize("allowed", [None, ("mit",), ("apache-2.0", "MIT")])
+def test_an_allowed_licence_passes(allowed: tuple[str, ...] | None) -> None:
+    require_license(model("mit"), allowed)
+
+
+@pytest.mark.parametrize(("license_name", "allowed"), [("llama3.1", ("mit",)), (None, ("mit",)), ("mit", ())])
+def test_another_licence_is_refused_with_what_it_is(license_name: str | None, allowed: tuple[str, ...]) -> None:
+    with pytest.raises(Unsupported, match=license_name or "not stated") as caught:
+        require_license(model(license_name), allowed)
+    assert "model.licenses" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("card", "tags", "stated"),
+    [
+        ({"license": "mit"}, ["license:apache-2.0"], "mit"),
+        ({"license": "other", "license_name": "tongyi-qianwen"}, [], "tongyi-qianwen"),
+        ({"license": "other"}, [], "other"),
+        ({}, ["safetensors", "license:apache-2.0"], "apache-2.0"),
+        ({}, [], None),
+    ],
+)
+def test_the_licence_is_named_as_the_hub_names_it(card: dict[str, str], tags: list[str], stated: str | None) -> None:
+    assert stated_license(card, tags) == stated
+
+
+@pytest.mark.parametrize("text", ["", "# no front matter", "---\n- a list\n---", "---\n: [\n---", "---\nlicense: mit"])
+def test_a_card_that_states_nothing_readable_states_nothing(text: str) -> None:
+    assert card_fields(text) == {}

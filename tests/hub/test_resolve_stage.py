@@ -1,0 +1,187 @@
+"""The first stage, from a release config: what it refuses before anything is spent, and what it reports."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.flow import Flow, resolve_request
+from llm_pipeline.hub import disk_space
+from llm_pipeline.hub.partial_file import DiskTooSmall
+from llm_pipeline.planning import host
+from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.execute import execute
+
+from .conftest import TOKEN_VARIABLE, LocalHub
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+CARD = b"---\nlicense: %s\n---\n"
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+class Release:
+    """A release config of the small model on the local hub."""
+
+    def __init__(self, root: Path, hub: LocalHub) -> None:
+        self.root = Path(shutil.copytree(CONFIGS, root / "configs"))
+        self.path = self.root / "releases" / "demo.yaml"
+        self.set(self.path, model={"id": "demo/tiny"})
+        self.set(
+            self.root / "deployments" / "local.yaml",
+            hub={"endpoint": hub.endpoint, "token_variable": TOKEN_VARIABLE},
+            environments={"control": sys.executable, "model": sys.executable},
+        )
+
+    def set(self, path: Path, **fields: object) -> None:
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | fields))
+
+    def model(self, **fields: object) -> None:
+        self.set(self.path, model={"id": "demo/tiny", **fields})
+
+    def resolve(self, revision: str | None = None) -> StageResult:
+        outcome = execute(resolve_request(self.path, revision))
+        assert isinstance(outcome, StageResult), outcome
+        return outcome
+
+    def refusal(self) -> StageFailure:
+        outcome = execute(resolve_request(self.path))
+        assert isinstance(outcome, StageFailure), outcome
+        return outcome
+
+    def request(self, result: StageResult, stage: str) -> StageRequest:
+        return Flow.open(load_release(self.path).deployment, result.release_id).request(stage)
+
+    def download(self, result: StageResult) -> StageResult:
+        outcome = execute(self.request(result, "download"))
+        assert isinstance(outcome, StageResult), outcome
+        return outcome
+
+
+@pytest.fixture
+def release(tmp_path: Path, local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> Release:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    local_hub.publish()
+    return Release(tmp_path, local_hub)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the bytes that are free on every disk, for this stage's own check."""
+
+    def set_free(count: int) -> None:
+        monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: Usage(10**12, 0, count))
+        monkeypatch.setattr(host, "free_bytes", lambda _: 10**12)
+
+    return set_free
+
+
+def test_the_result_names_commit_source_licence_and_size(release: Release, local_hub: LocalHub) -> None:
+    metrics = release.resolve().metrics
+    assert metrics["license"] == "apache-2.0"
+    assert (metrics["gated"], metrics["license_change"], metrics["source"]) == ("", "", "hub")
+    assert metrics["bytes"] == sum(len(data) for name, data in local_hub.contents.items() if name != "README.md")
+
+
+def test_a_licence_that_is_not_allowed_stops_the_release_before_anything_is_fetched(
+    release: Release, local_hub: LocalHub
+) -> None:
+    release.model(licenses=["mit", "llama3.1"])
+    error = release.refusal().error
+    assert (error.type, error.family) == ("Unsupported", "terminal")
+    assert "apache-2.0" in error.message
+    assert local_hub.downloads() == []
+
+
+def test_a_changed_licence_is_told_until_a_release_with_it_has_gone_on(release: Release, local_hub: LocalHub) -> None:
+    first = release.resolve()
+    release.download(first)
+    local_hub.publish(README__md=CARD % b"llama3.1")
+    for _ in range(2):
+        changed = release.resolve()
+        assert changed.metrics["license_change"] == "apache-2.0 -> llama3.1"
+    release.download(changed)
+    assert release.resolve().metrics["license_change"] == ""
+    assert release.resolve(str(first.metrics["commit"])).metrics["license_change"] == "llama3.1 -> apache-2.0"
+
+
+def test_a_release_of_another_config_is_no_release_before(release: Release, local_hub: LocalHub) -> None:
+    release.download(release.resolve())
+    local_hub.publish(README__md=CARD % b"llama3.1")
+    other = release.path.with_name("demo-other.yaml")
+    shutil.copy(release.path, other)
+    release.path = other
+    assert release.resolve().metrics["license_change"] == ""
+
+
+def test_a_disk_that_cannot_hold_work_and_store_is_named_with_the_numbers(
+    release: Release, local_hub: LocalHub, free: Callable[[int], None]
+) -> None:
+    free(disk_space.SPARE_BYTES + 5_999_000)
+    error = release.refusal().error
+    assert error.type == DiskTooSmall.__name__
+    assert error.message == "6 MB are still to come and only 70 MB are free"
+    assert error.where.startswith("work_root and store")
+    assert local_hub.downloads() == []
+    free(disk_space.SPARE_BYTES + 6_001_000)
+    release.resolve()
+
+
+def test_what_was_downloaded_before_needs_no_more_space(release: Release, free: Callable[[int], None]) -> None:
+    release.download(release.resolve())
+    free(0)
+    release.resolve()
+
+
+def test_a_gated_model_is_refused_before_anything_is_fetched(release: Release, local_hub: LocalHub) -> None:
+    local_hub.restrict("demo/tiny", gated="manual")
+    assert release.refusal().error.type == "RepositoryGated"
+    assert local_hub.downloads() == []
+
+
+def test_a_directory_named_in_the_release_config_is_the_model(
+    release: Release, local_hub: LocalHub, tmp_path: Path
+) -> None:
+    directory = tmp_path / "weights"
+    directory.mkdir()
+    for name, data in local_hub.contents.items():
+        (directory / name).write_bytes(data)
+    release.model(source=directory.as_uri())
+    resolved = release.resolve()
+    assert release.download(resolved).metrics["files"] == 3
+    assert resolved.metrics["license"] == "apache-2.0"
+    assert local_hub.faults.requests == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reused"),
+    [
+        ({"hub": {"endpoint": "http://127.0.0.1:9", "connections": 9, "megabytes_per_second": 5}}, True),
+        ({"source": "cache"}, True),
+        ({"versions": {"config.json": {"entity_tag": "x"}}}, True),
+        ({"sampled_values": 7}, False),
+        ({"commit": "0" * 40}, False),
+    ],
+    ids=["hub", "source", "versions", "values", "commit"],
+)
+def test_the_stage_key_holds_what_decides_the_content_and_no_place(
+    release: Release, change: dict[str, object], reused: bool
+) -> None:
+    resolved = release.resolve()
+    first = release.download(resolved)
+    request = release.request(resolved, "download")
+    changed = request.model_copy(update={"config": request.config | change})
+    outcome = execute(changed)
+    same = isinstance(outcome, StageResult) and outcome.reused and outcome.key == first.key
+    assert same is reused

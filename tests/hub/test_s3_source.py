@@ -1,0 +1,175 @@
+"""An S3 prefix as a source, against a real S3 API server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.hub.download import download_model
+from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.hub.s3_source import S3Source
+from llm_pipeline.hub.source import Body, SourceRefused, SourceUnavailable
+from llm_pipeline.hub.transfer import Transfer
+
+from .conftest import CONFIG, safetensors_bytes
+
+WEIGHTS = safetensors_bytes()
+FILES = {
+    "model.safetensors": WEIGHTS,
+    "config.json": CONFIG,
+    "tokenizer.json": b'{"version": "1.0"}',
+    "README.md": b"---\nlicense: mit\n---\n",
+    "pytorch_model.bin": b"\x80\x04pickle",
+}
+FETCHED = {name: data for name, data in FILES.items() if name not in ("README.md", "pytorch_model.bin")}
+
+
+class Prefix:
+    """A model under a prefix of a new bucket."""
+
+    def __init__(self, s3: Any) -> None:
+        self.client, self.bucket = s3.client(), s3.bucket()
+        self.source = S3Source(StoreConfig(uri=f"s3://{self.bucket}/models/tiny", endpoint=s3.endpoint))
+        self.put("config.json", b"not below the prefix", prefix="models/tiny-2")
+        for name, data in FILES.items():
+            self.put(name, data)
+
+    def put(self, name: str, data: bytes, *, prefix: str = "models/tiny", **options: str) -> None:
+        self.client.put_object(Bucket=self.bucket, Key=f"{prefix}/{name}", Body=data, **options)
+
+    def resolve(self) -> PinnedModel:
+        return self.source.resolve("demo/tiny", "main")
+
+
+@pytest.fixture
+def prefix(s3: Any) -> Prefix:
+    return Prefix(s3)
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Transfer, "_backoff_unit_seconds", 0.01)
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def weights_of(model: PinnedModel) -> HubFile:
+    return next(file for file in model.files if file.path == "model.safetensors")
+
+
+def test_a_prefix_is_pinned_and_its_model_downloaded(prefix: Prefix, tmp_path: Path) -> None:
+    model = prefix.resolve()
+    assert (model.license, {file.path for file in model.files}) == ("mit", set(FETCHED))
+    assert prefix.source.resolve("demo/tiny", model.commit) == model
+    download_model(prefix.source, model, tmp_path / "checkpoint")
+    assert content(tmp_path / "checkpoint") == FETCHED
+
+
+def test_the_checksum_that_s3_keeps_of_the_whole_object_is_what_must_come(prefix: Prefix, tmp_path: Path) -> None:
+    assert weights_of(prefix.resolve()).sha256 is None
+    prefix.put("model.safetensors", WEIGHTS, ChecksumAlgorithm="SHA256")
+    weights = weights_of(prefix.resolve())
+    assert (weights.sha256, weights.entity_tag) == (hashlib.sha256(WEIGHTS).hexdigest(), None)
+
+
+def test_a_multipart_upload_s_checksum_of_checksums_is_not_taken_for_the_content_s(prefix: Prefix) -> None:
+    data, place = safetensors_bytes(6_000_000), {"Bucket": prefix.bucket, "Key": "models/tiny/model.safetensors"}
+    upload = prefix.client.create_multipart_upload(**place, ChecksumAlgorithm="SHA256")["UploadId"]
+    parts = []
+    for number, part in ((1, data[: 5 * 2**20]), (2, data[5 * 2**20 :])):
+        answer = prefix.client.upload_part(
+            **place, UploadId=upload, PartNumber=number, Body=part, ChecksumAlgorithm="SHA256"
+        )
+        parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": answer["ChecksumSHA256"]})
+    prefix.client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
+    assert weights_of(prefix.resolve()).sha256 is None
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_an_object_that_changed_after_it_was_pinned_is_refused(prefix: Prefix, tmp_path: Path, name: str) -> None:
+    model = prefix.resolve()
+    prefix.put(name, FILES[name][:-1] + b"!")
+    with pytest.raises(IntegrityError, match="changed") as caught:
+        download_model(prefix.source, model, tmp_path / "checkpoint")
+    assert name in caught.value.where
+    assert prefix.resolve().commit != model.commit
+
+
+def test_in_a_bucket_with_versions_the_pinned_one_is_read_after_a_change(prefix: Prefix, tmp_path: Path) -> None:
+    prefix.client.put_bucket_versioning(Bucket=prefix.bucket, VersioningConfiguration={"Status": "Enabled"})
+    for name, data in FETCHED.items():
+        prefix.put(name, data)
+    model = prefix.resolve()
+    prefix.put("model.safetensors", safetensors_bytes(seed=2))
+    download_model(prefix.source, model, tmp_path / "checkpoint")
+    assert content(tmp_path / "checkpoint") == FETCHED
+
+
+def test_an_interrupted_read_goes_on_at_its_byte(
+    prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, asked = prefix.resolve(), []
+    whole = S3Source.open
+
+    @contextmanager
+    def interrupted(source: S3Source, model: PinnedModel, file: HubFile, start: int) -> Iterator[Body]:
+        with whole(source, model, file, start) as body:
+            if file.path != "model.safetensors":
+                yield body
+                return
+            asked.append(start)
+            yield Body(body.start, _cut(body.chunks) if len(asked) == 1 else body.chunks)
+
+    def _cut(chunks: Iterator[bytes]) -> Iterator[bytes]:
+        yield next(chunks)
+        raise SourceUnavailable("cut")
+
+    monkeypatch.setattr(S3Source, "open", interrupted)
+    download_model(prefix.source, model, tmp_path / "checkpoint")
+    assert asked == [0, 1024 * 1024]
+    assert content(tmp_path / "checkpoint") == FETCHED
+
+
+def test_a_deleted_object_is_refused(prefix: Prefix, tmp_path: Path) -> None:
+    model = prefix.resolve()
+    prefix.client.delete_object(Bucket=prefix.bucket, Key="models/tiny/model.safetensors")
+    with pytest.raises((SourceRefused, IntegrityError)):
+        download_model(prefix.source, model, tmp_path / "checkpoint")
+
+
+def test_a_bucket_that_is_not_there_is_refused(prefix: Prefix) -> None:
+    missing = StoreConfig(uri="s3://no-such-bucket-here/models/tiny", endpoint=prefix.source.access.endpoint)
+    with pytest.raises(SourceRefused, match="NoSuchBucket"):
+        S3Source(missing).resolve("demo/tiny", "main")
+
+
+def test_an_empty_prefix_is_no_model(prefix: Prefix) -> None:
+    empty = StoreConfig(uri=f"s3://{prefix.bucket}/nothing", endpoint=prefix.source.access.endpoint)
+    with pytest.raises(Unsupported, match="no weights"):
+        S3Source(empty).resolve("demo/tiny", "main")
+
+
+@pytest.mark.parametrize("name", ["../outside.json", "a/../../x.json", "C:x.json", "a\\b.json"])
+def test_an_unsafe_key_condemns_the_prefix(prefix: Prefix, name: str) -> None:
+    prefix.put(name, b"{}")
+    with pytest.raises(IntegrityError, match="unsafe name"):
+        prefix.resolve()
+
+
+def test_no_credentials_are_refused_with_what_to_set(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    with pytest.raises(SourceRefused, match="no credentials") as caught:
+        prefix.resolve()
+    assert "AWS_ACCESS_KEY_ID" in caught.value.hint

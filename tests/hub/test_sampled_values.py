@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.hub.safetensors_header import read_header
+from llm_pipeline.hub.sampled_values import check_values, runs
+
+from .safetensors_files import WIDTHS, write_safetensors
+
+NAN, INFINITY = float("nan"), float("inf")
+NOT_FINITE = {
+    "F64": [struct.pack("<d", NAN), struct.pack("<d", INFINITY), struct.pack("<d", -INFINITY)],
+    "F32": [struct.pack("<f", NAN), struct.pack("<f", INFINITY), struct.pack("<f", -INFINITY)],
+    "F16": [struct.pack("<e", NAN), struct.pack("<e", INFINITY), struct.pack("<e", -INFINITY)],
+    "BF16": [b"\xc0\x7f", b"\x80\x7f", b"\x80\xff"],
+    "F8_E4M3": [b"\x7f", b"\xff"],
+    "F8_E5M2": [b"\x7c", b"\x7d", b"\x7e", b"\x7f", b"\xfc", b"\xff"],
+    "F8_E4M3FNUZ": [b"\x80"],
+    "F8_E5M2FNUZ": [b"\x80"],
+    "F8_E8M0": [b"\xff"],
+}
+LARGEST = {
+    "F64": struct.pack("<d", 1.7e308), "F32": struct.pack("<f", -3.4e38), "F16": struct.pack("<e", 65504.0),
+    "BF16": b"\x7f\x7f", "F8_E4M3": b"\x7e", "F8_E5M2": b"\xfb", "F8_E4M3FNUZ": b"\xff", "F8_E5M2FNUZ": b"\x7f",
+    "F8_E8M0": b"\xfe", "I32": b"\xff\xff\xff\x7f", "U8": b"\xff",
+}  # fmt: skip
+
+
+def check(path: Path, count: int) -> None:
+    check_values(path, read_header(path), count)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(dtype, value) for dtype, values in NOT_FINITE.items() for value in values]
+)
+def test_nan_and_infinity_are_found_first_and_last_and_the_tensor_named(
+    tmp_path: Path, dtype: str, value: bytes
+) -> None:
+    clean = (dtype, [300], bytes(300 * WIDTHS[dtype]))
+    for position in (0, 299):
+        data = bytes(position * WIDTHS[dtype]) + value
+        path = write_safetensors(tmp_path / "x.safetensors", {"a": clean, "b.weight": (dtype, [300], data), "c": clean})
+        for count in (1, 2, 100, 300, 10_000):
+            with pytest.raises(IntegrityError, match=r"b\.weight") as caught:
+                check(path, count)
+            assert caught.value.where == "x.safetensors"
+        check(path, 0)
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_the_largest_finite_value_and_integers_pass(tmp_path: Path, dtype: str) -> None:
+    tensors = {
+        "a": (dtype, [2, 3], LARGEST[dtype] * 6),
+        "empty": (dtype, [0, 3], b""),
+        "scalar": (dtype, [], LARGEST[dtype]),
+    }
+    check(write_safetensors(tmp_path / "x.safetensors", tensors), 4096)
+
+
+def test_a_file_without_tensors_has_no_values(tmp_path: Path) -> None:
+    check(write_safetensors(tmp_path / "x.safetensors", {}), 4096)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 63, 64, 65, 4095, 4096, 4097, 5000, 10**12])
+@pytest.mark.parametrize("count", [1, 2, 3, 64, 127, 128, 4096])
+def test_runs_lie_in_the_tensor_and_reach_from_its_first_value_to_its_last(size: int, count: int) -> None:
+    found = list(runs(size, count))
+    assert sum(length for _, length in found) <= max(count, 2)
+    assert all(start >= 0 and length > 0 and start + length <= size for start, length in found)
+    if size:
+        assert found[0][0] == 0
+        assert sum(found[-1]) == size
+    if size <= count:
+        assert sum(length for _, length in found) == size
+
+
+def test_a_tensor_of_many_values_is_looked_at_evenly() -> None:
+    found = list(runs(1_000_000, 4096))
+    gaps = {after[0] - before[0] for before, after in pairwise(found)}
+    assert len(found) == 64
+    assert max(gaps) - min(gaps) <= 1
