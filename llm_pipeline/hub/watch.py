@@ -249,18 +249,20 @@ def _looked(watch: Watch, state: WatchState, seen: Head, now: datetime) -> tuple
         words = f"first look: {_short(seen.commit)} is where the watch starts from; trigger the DAG to release it"
         state = state.model_copy(update={"reference": reference, "files": watch.files})
         return state, Decision(Outcome.BASELINE, words, poll)
-    if settled := _nothing_to_start(state.reference, seen):
+    if settled := _nothing_to_start(state, state.reference, seen):
         return state, Decision(*settled, poll)
     if state.firing is not None and seen.content == state.firing.content:
         return _waiting(watch, state, state.firing, seen, now)
     return _pending(watch, state, seen, now)
 
 
-def _nothing_to_start(reference: Reference, seen: Head) -> tuple[Outcome, str] | None:
+def _nothing_to_start(state: WatchState, reference: Reference, seen: Head) -> tuple[Outcome, str] | None:
     commit = _short(seen.commit)
     if run := seen.claims.get(seen.commit):
         return Outcome.NOTHING_NEW, f"nothing new: {commit} was released by run {run}"
     if seen.commit == reference.commit:
+        if state.outcome == Outcome.BASELINE:
+            return Outcome.BASELINE, state.words
         return Outcome.NOTHING_NEW, f"nothing new since {commit}"
     if seen.unusable:
         return Outcome.UNUSABLE, f"{commit} cannot be released: {seen.unusable}"

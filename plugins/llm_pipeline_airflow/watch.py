@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -46,6 +47,7 @@ STATE_KEY = "watch"
 WEBHOOK_LOOK_SECONDS = 5.0
 _STATUS_REFRESH = timedelta(minutes=15)
 _ON_THEIR_WAY = ["queued", "running"]
+_REQUEST_ID = re.compile(r"\s*\(Request ID:[^)]*\)")
 _NO_MEMORY = Decision(Outcome.TROUBLE, "the watch cannot use what it remembers", look_again_seconds=60.0)
 
 
@@ -168,7 +170,8 @@ class HubRevisionTrigger(BaseEventTrigger):
             busy = state.firing is not None and await _runs_on_their_way(self.watched.dag_id)
             decided, decision = await asyncio.to_thread(self._decide, state, busy=busy)
         except (PipelineError, OSError) as error:
-            trouble = Trouble(str(error), getattr(error, "retry_after_seconds", None))
+            message = _REQUEST_ID.sub("", str(error))  # the same trouble is told once
+            trouble = Trouble(message, getattr(error, "retry_after_seconds", None))
             decided, decision = decide(self.watched.watch, state, trouble, datetime.now(UTC))
         await asyncio.to_thread(self._show, decided, decision)
         return decided, decision
@@ -228,12 +231,14 @@ class HubRevisionTrigger(BaseEventTrigger):
         end = asyncio.get_running_loop().time() + seconds
         while (left := end - asyncio.get_running_loop().time()) > 0:
             await asyncio.sleep(min(left, WEBHOOK_LOOK_SECONDS))
-            with contextlib.suppress(PipelineError, OSError):
-                if (
-                    await asyncio.to_thread(webhook_revision, open_store(self.watched.store), self.watched.config)
-                    != self._webhook
-                ):
-                    return
+            if await asyncio.to_thread(self._webhook_called):
+                return
+
+    def _webhook_called(self) -> bool:
+        try:
+            return webhook_revision(open_store(self.watched.store), self.watched.config) != self._webhook
+        except (PipelineError, OSError):  # the next look says so
+            return False
 
 
 async def _runs_on_their_way(dag_id: str) -> bool:

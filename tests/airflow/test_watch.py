@@ -1,0 +1,441 @@
+"""The release watch in Airflow, without Airflow's processes: what the trigger fires, and which commit a run takes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import Asset, AssetOrTimeSchedule, CronTriggerTimetable
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+from airflow.serialization.encoders import encode_trigger
+from llm_pipeline_airflow import watch as watch_module
+from llm_pipeline_airflow.commit_of_run import revision_of_run, run_name
+from llm_pipeline_airflow.dag_factory import release_dag
+from llm_pipeline_airflow.releases import watch_of
+from llm_pipeline_airflow.watch import STATE_KEY, HubRevisionTrigger, release_schedule, watched_asset
+
+from llm_pipeline.config.loading import LoadedRelease, load_release
+from llm_pipeline.hub import watch as policy
+from llm_pipeline.hub.access import connect
+from llm_pipeline.hub.observe import list_commit
+from llm_pipeline.hub.resolve import resolve_revision
+from llm_pipeline.hub.watch import Start
+from llm_pipeline.release_record import ReleaseRecord, record_name
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.watch_record import Claim, call_webhook, claim_commit, read_status
+
+from ..hub.conftest import LocalHub, local_hub  # noqa: F401, TID252 - a fixture of the hub's tests
+
+WATCH = "watch: { poll_minutes: 5, quiet_minutes: 0, rebuilds_per_day: 5 }\n"
+PATTERNS = ("*", "*/*")
+
+
+class Killed(Exception):
+    """The triggerer is gone."""
+
+
+class Memory:
+    """Airflow's asset state store as a trigger sees it; it outlives the trigger."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.fails = False
+
+    async def aget(self, key: str, default: Any = None) -> Any:
+        return json.loads(self.values[key]) if key in self.values else default
+
+    async def aset(self, key: str, value: Any) -> None:
+        if self.fails:
+            raise AirflowException("the API server does not answer")
+        self.values[key] = json.dumps(value)
+
+
+class Watching:
+    """A watched release config, its hub, its store, and triggers that come and go."""
+
+    def __init__(self, project: Any, hub: LocalHub, text: str = WATCH) -> None:
+        self.project, self.hub, self.memory = project, hub, Memory()
+        deployment = project.config.parents[1] / "deployments/here.yaml"
+        deployment.write_text(deployment.read_text() + f"hub: {{ endpoint: '{hub.endpoint}' }}\n")
+        project.config.write_text(project.config.read_text() + text)
+
+    @property
+    def loaded(self) -> LoadedRelease:
+        return load_release(self.project.config)
+
+    @property
+    def store(self) -> ArtifactStore:
+        return open_store(self.loaded.deployment.store)
+
+    def trigger(self) -> HubRevisionTrigger:
+        (watcher,) = watched_asset(self.loaded, self.loaded.config.watch).watchers
+        path, arguments = watcher.trigger.serialize()
+        assert path == f"{HubRevisionTrigger.__module__}.{HubRevisionTrigger.__qualname__}"
+        trigger = HubRevisionTrigger(**arguments)
+        trigger.asset_state_store = self.memory
+        return trigger
+
+    def events(self, looks: int = 3, *, most: int = 9) -> list[Start]:
+        """What a new trigger fires before it is killed: after some looks, or at an event."""
+        trigger, found = self.trigger(), []
+
+        async def pause(_seconds: float) -> None:
+            nonlocal looks
+            looks -= 1
+            if looks == 0:
+                raise Killed
+
+        async def follow() -> None:
+            async for event in trigger.run():
+                found.append(Start.model_validate(event.payload))
+                if len(found) == most:
+                    raise Killed
+
+        trigger._pause = pause
+        with contextlib.suppress(Killed):
+            asyncio.run(follow())
+        return found
+
+    def claim(self, start: Start, run: str = "release__tiny/run 1") -> Claim:
+        claim = Claim(commit=start.commit, content=start.content, run=run, cause="watch", claimed_at=datetime.now(UTC))
+        return claim_commit(self.store, "tiny", claim)
+
+    def words(self) -> str:
+        status = read_status(self.store, "tiny")
+        return status.words if status else ""
+
+
+@pytest.fixture(autouse=True)
+def no_runs_on_their_way(monkeypatch) -> None:
+    """Without Airflow's processes no run is ever queued; `test_real_watch.py` asks a real Airflow."""
+
+    async def none(dag_id: str) -> bool:
+        return False
+
+    monkeypatch.setattr(watch_module, "_runs_on_their_way", none)
+
+
+@pytest.fixture
+def watching(project, local_hub) -> Watching:  # noqa: F811
+    local_hub.publish()
+    found = Watching(project, local_hub)
+    assert found.events(1) == []  # the first look
+    assert "is where the watch starts from" in found.words()
+    return found
+
+
+def test_a_commit_made_while_the_triggerer_was_down_is_started_once_with_its_commit(watching):
+    commit = watching.hub.publish(config__json=b'{"model_type": "qwen"}')
+    (start,) = watching.events(most=1)
+    assert (start.commit, start.revision) == (commit, "main")
+    assert "config.json" in start.reason
+    watching.claim(start)
+    assert watching.events() == []
+    assert watching.words() == f"nothing new: {commit[:12]} was released by run release__tiny/run 1"
+
+
+def test_a_commit_of_documentation_starts_nothing_and_names_its_files(watching):
+    commit = watching.hub.publish(README__md=b"# better words", logo__png=b"x")
+    assert watching.events() == []
+    assert watching.words().startswith(f"{commit[:12]} changes nothing that counts since")
+    assert watching.words().endswith("README.md, logo.png")
+
+
+def test_only_files_that_the_config_names_count(project, local_hub):  # noqa: F811
+    local_hub.publish()
+    watching = Watching(project, local_hub, WATCH.replace(" }", ", files: ['*.safetensors'] }"))
+    watching.events(1)
+    local_hub.publish(config__json=b'{"model_type": "qwen"}')
+    assert watching.events(2) == []
+    assert "config.json" in watching.words()
+
+
+def test_other_patterns_are_no_new_commit(watching):
+    config = watching.project.config
+    config.write_text(config.read_text().replace("rebuilds_per_day: 5", "files: ['*.safetensors']"))
+    watching.hub.publish(README__md=b"# better words")
+    assert watching.events(2) == []
+
+
+def test_a_triggerer_killed_before_it_remembers_has_fired_nothing_and_fires_after(watching):
+    commit = watching.hub.publish(config__json=b"{}")
+    watching.memory.fails = True
+    assert watching.events() == []
+    watching.memory.fails = False
+    assert [start.commit for start in watching.events(most=1)] == [commit]
+
+
+def test_an_event_that_is_lost_after_it_was_remembered_is_fired_again(watching, monkeypatch):
+    monkeypatch.setattr(policy, "FIRST_PATIENCE", timedelta(0))
+    commit = watching.hub.publish(config__json=b"{}")
+    assert [start.commit for start in watching.events(most=1)] == [commit]  # and Airflow never hears of it
+    assert [start.commit for start in watching.events(most=1)] == [commit]
+    watching.claim(Start.model_validate({**_firing(watching), "revision": "main", "reason": "", "seen_at": _now()}))
+    assert watching.events() == []
+
+
+def _firing(watching: Watching) -> dict[str, str]:
+    firing = json.loads(watching.memory.values[STATE_KEY])["firing"]
+    return {"commit": firing["commit"], "content": firing["content"]}
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def test_a_triggerer_killed_after_the_run_claimed_fires_nothing_more(watching, monkeypatch):
+    monkeypatch.setattr(policy, "FIRST_PATIENCE", timedelta(0))
+    watching.hub.publish(config__json=b"{}")
+    before = dict(watching.memory.values)
+    (start,) = watching.events(most=1)
+    watching.claim(start)
+    watching.memory.values = before  # what it remembered of the start is lost too
+    assert watching.events() == []
+
+
+def test_a_lost_memory_goes_on_from_what_runs_released(watching):
+    released = watching.hub.publish(config__json=b"{}")
+    watching.claim(watching.events(most=1)[0])
+    for lost in ({}, {STATE_KEY: '{"no": "state"}'}):
+        watching.memory.values = lost
+        assert watching.events(1) == []
+    commit = watching.hub.publish(config__json=b'{"more": 1}')
+    watching.memory.values = {}
+    assert [start.commit for start in watching.events(most=1)] == [commit]
+    state = json.loads(watching.memory.values[STATE_KEY])
+    assert len(state["starts"]) == 2  # what was started before counts among the starts of a day
+    assert state["reference"]["commit"] == released
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
+def test_a_hub_that_answers_with_errors_is_told_once_and_loses_nothing(watching, caplog, status):
+    commit = watching.hub.publish(config__json=b"{}")
+    watching.hub.fail("status", "/revision/main", status=status, times=2)
+    with caplog.at_level(logging.INFO):
+        (start,) = watching.events(4, most=1)
+    assert start.commit == commit
+    told = [record for record in caplog.records if "cannot look" in record.getMessage()]
+    assert [record.levelname for record in told] == ["WARNING"]
+
+
+def test_a_hub_that_is_down_and_a_branch_that_is_gone_are_trouble_not_a_crash(watching):
+    (watching.hub.root / "demo/tiny/refs/main").unlink()
+    assert watching.events(1) == []
+    assert "no such revision" in watching.words()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    deployment = watching.project.config.parents[1] / "deployments/here.yaml"
+    deployment.write_text(deployment.read_text().replace(watching.hub.endpoint, f"http://127.0.0.1:{port}"))
+    assert watching.events(1) == []
+    assert "no answer from" in watching.words()
+
+
+def test_a_webhook_makes_the_watch_look_at_once(watching, monkeypatch):
+    monkeypatch.setattr(watch_module, "WEBHOOK_LOOK_SECONDS", 0.1)
+    trigger = watching.trigger()
+
+    async def run() -> tuple[float, Start]:
+        events = trigger.run()
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0.8)
+        assert not waiting.done()
+        await asyncio.to_thread(watching.hub.publish, config__json=b"{}")
+        called = time.monotonic()
+        await asyncio.to_thread(call_webhook, watching.store, "tiny")
+        event = await asyncio.wait_for(waiting, 10)
+        return time.monotonic() - called, Start.model_validate(event.payload)
+
+    seconds, start = asyncio.run(run())
+    assert seconds < 3
+    assert "config.json" in start.reason
+
+
+def test_what_the_watch_decided_is_written_when_it_changes_and_shown_on_the_page(watching):
+    def revision() -> str:
+        return watching.store.read_document("watch/tiny.json").revision
+
+    before = revision()
+    watching.events()
+    assert revision() == before
+    commit = watching.hub.publish(README__md=b"# other")
+    watching.events(2)
+    assert revision() != before
+    summary = watch_of(watching.project.config)
+    assert (summary.model, summary.revision, summary.commit) == ("demo/tiny", "main", commit)
+    assert "README.md" in summary.words
+
+
+def test_the_page_shows_what_people_wrote_as_text(watching, monkeypatch):
+    from llm_pipeline_airflow.web import _watches_table
+
+    watching.hub.publish(**{"<script>.md": b"x"})
+    watching.events(2)
+    table = _watches_table([watch_of(watching.project.config)])
+    assert "&lt;script&gt;" in table
+    assert "<script" not in table
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("", type(None)),
+        ("schedule: '0 3 * * *'\n", CronTriggerTimetable),
+        (WATCH, Asset),
+        (WATCH + "schedule: '0 3 * * *'\n", AssetOrTimeSchedule),
+    ],
+)
+def test_a_release_is_started_by_its_watch_its_schedule_either_or_nothing(project, text, kind):
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    project.config.write_text(project.config.read_text() + text)
+    loaded = load_release(project.config)
+    assert type(release_schedule(loaded)) is kind
+    dag = release_dag(project.config)
+    assert dag.catchup is False
+    assert DagSerialization.from_dict(DagSerialization.to_dict(dag)).dag_id == "release__tiny"
+
+
+def test_a_trigger_stays_the_same_from_parse_to_parse_and_differs_between_configs(project):
+    project.config.write_text(project.config.read_text() + WATCH)
+    other = project.config.with_name("other.yaml")
+    other.write_text(project.config.read_text())
+
+    def encoded(path: Path) -> str:
+        loaded = load_release(path)
+        return json.dumps([encode_trigger(one.trigger) for one in watched_asset(loaded, loaded.config.watch).watchers])
+
+    assert encoded(project.config) == encoded(project.config)
+    assert encoded(project.config) != encoded(other)
+
+
+def test_a_dag_with_a_watch_is_parsed_without_the_hub_s_client(project):
+    project.config.write_text(project.config.read_text() + WATCH)
+    code = "import sys, runpy; runpy.run_path(sys.argv[1]); print('huggingface_hub' in sys.modules)"
+    dags = Path(__file__).resolve().parents[2] / "dags/releases.py"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(dags)],
+        env={**os.environ, "LLM_PIPELINE_RELEASES": str(project.config.parent)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def context(run_id: str = "run 1", kind: str = "asset_triggered", revision: str | None = None, events: Any = ()) -> Any:
+    """What a task is given, as far as the choice of the commit reads it."""
+    found = [SimpleNamespace(timestamp=at, extra=extra) for at, extra in events]
+    return {
+        "dag_run": SimpleNamespace(dag_id="release__tiny", run_id=run_id, run_type=kind),
+        "run_id": run_id,
+        "params": {"revision": revision},
+        "triggering_asset_events": {"the asset": found} if found else {},
+    }
+
+
+def event(commit: str, hour: int = 1) -> tuple[datetime, dict[str, Any]]:
+    at = datetime(2026, 1, 1, hour, tzinfo=UTC)
+    start = Start(commit=commit, content="c", revision="main", reason="a test", seen_at=at)
+    return at, {"from_trigger": True, "payload": start.model_dump(mode="json")}
+
+
+A, B = "a" * 40, "b" * 40
+
+
+def test_a_run_releases_the_commit_of_its_newest_event(watching):
+    assert revision_of_run(watching.loaded, context(events=[event(B, 2), event(A, 1)])) == B
+
+
+def test_a_retry_or_a_clear_of_the_run_releases_its_commit_again_and_another_run_does_not(watching):
+    first = context("run 1", events=[event(A)])
+    assert [revision_of_run(watching.loaded, first) for _ in range(2)] == [A, A]
+    with pytest.raises(AirflowSkipException, match=f"{A} was taken up by run release__tiny/run 1"):
+        revision_of_run(watching.loaded, context("run 2", events=[event(A)]))
+    assert revision_of_run(watching.loaded, context("run 2", events=[event(B)])) == B
+
+
+def test_a_person_s_run_always_runs(watching):
+    revision_of_run(watching.loaded, context("run 1", events=[event(A)]))
+    assert revision_of_run(watching.loaded, context("run 2", "manual", revision=A)) == A
+    assert revision_of_run(watching.loaded, context("run 3", "manual")) is None
+
+
+@pytest.mark.parametrize("extra", [None, {}, {"payload": None}, {"payload": {"commit": A}}, {"payload": "x"}])
+def test_an_event_that_somebody_made_by_hand_releases_what_the_revision_names(watching, extra):
+    assert revision_of_run(watching.loaded, context(events=[(datetime(2026, 1, 1, tzinfo=UTC), extra)])) is None
+
+
+def promote(watching: Watching, commit: str, *targets: str, **changes: Any) -> None:
+    loaded = watching.loaded
+    model = resolve_revision(connect(watching.hub.endpoint, "NO_TOKEN"), "demo/tiny", commit)
+    release = loaded.release.model_copy(update=changes)
+    record = ReleaseRecord(
+        release_id=f"tiny-{commit[:8]}", release=release, deployment=loaded.deployment, model=model, datasets={},
+        created_at=_now(),
+    )  # fmt: skip
+    watching.store.write_document(record_name(record.release_id), record.model_dump(mode="json"), None)
+    pointer = Pointer(
+        release_id=record.release_id, repository=ArtifactRef(kind="model_repository", digest="0" * 64),
+        slot="blue", recipe="small", promoted_at=_now(),
+    )  # fmt: skip
+    for target in targets:
+        write_pointers(watching.store, "demo/tiny", target, Pointers(production=pointer), None)
+
+
+def scheduled(watching: Watching, run_id: str = "run 9") -> str | None:
+    return revision_of_run(watching.loaded, context(run_id, "scheduled"))
+
+
+def test_a_scheduled_run_pins_what_the_revision_names(watching):
+    commit = watching.hub.publish(config__json=b"{}")
+    assert scheduled(watching) == commit
+
+
+def test_a_scheduled_run_is_skipped_when_production_everywhere_serves_that_content(watching):
+    commit = watching.hub.publish(config__json=b"{}")
+    promote(watching, commit, "cpu-a", "cpu-b")
+    with pytest.raises(AirflowSkipException, match=f"nothing new: demo/tiny@main is {commit}"):
+        scheduled(watching)
+    readme = watching.hub.publish(config__json=b"{}", README__md=b"# other")
+    with pytest.raises(AirflowSkipException, match=f"nothing new: demo/tiny@main is {readme}"):
+        scheduled(watching)
+    newer = watching.hub.publish(config__json=b'{"newer": 1}')
+    assert scheduled(watching) == newer
+
+
+def test_a_scheduled_run_runs_when_one_target_serves_something_else_or_the_config_changed(watching):
+    commit = watching.hub.publish(config__json=b"{}")
+    promote(watching, commit, "cpu-a")
+    assert scheduled(watching) == commit
+    other = watching.hub.publish(config__json=b'{"newer": 1}')
+    promote(watching, other, "cpu-b")
+    assert scheduled(watching) == other
+
+
+def test_a_scheduled_run_runs_when_production_was_made_from_another_config(watching):
+    commit = watching.hub.publish(config__json=b"{}")
+    promote(watching, commit, "cpu-a", "cpu-b", description="as it was")
+    assert scheduled(watching) == commit
+
+
+def test_a_scheduled_run_that_is_cleared_runs_again(watching):
+    commit = watching.hub.publish(config__json=b"{}")
+    promote(watching, commit, "cpu-a", "cpu-b")
+    content = list_commit(connect(watching.hub.endpoint, "NO_TOKEN"), "demo/tiny", commit).reference(PATTERNS).content
+    start = Start(commit=commit, content=content, revision="main", reason="", seen_at=_now())
+    watching.claim(start, run_name(context("run 9", "scheduled")))
+    assert scheduled(watching, "run 9") == commit
+    with pytest.raises(AirflowSkipException):
+        scheduled(watching, "run 10")
