@@ -143,7 +143,7 @@ class LocalStore:
         try:
             wrapped = json.loads(data)
             return Document(value=wrapped["value"], revision=str(wrapped["revision"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise IntegrityError(f"not a document of the store: {error}", where=str(self._path(name))) from error
 
     def write_document(self, name: str, value: Mapping[str, JsonValue], expect: str | None) -> str:

@@ -98,7 +98,13 @@ class Manifest(Frozen):
                 ManifestFile(path=item["name"], size=item["annotations"]["size"], sha256=item["digest"]["sha256"])
                 for item in statement["subject"]
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:  # pydantic's errors are ValueErrors
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # pydantic's errors are ValueErrors
             raise IntegrityError(f"not a manifest: {type(error).__name__}: {error}") from error
         if form != (_STATEMENT_TYPE, PREDICATE_TYPE):
             raise IntegrityError(f"not a manifest: a statement of the form {form}")

@@ -204,7 +204,7 @@ class _WithKeys:
             return []
         try:
             signed_by = str(json.loads(signature)["verificationMaterial"]["publicKey"]["hint"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return [Difference(SIGNATURE_FILE, _NOT_A_BUNDLE)]
         if signed_by not in trusted:
             problem = f"signed by another key (SHA-256 {signed_by[:12]}), not by a trusted one"
@@ -279,7 +279,7 @@ def _verified(verifier: Any, hashes: _KnownHashes, signature: bytes, refused: ty
         path.write_bytes(signature)
         try:
             verifier.set_hashing_config(hashes).verify(Path(), path)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, refused) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, refused) as error:
             if hashes.asked:
                 return hashes.unlike(signature)
             reason = f": {error}" if str(error) else ""

@@ -1,0 +1,379 @@
+"""Signatures of artifacts: real keys made by openssl, sigstore's library, and its own command line as an outsider."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.config.store import Keyless, Signing, StoreConfig
+from llm_pipeline.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store import LocalStore
+from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest, Seal, inventory
+from llm_pipeline.store.provenance import Provenance
+from llm_pipeline.store.signing import Signatures
+
+PASSWORD = "canary-password-of-the-signing-key"
+
+
+def _openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs of keys as the README makes them: ours, another one, and one with a password; and one of no use."""
+    directory = tmp_path_factory.mktemp("keys")
+    for name, curve in (("ours", "P-256"), ("other", "P-384"), ("locked", "P-256")):
+        private = str(directory / f"{name}.pem")
+        lock = ("-aes-256-cbc", "-pass", f"pass:{PASSWORD}") if name == "locked" else ()
+        unlock = ("-passin", f"pass:{PASSWORD}") if name == "locked" else ()
+        _openssl("genpkey", "-algorithm", "EC", "-pkeyopt", f"ec_paramgen_curve:{curve}", *lock, "-out", private)
+        _openssl("pkey", "-in", private, *unlock, "-pubout", "-out", str(directory / f"{name}.pub"))
+    _openssl("genpkey", "-algorithm", "ED25519", "-out", str(directory / "edwards.pem"))
+    _openssl("pkey", "-in", str(directory / "edwards.pem"), "-pubout", "-out", str(directory / "edwards.pub"))
+    (directory / "rubbish.pem").write_text("rubbish")
+    return directory
+
+
+@pytest.fixture
+def signing(keys: Path) -> Callable[..., Signing]:
+    """A configuration by the names of its keys."""
+
+    def make(private: str | None, *public: str, password: str | None = None, required: bool = True) -> Signing:
+        return Signing(
+            private_key=str(keys / f"{private}.pem") if private else None,
+            password_variable=password,
+            public_keys=tuple(str(keys / f"{name}.pub") for name in public),
+            required=required,
+        )
+
+    return make
+
+
+@pytest.fixture
+def open_with(tmp_path: Path) -> Callable[[Signing | None], LocalStore]:
+    return lambda signing: LocalStore(StoreConfig(uri=f"file://{tmp_path}/store", signing=signing))
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    directory = tmp_path / "weights"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "model.bin").write_bytes(os.urandom(100_000))
+    (directory / "sub" / "config.json").write_text("{}")
+    (directory / ".gitattributes").write_text("*.bin filter=lfs")
+    return directory
+
+
+def _directory(store: LocalStore, ref: ArtifactRef) -> Path:
+    return store.root / "artifacts" / ref.kind / ref.digest
+
+
+def _outsiders_command(directory: Path, public_key: Path) -> list[str]:
+    files = ["--signature", str(directory / SIGNATURE_FILE), "--public_key", str(public_key)]
+    return ["verify", "key", str(directory), "--no-ignore-git-paths", *files]
+
+
+def _sigstore(command: list[str]) -> tuple[int, str]:
+    """Run sigstore's command line in this process, which has imported it already."""
+    from click.testing import CliRunner
+    from model_signing._cli import main
+
+    done = CliRunner().invoke(main, command)
+    return done.exit_code, done.output
+
+
+def _reseal(directory: Path) -> None:
+    """Make the completion marker fit, as somebody would who may write to the store but has no key."""
+    signature = directory / SIGNATURE_FILE
+    seal = Seal(
+        manifest_sha256=_sha256(directory / MANIFEST_FILE),
+        signature_sha256=_sha256(signature) if signature.exists() else None,
+    )
+    (directory / COMPLETE_FILE).write_text(seal.model_dump_json())
+
+
+def _sha256(path: Path) -> str:
+    return subprocess.run(["sha256sum", path], check=True, capture_output=True, text=True).stdout[:64]
+
+
+def test_a_signed_artifact_is_fetched_by_whoever_trusts_the_key(open_with, signing, weights: Path) -> None:
+    ref = open_with(signing("ours", "ours")).publish("checkpoint", weights)
+    reader = open_with(signing(None, "other", "ours"))
+    assert reader.verify(ref) == []
+    assert (reader.fetch(ref) / "model.bin").read_bytes() == (weights / "model.bin").read_bytes()
+
+
+def test_an_outsider_verifies_an_artifact_with_sigstores_command_line(
+    open_with, signing, weights: Path, keys: Path
+) -> None:
+    store = open_with(signing("ours", "ours"))
+    directory = _directory(store, store.publish("checkpoint", weights, Provenance(made_by="ci")))
+    program = Path(sys.executable).with_name("model_signing")
+    command = [str(program), *_outsiders_command(directory, keys / "ours.pub")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "Verification succeeded\n"), done.stderr
+
+
+def test_an_outsider_sees_any_change_also_of_the_provenance(open_with, signing, weights: Path, keys: Path) -> None:
+    store = open_with(signing("ours", "ours"))
+    directory = _directory(store, store.publish("checkpoint", weights, Provenance(made_by="ci")))
+    command = _outsiders_command(directory, keys / "ours.pub")
+    assert _sigstore([*command, "--ignore-paths", str(directory / COMPLETE_FILE)]) == (0, "Verification succeeded\n")
+    for name in ("model.bin", MANIFEST_FILE, ".gitattributes"):
+        original = (directory / name).read_bytes()
+        (directory / name).write_bytes(original + b" ")
+        status, said = _sigstore(command)
+        assert (status, "Hash mismatch" in said, name in said) == (1, True, True)
+        (directory / name).write_bytes(original)
+    (directory / "backdoor.py").write_text("")
+    assert "Extra files found" in _sigstore(command)[1]
+
+
+def test_what_the_command_line_signs_is_accepted(open_with, signing, weights: Path, keys: Path) -> None:
+    store = open_with(None)
+    ref = store.publish("checkpoint", weights)
+    directory = _directory(store, ref)
+    command = ["sign", "key", str(directory), "--no-ignore-git-paths", "--ignore-paths", str(directory / COMPLETE_FILE)]
+    command += ["--signature", str(directory / SIGNATURE_FILE), "--private_key", str(keys / "ours.pem")]
+    assert _sigstore(command) == (0, "Signing succeeded\n")
+    _reseal(directory)
+    assert open_with(signing(None, "ours")).verify(ref) == []
+
+
+def test_an_unsigned_artifact_is_refused(open_with, signing, weights: Path) -> None:
+    ref = open_with(None).publish("checkpoint", weights)
+    reader = open_with(signing(None, "ours"))
+    with pytest.raises(IntegrityError, match=r"_SIGNATURE\.json: missing: the artifact is unsigned"):
+        reader.fetch(ref)
+    assert reader.exists(ref), "whole, and only not signed: it stays"
+
+
+def test_a_signature_that_was_taken_away_is_refused(open_with, signing, weights: Path) -> None:
+    store = open_with(signing("ours", "ours"))
+    ref = store.publish("checkpoint", weights)
+    (_directory(store, ref) / SIGNATURE_FILE).unlink()
+    assert [found.path for found in store.verify(ref)] == [SIGNATURE_FILE]
+    _reseal(_directory(store, ref))
+    assert [found.problem for found in store.verify(ref)] == ["missing: the artifact is unsigned"]
+
+
+def test_a_signature_by_another_key_is_refused(open_with, signing, weights: Path) -> None:
+    ref = open_with(signing("other", "other")).publish("checkpoint", weights)
+    with pytest.raises(IntegrityError, match="signed by another key"):
+        open_with(signing(None, "ours", "locked")).fetch(ref)
+
+
+def test_a_forged_manifest_is_refused_although_its_seal_fits(open_with, signing, weights: Path) -> None:
+    store = open_with(signing("ours", "ours"))
+    ref = store.publish("checkpoint", weights, Provenance(made_by="ci"))
+    directory = _directory(store, ref)
+    (directory / MANIFEST_FILE).write_text((directory / MANIFEST_FILE).read_text().replace("builder:ci", "builder:me"))
+    _reseal(directory)
+    assert [(found.path, found.problem) for found in store.verify(ref)] == [
+        (MANIFEST_FILE, "altered since it was signed")
+    ]
+
+
+def test_another_artifacts_signature_is_refused_with_every_difference_named(
+    open_with, signing, weights: Path, tmp_path: Path
+) -> None:
+    store = open_with(signing("ours", "ours"))
+    ref = store.publish("checkpoint", weights)
+    other = tmp_path / "other"
+    shutil.copytree(weights, other)
+    (other / "model.bin").write_bytes(b"other weights")
+    (other / "sub" / "config.json").rename(other / "backdoor.json")
+    forged = store.publish("checkpoint", other)
+    shutil.copy(_directory(store, ref) / SIGNATURE_FILE, _directory(store, forged))
+    _reseal(_directory(store, forged))
+    assert {found.path: found.problem for found in store.verify(forged)} == {
+        "sub/config.json": "missing: it was signed",
+        "backdoor.json": "extra: it is not signed",
+        MANIFEST_FILE: "altered since it was signed",
+        "model.bin": "altered since it was signed",
+    }
+
+
+def _without_hint(bundle: dict) -> None:
+    del bundle["verificationMaterial"]["publicKey"]["hint"]
+
+
+def _other_payload(bundle: dict) -> None:
+    bundle["dsseEnvelope"]["payload"] = "e30="
+
+
+def _other_signature(bundle: dict) -> None:
+    bundle["dsseEnvelope"]["signatures"][0]["sig"] = "AAAA"
+
+
+def _no_signature(bundle: dict) -> None:
+    bundle["dsseEnvelope"]["signatures"] = []
+
+
+def _no_envelope(bundle: dict) -> None:
+    del bundle["dsseEnvelope"]
+
+
+def _other_media_type(bundle: dict) -> None:
+    bundle["mediaType"] = "text/plain"
+
+
+@pytest.mark.parametrize(
+    "alter", [_without_hint, _other_payload, _other_signature, _no_signature, _no_envelope, _other_media_type]
+)
+def test_an_altered_bundle_is_refused(signing, weights: Path, alter: Callable[[dict], None], capsys) -> None:
+    signatures = Signatures(signing("ours", "ours"))
+    manifest = Manifest(kind="checkpoint", files=inventory(weights))
+    bundle = json.loads(signatures.sign(manifest, manifest.to_json()) or b"")
+    alter(bundle)
+    found = signatures.problems(manifest, manifest.to_json(), json.dumps(bundle).encode())
+    assert [difference.path for difference in found] == [SIGNATURE_FILE]
+    assert found[0].problem.startswith(("altered: ", "not a signature: "))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"rubbish", b"[]", b"{}", b"null", b"\xff\xfe", b"[" * 100_000])
+def test_rubbish_in_place_of_a_signature_is_refused(signing, weights: Path, rubbish: bytes) -> None:
+    manifest = Manifest(kind="checkpoint", files=inventory(weights))
+    found = Signatures(signing(None, "ours")).problems(manifest, manifest.to_json(), rubbish)
+    assert [difference.problem for difference in found] == ["not a signature: it is no sigstore bundle"]
+
+
+def test_signing_switched_on_later_signs_what_is_published_again_under_the_same_name(
+    open_with, signing, weights: Path
+) -> None:
+    unsigned = open_with(None).publish("checkpoint", weights)
+    store = open_with(signing("ours", "ours"))
+    assert store.publish("checkpoint", weights) == unsigned
+    assert store.verify(unsigned) == []
+
+
+def test_a_new_key_signs_again_what_an_old_one_signed(open_with, signing, weights: Path) -> None:
+    ref = open_with(signing("other", "other")).publish("checkpoint", weights)
+    store = open_with(signing("ours", "ours"))
+    store.publish("checkpoint", weights)
+    assert store.verify(ref) == []
+
+
+def test_a_valid_signature_is_not_made_again(open_with, signing, weights: Path) -> None:
+    store = open_with(signing("ours", "ours"))
+    ref = store.publish("checkpoint", weights)
+    before = (_directory(store, ref) / SIGNATURE_FILE).read_bytes()
+    open_with(signing(None, "ours")).publish("checkpoint", weights)
+    store.publish("checkpoint", weights)
+    assert (_directory(store, ref) / SIGNATURE_FILE).read_bytes() == before
+
+
+def test_a_store_that_requires_nothing_takes_unsigned_artifacts(open_with, signing, weights: Path) -> None:
+    store = open_with(signing(None, "ours", required=False))
+    assert store.fetch(store.publish("checkpoint", weights))
+
+
+def test_a_publication_where_signatures_are_required_and_nothing_signs_is_refused(
+    open_with, signing, weights: Path
+) -> None:
+    with pytest.raises(ConfigError, match="nothing signs here"):
+        open_with(signing(None, "ours")).publish("checkpoint", weights)
+
+
+def test_a_key_whose_signatures_would_be_refused_publishes_nothing(open_with, signing, weights: Path) -> None:
+    store = open_with(signing("ours", "other"))
+    with pytest.raises(ConfigError, match="would be refused: signed by another key"):
+        store.publish("checkpoint", weights)
+    assert list(store.artifacts()) == []
+
+
+def test_a_key_with_a_password_signs(open_with, signing, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_PASSWORD", PASSWORD)
+    store = open_with(signing("locked", "locked", password="KEY_PASSWORD"))
+    ref = store.publish("checkpoint", weights)
+    assert store.verify(ref) == []
+    directory = _directory(store, ref)
+    assert all(PASSWORD.encode() not in path.read_bytes() for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("absent", None, "cannot be read: No such file"),
+        ("rubbish", None, "not an elliptic-curve key"),
+        ("edwards", None, "not an elliptic-curve key"),
+        ("locked", None, "needs a password"),
+        ("locked", "wrong-" + PASSWORD, "the password is wrong"),
+        ("ours", PASSWORD, "has no password"),
+        ("locked", "", "KEY_PASSWORD is not set"),
+    ],
+)
+def test_a_private_key_that_cannot_be_used_is_a_mistake_of_the_configuration(
+    open_with, signing, weights: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str | None, str]
+) -> None:
+    private, password, said = case
+    monkeypatch.setenv("KEY_PASSWORD", password or "")
+    variable = None if password is None else "KEY_PASSWORD"
+    with pytest.raises(ConfigError, match=said) as raised:
+        open_with(signing(private, "ours", password=variable)).publish("checkpoint", weights)
+    assert raised.value.where
+    assert raised.value.hint
+    error: BaseException | None = raised.value
+    while error is not None:
+        assert PASSWORD not in f"{error!r} {error}"
+        error = error.__cause__
+
+
+@pytest.mark.parametrize("public", ["absent", "edwards"])
+def test_a_public_key_that_cannot_be_used_is_a_mistake_of_the_configuration(
+    open_with, signing, weights: Path, public: str
+) -> None:
+    ref = open_with(None).publish("checkpoint", weights)
+    with pytest.raises(ConfigError, match="a public key cannot be"):
+        open_with(signing(None, "ours", public)).verify(ref)
+
+
+def test_nothing_is_imported_before_something_is_signed() -> None:
+    code = "import sys; from llm_pipeline.store import LocalStore; from llm_pipeline.config.store import *\n"
+    code += "LocalStore(StoreConfig(uri='file:///s', signing=Signing(private_key='k', public_keys=('p',))))\n"
+    code += "sys.exit(any(name.split('.')[0] in ('model_signing', 'sigstore', 'cryptography') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def keyless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Signing:
+    """Keyless signing where no service can be reached."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return Signing(keyless=Keyless(identity="ci@example.org", issuer="https://accounts.example.org"))
+
+
+def test_keyless_signing_without_an_identity_token_is_a_mistake_of_the_configuration(
+    open_with, weights: Path, keyless: Signing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SIGSTORE_ID_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="nothing signs here"):
+        open_with(keyless).publish("checkpoint", weights)
+
+
+def test_an_identity_token_that_is_none_is_refused_and_not_repeated(
+    open_with, weights: Path, keyless: Signing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGSTORE_ID_TOKEN", "canary-token")
+    with pytest.raises(ConfigError, match="the identity token cannot be used") as raised:
+        open_with(keyless).publish("checkpoint", weights)
+    assert "canary-token" not in str(raised.value)
+
+
+def test_keyless_verification_without_its_services_is_transient(open_with, weights: Path, keyless: Signing) -> None:
+    ref = open_with(None).publish("checkpoint", weights)
+    manifest = open_with(None).manifest(ref)
+    assert [found.problem for found in open_with(keyless).verify(ref)] == ["missing: the artifact is unsigned"]
+    with pytest.raises(Transient, match="root of keyless trust"):
+        Signatures(keyless).problems(manifest, manifest.to_json(), b"{}")
