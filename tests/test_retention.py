@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from store_history import TARGET, History
+from store_history import MODEL, TARGET, History
 
 from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.config.store import StoreConfig
@@ -27,6 +27,11 @@ from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
 
 STRICT = {"keep_releases": 1, "keep_days": 0.0, "grace_hours": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # no power is cut here
 
 
 @pytest.fixture
@@ -295,48 +300,78 @@ EVENTS = st.one_of(
 )
 
 
+class Drama:
+    """Applies random events to a history, and knows what is in use."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.canaries: set[str] = set()
+        self.claimed: set[str] = set()
+
+    def apply(self, name: str, number: int | None, config: str | None) -> None:
+        there = sorted(kept(self.history))
+        if name in ("settle", "canary", "canary ends", "claim"):
+            if there:
+                getattr(self, name.replace(" ", "_"))(there[number % len(there)])
+        elif name == "release":
+            self.history.release(number, config)
+        elif name == "days pass":
+            self.history.pass_days(number)
+        else:
+            getattr(self, name.replace(" ", "_"))()
+
+    def settle(self, release_id: str) -> None:
+        self.history.settle(release_id)
+
+    def roll_back(self) -> None:
+        self.history.roll_back()
+
+    def canary(self, release_id: str) -> None:
+        self.history.canary(release_id, Phase.BAKING)
+        self.canaries.add(release_id)
+
+    def canary_ends(self, release_id: str) -> None:
+        self.history.canary(release_id, Phase.PROMOTED)
+        self.canaries.discard(release_id)
+
+    def claim(self, release_id: str) -> None:
+        self.history.claim(release_id)
+        self.claimed = {release_id}
+
+    def claim_ends(self) -> None:
+        self.history.claim(None)
+        self.claimed = set()
+
+    def collect(self) -> None:
+        for release_id in self.claimed:  # a living holder is heard of
+            self.history.claim(release_id)
+        collect(self.history)
+
+    def in_use(self) -> set[str]:
+        pointers, _ = read_pointers(self.history.store, MODEL, TARGET)
+        serving = {pointer.release_id for pointer in (pointers.production, pointers.previous) if pointer}
+        return serving | self.canaries | self.claimed
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(EVENTS, min_size=6, max_size=14), keep_days=st.sampled_from([0.0, 10.0]))
 def test_production_previous_and_running_releases_are_never_touched(tmp_path_factory, events, keep_days):
-    history = History(tmp_path_factory.mktemp("history"), **(STRICT | {"keep_days": keep_days}))
-    canaries: set[str] = set()
-    claimed: str | None = None
-    for name, number, config in [*events, ("collect", None, None), ("days pass", 1, None), ("collect", None, None)]:
-        there = sorted(kept(history))
-        chosen = there[number % len(there)] if there and number is not None else ""
-        if name == "release":
-            history.release(number, config)
-        elif name == "days pass":
-            history.pass_days(number)
-        elif name == "settle" and chosen:
-            history.settle(chosen)
-        elif name == "roll back":
-            history.roll_back()
-        elif name in ("canary", "canary ends") and chosen:
-            history.canary(chosen, Phase.BAKING if name == "canary" else Phase.PROMOTED)
-            canaries = canaries | {chosen} if name == "canary" else canaries - {chosen}
-        elif name in ("claim", "claim ends"):
-            claimed = chosen if name == "claim" else None
-            history.claim(claimed or None)
-        elif name == "collect":
-            if claimed:
-                history.claim(claimed)  # a living holder is heard of
-            collect(history)
-        pointers, _ = read_pointers(history.store, "demo/tiny", TARGET)
-        serving = {p.release_id for p in (pointers.production, pointers.previous) if p}
-        for release_id in serving | canaries | ({claimed} if claimed else set()):
-            assert release_id in kept(history)
-            assert is_whole(history, release_id)
+    drama = Drama(History(tmp_path_factory.mktemp("history"), **(STRICT | {"keep_days": keep_days})))
+    for event in [*events, ("collect", None, None), ("days pass", 1, None), ("collect", None, None)]:
+        drama.apply(*event)
+        for release_id in drama.in_use():
+            assert release_id in kept(drama.history)
+            assert is_whole(drama.history, release_id)
 
 
 def test_pointers_keep_their_repository_also_without_its_release(history: History):
     release_id = history.release(1)
     repository = history.repository(release_id)
     history.settle(release_id)
-    pointers, revision = read_pointers(history.store, "demo/tiny", TARGET)
+    pointers, revision = read_pointers(history.store, MODEL, TARGET)
     assert pointers.production is not None
     moved = pointers.production.model_copy(update={"release_id": "another-00000001-00000001"})
-    write_pointers(history.store, "demo/tiny", TARGET, Pointers(production=moved), revision)
+    write_pointers(history.store, MODEL, TARGET, Pointers(production=moved), revision)
     history.release(2)
     collect_twice(history)
     assert release_id not in kept(history)

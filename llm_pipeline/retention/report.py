@@ -136,8 +136,9 @@ def _name(ref: ArtifactRef) -> str:
 def _table(rows: list[Going]) -> list[str]:
     if not rows:
         return ["nothing"]
-    cells = [
-        (one.what, _DIGEST.sub(r"\1", one.name), "" if one.bytes is None else readable_bytes(one.bytes), one.why)
-        for one in rows
-    ]
+    cells = [(one.what, _DIGEST.sub(r"\1", one.name), _size(one.bytes), one.why) for one in rows]
     return aligned(("what", "name", "size", "because"), cells, right=("size",))
+
+
+def _size(count: int | None) -> str:
+    return "" if count is None else readable_bytes(count)
