@@ -26,12 +26,13 @@ _BLOCK = 1024 * 1024
 
 def download(endpoint: str, model_id: str, directory: str) -> None:
     """Resolve and download a model, verified."""
-    from llm_pipeline.hub.access import connect
+    from llm_pipeline.config.deployment import HubAccess
+    from llm_pipeline.config.store import StoreConfig
     from llm_pipeline.hub.download import download_model
-    from llm_pipeline.hub.hub_source import HubSource
+    from llm_pipeline.hub.sources import open_source
 
-    hub = HubSource(connect(endpoint, "HF_TOKEN"))
-    download_model(hub, hub.resolve(model_id, "main"), Path(directory))
+    source = open_source("hub", HubAccess(endpoint=endpoint), StoreConfig(uri="file:///unused"))
+    download_model(source, source.resolve(model_id, "main"), Path(directory))
 
 
 def publish(store: str, directory: str) -> None:

@@ -8,10 +8,13 @@ the family, never the message.
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^\s@]*@")
 
 
 class ExitCode(IntEnum):
@@ -23,6 +26,11 @@ class ExitCode(IntEnum):
     ANOMALOUS = 3
     BAD_INPUT = 4
     INFRASTRUCTURE = 5
+
+
+def without_credentials(text: str) -> str:
+    """The text, with `***` for what stands before the host in a URL: people write passwords there."""
+    return _CREDENTIALS_IN_URL.sub("***@", text)
 
 
 class ErrorDocument(BaseModel):
@@ -39,7 +47,7 @@ class ErrorDocument(BaseModel):
 
 
 class PipelineError(Exception):
-    """Root of this package's errors.
+    """Root of this package's errors. None of their texts shows the credentials of a URL.
 
     Attributes:
         message: What happened.
@@ -51,10 +59,8 @@ class PipelineError(Exception):
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.where = where
-        self.hint = hint
+        self.message, self.where, self.hint = map(without_credentials, (message, where, hint))
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""

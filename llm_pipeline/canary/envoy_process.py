@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -21,6 +22,7 @@ from llm_pipeline.runners import detached
 log = get_logger(__name__)
 
 LARGEST_ACCESS_LOG_BYTES = 64 * 1024 * 1024
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")  # never a token: it faces the users
 
 
 class _Place(BaseModel):
@@ -65,7 +67,10 @@ def start_router(
     router = EnvoyRouter(state, place, dict(slots))
     _write_configuration(router, initial)
     _rotate(files.access_log)
-    process = detached.start(f"router {place.port}", _command(files), files.record, log=files.process_log)
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    process = detached.start(
+        f"router {place.port}", _command(files), files.record, log=files.process_log, environment=environment
+    )
     _wait_until_live(router, process, wait_seconds)
     log.info("router started", port=place.port, pid=process.pid)
     return router

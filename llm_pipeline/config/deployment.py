@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from llm_pipeline.config.model import ConfigModel, Name, Port
+from llm_pipeline.config.model import ConfigModel, Name, PlainUrl, Port
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.stages.contract import EnvironmentName
 
@@ -58,7 +58,7 @@ class HubAccess(ConfigModel):
             webhooks carry; while it is empty, webhooks are refused.
     """
 
-    endpoint: str | None = None
+    endpoint: PlainUrl | None = None
     token_variable: str = "HF_TOKEN"  # noqa: S105 - the name of a variable, not a token
     cache: str | None = None
     connections: int = Field(default=4, ge=1, le=64)

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.model import ConfigModel, PlainUrl
+from llm_pipeline.errors import without_credentials
 
 _LOCAL = re.compile(r"file:///[^?#]*")
 _S3 = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
@@ -73,7 +74,7 @@ class StoreConfig(ConfigModel):
 
     uri: str
     cache: str | None = None
-    endpoint: str | None = Field(default=None, pattern=r"^https?://[^@\s]+$")
+    endpoint: PlainUrl | None = None
     region: str | None = None
     profile: str | None = None
     role: str | None = Field(default=None, pattern=r"^arn:")
@@ -90,7 +91,9 @@ class StoreConfig(ConfigModel):
     @classmethod
     def _is_known(cls, uri: str) -> str:
         if "://" in uri and not _LOCAL.fullmatch(uri) and not _S3.fullmatch(uri):
-            raise ValueError(f"not a store: {uri!r}; use file:///absolute/path or s3://bucket/prefix")
+            raise ValueError(
+                f"not a store: {without_credentials(uri)!r}; use file:///absolute/path or s3://bucket/prefix"
+            )
         return uri.rstrip("/") if uri.startswith("s3://") else uri
 
     @model_validator(mode="after")

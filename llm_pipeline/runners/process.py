@@ -55,6 +55,7 @@ class ProcessRunner:
     def __init__(self, deployment: Deployment) -> None:
         self._jobs = Path(deployment.work_root) / "jobs"
         self._interpreters = deployment.environments
+        self._withheld = (*_WITHHELD, deployment.hub.webhook_secret_variable)
 
     def submit(self, request: StageRequest, environment: EnvironmentName) -> Job:
         """Start a stage; the same request while its job still runs gives that job.
@@ -146,15 +147,15 @@ class ProcessRunner:
             command,
             job.record,
             log=job.log,
-            environment=stage_environment(),
+            environment=stage_environment(self._withheld),
         )
         if environment == "model":
             _yield_to_servers(process.pid)
 
 
-def stage_environment() -> dict[str, str]:
-    """Our environment without Airflow's settings, for a stage's process."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_WITHHELD)}
+def stage_environment(withheld: tuple[str, ...] = _WITHHELD) -> dict[str, str]:
+    """Our environment for a stage's process, without the variables whose names begin with one of `withheld`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(withheld)}
     return kept | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 

@@ -29,7 +29,7 @@ EnvironmentName = Literal["control", "model"]
 class Frozen(BaseModel):
     """Base of the immutable records that cross processes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class ArtifactRef(Frozen):

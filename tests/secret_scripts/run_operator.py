@@ -1,0 +1,32 @@
+"""Run a stage through Airflow's operator: `run_operator.py REQUEST DEPLOYMENT`; prints what crosses XCom."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+from llm_pipeline_airflow.operators import StageOperator
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.runners.process import ProcessRunner
+from llm_pipeline.stages.contract import StageRequest
+
+
+class Operator(StageOperator):
+    """Asks for the given stage, where the flow of a release would have made the request."""
+
+    def request(self, _context):
+        return StageRequest.model_validate_json(Path(sys.argv[1]).read_bytes())
+
+    def _check_claim(self, _context, _request):
+        """There is no release, so none waits for its turn."""
+
+    def _runner_here(self):
+        return ProcessRunner(Deployment.model_validate_json(Path(sys.argv[2]).read_bytes()))
+
+
+logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
+returned = Operator(task_id="download", config_path="", stage="download").execute({})
+sys.stdout.write(json.dumps(returned) + "\n")

@@ -1,0 +1,514 @@
+"""A token is planted in every credential, real parts use them, well and badly, and then no trace of them may be left.
+
+What runs: stages in processes of their own (a download from a gated repository into a signed store in S3, with right
+and wrong credentials, one that crashes and one that is killed), an Airflow operator, the S3 store against a server
+that is not there or refuses, the hub's client, and commands. What is searched: logs, requests, results, manifests,
+documents, all objects in S3, what was returned and raised, and `/proc` of every process while it runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from llm_pipeline.config.deployment import Deployment, HubAccess
+from llm_pipeline.config.release import ModelSource
+from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
+from llm_pipeline.digest import sha256_bytes
+from llm_pipeline.errors import PipelineError
+from llm_pipeline.hub.access import connect
+from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.hub.sources import open_source
+from llm_pipeline.logging import JsonLineFormatter
+from llm_pipeline.runners import detached
+from llm_pipeline.runners.process import Job, ProcessRunner
+from llm_pipeline.stages.contract import StageRequest
+from llm_pipeline.stages.download import download_config
+from llm_pipeline.store import open_store
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from secret_traces import ProcessWatch, forms, search
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+_SCRIPTS = Path(__file__).with_name("secret_scripts")
+
+
+@dataclass(frozen=True)
+class Credential:
+    """A secret, and the environment variable that holds it; its value is awkward in every notation.
+
+    Attributes:
+        variable: Where it is planted; None for one that is written into configurations.
+        for_stages: Whether a stage needs it in its environment.
+        pattern: How the variable holds it.
+    """
+
+    variable: str | None
+    for_stages: bool = False
+    pattern: str = "{}"
+    token: str = field(default_factory=lambda: f'{secrets.token_hex(12)}"/+=<{secrets.token_hex(12)}')
+
+
+HUB_TOKEN_VARIABLE = "HF_TOKEN"
+CREDENTIALS = {
+    "hub token": Credential(HUB_TOKEN_VARIABLE, for_stages=True),
+    "hub token without access": Credential("OTHER_HUB_TOKEN", for_stages=True),
+    "AWS secret key": Credential("AWS_SECRET_ACCESS_KEY", for_stages=True),
+    "AWS session token": Credential("AWS_SESSION_TOKEN", for_stages=True),
+    "signing key's password": Credential("SIGNING_PASSWORD", for_stages=True),
+    "wrong password": Credential("WRONG_SIGNING_PASSWORD", for_stages=True),
+    "webhook secret": Credential("LLM_PIPELINE_WEBHOOK_SECRET"),
+    "Airflow connection": Credential("AIRFLOW_CONN_HUB", pattern="http://login:{}@hub.example"),
+    "Airflow setting": Credential("AIRFLOW__API_AUTH__JWT_SECRET"),
+    "credentials in a URL": Credential(None),
+}
+HUB_TOKEN = CREDENTIALS["hub token"]
+URL_WITH_CREDENTIALS = f"https://user:{quote(CREDENTIALS['credentials in a URL'].token, safe='')}@hub.example"
+"""Where nobody should write them, and somebody will."""
+
+STORE_WITH_CREDENTIALS = URL_WITH_CREDENTIALS.replace("https://", "s3://")
+
+
+@dataclass
+class Scene:
+    """Everything that ran, and what it left.
+
+    Attributes:
+        left: Directory of all that was written, logged, printed, returned and raised.
+        watch: What `/proc` showed meanwhile.
+        outcomes: How each part ended: `result`, or the type of its error.
+    """
+
+    left: Path
+    watch: ProcessWatch
+    outcomes: dict[str, str] = field(default_factory=dict)
+
+    def attempt(self, name: str, work: Callable[[], object]) -> None:
+        """Run a part and keep what it returns or raises, tracebacks of all causes included."""
+        try:
+            returned = work()
+            self.outcomes[name], text = "result", repr(returned)
+        except PipelineError as error:
+            self.outcomes[name] = str(getattr(error, "document", error.to_document()).type)
+            text = "".join(traceback.format_exception(error)) + error.to_document().model_dump_json() + repr(error)
+        (self.left / f"{name}.txt").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any) -> Iterator[Scene]:
+    """Runs all parts once."""
+    place = tmp_path_factory.mktemp("secrets")
+    (left := place / "left").mkdir()
+    root = place / "hub"
+    for model in ("published", "refused", "unsigned", "crashed", "killed", "operated"):
+        _publish_gated(root, f"demo/{model}", place / "source")
+    with _hub(root) as endpoint, pytest.MonkeyPatch.context() as environment, _logs_into(left / "log.jsonl"):
+        for credential in CREDENTIALS.values():
+            if credential.variable:
+                environment.setenv(credential.variable, credential.pattern.format(credential.token))
+        environment.setenv("AWS_ACCESS_KEY_ID", "test-access-key")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        with ProcessWatch() as watch:
+            scene = Scene(left, watch)
+            Parts(scene, endpoint, s3_server, place).run()
+        yield scene
+
+
+def _publish_gated(root: Path, model_id: str, source: Path) -> None:
+    """A small model whose files only the hub token gets."""
+    source.mkdir(exist_ok=True)
+    header = json.dumps({"weight": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}).encode()
+    (source / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    (source / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    publish_revision(root, model_id, source, "upload")
+    restrict(root, model_id, HubAccessRules(gated="manual", readers=(sha256_bytes(HUB_TOKEN.token.encode()),)))
+
+
+@contextmanager
+def _hub(root: Path) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(root), "--port", str(port)]
+    server = subprocess.Popen(command, cwd=REPOSITORY)
+    try:
+        deadline = time.monotonic() + 30
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            assert time.monotonic() < deadline, "the hub did not start"
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@contextmanager
+def _logs_into(path: Path) -> Iterator[None]:
+    """Everything that this process logs at the level of a stage's process."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(JsonLineFormatter())
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.removeHandler(handler)
+        handler.close()
+
+
+class Parts:
+    """The parts that use the credentials."""
+
+    def __init__(self, scene: Scene, endpoint: str, s3_server: Any, place: Path) -> None:
+        self.scene = scene
+        self.access = HubAccess(endpoint=endpoint)
+        self.s3_server = s3_server
+        self.place = place
+        self.bucket = s3_server.bucket()
+        keys = _write_keys(place, CREDENTIALS["signing key's password"].token)
+        self.signing = Signing(private_key=keys[0], public_keys=(keys[1],), password_variable="SIGNING_PASSWORD")
+        self.in_s3 = StoreConfig(
+            uri=f"s3://{self.bucket}/store",
+            endpoint=s3_server.endpoint,
+            cache=str(scene.left / "cache"),
+            signing=self.signing,
+        )
+        wrong = self.signing.model_copy(update={"password_variable": "WRONG_SIGNING_PASSWORD"})
+        self.local = StoreConfig(uri=(scene.left / "store").as_uri())
+        self.unsignable = self.local.model_copy(update={"signing": wrong})
+        self.runner = ProcessRunner(self._deployment(sys.executable))
+        self.scripted = ProcessRunner(self._deployment(str(_interpreter(place))))
+
+    def run(self) -> None:
+        """Processes side by side, and meanwhile what runs in this one."""
+        jobs = {
+            "published": (self.runner, self._submit(self.runner, "published", self.in_s3)),
+            "refused": (self.runner, self._submit(self.runner, "refused", self.in_s3, "OTHER_HUB_TOKEN")),
+            "unsigned": (self.runner, self._submit(self.runner, "unsigned", self.unsignable)),
+            "crashed": (self.scripted, self._submit(self.scripted, "crashed", self.local)),
+            "killed": (self.scripted, self._submit(self.scripted, "killed", self.local)),
+        }
+        commands = self._start_commands()
+        self._hub_client()
+        self._webhook()
+        for name, (runner, job) in jobs.items():
+            _wait(runner, job, kill=name == "killed")
+            self.scene.attempt(name, lambda runner=runner, job=job: runner.outcome(job))
+        for name, command in commands.items():
+            self.scene.outcomes[name] = str(command.wait(60))
+        self._store()
+        for key, data in _objects(self.s3_server, self.bucket):
+            path = self.scene.left / "s3" / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+    def _deployment(self, python: str) -> Deployment:
+        return _deployment(self.scene.left, python, self.local, self.access)
+
+    def request(self, model: str, store: StoreConfig, token_variable: str = HUB_TOKEN_VARIABLE) -> StageRequest:
+        """The download of a model."""
+        pinned = open_source("hub", self.access, store).resolve(f"demo/{model}", "main")
+        access = self.access.model_copy(update={"token_variable": token_variable})
+        return _request(model, pinned, store, access, self.scene.left)
+
+    def _submit(
+        self, runner: ProcessRunner, model: str, store: StoreConfig, token_variable: str = HUB_TOKEN_VARIABLE
+    ) -> Job:
+        return runner.submit(self.request(model, store, token_variable), "control")
+
+    def _hub_client(self) -> None:
+        for name, variable in (("without a token", "NO_TOKEN"), ("with another's token", "OTHER_HUB_TOKEN")):
+            access = self.access.model_copy(update={"token_variable": variable})
+            self.scene.attempt(
+                f"hub {name}",
+                lambda access=access: open_source("hub", access, self.local).resolve("demo/refused", "main"),
+            )
+        self.scene.attempt("hub with credentials in its URL", lambda: connect(URL_WITH_CREDENTIALS, HUB_TOKEN_VARIABLE))
+
+    def _store(self) -> None:
+        (directory := self.place / "files").mkdir()
+        (directory / "file.txt").write_text("content")
+        store = open_store(self.in_s3)
+        self.scene.attempt("S3 publish", lambda: store.publish("dataset", directory))
+        self.scene.attempt("S3 fetch", lambda: store.fetch(store.publish("dataset", directory)))
+        with _refusing(self.s3_server):
+            self.scene.attempt("S3 that refuses", lambda: open_store(self.in_s3).publish("other", directory))
+        with socket.socket() as nobody, pytest.MonkeyPatch.context() as patch:
+            nobody.bind(("127.0.0.1", 0))
+            for module in ("s3_session", "s3_bucket"):
+                patch.setattr(f"llm_pipeline.store.{module}._ATTEMPTS", 1)
+            dead = self.in_s3.model_copy(update={"endpoint": f"http://127.0.0.1:{nobody.getsockname()[1]}"})
+            self.scene.attempt("S3 that is not there", lambda: open_store(dead).publish("dataset", directory))
+        self.scene.attempt("store with credentials in its URI", lambda: open_store(STORE_WITH_CREDENTIALS))
+
+    def _webhook(self) -> None:
+        from fastapi import FastAPI
+        from fastapi.testclient import TestClient
+        from llm_pipeline_airflow.webhook import SECRET_HEADER, router
+
+        (application := FastAPI()).include_router(router)
+        client, body = TestClient(application), {"repo": {"type": "model", "name": "demo/tiny"}}
+        releases = _write_configs(self.place / "watched", f"uri: {self.local.uri}", f"endpoint: {self.access.endpoint}")
+        secret = CREDENTIALS["webhook secret"].token
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LLM_PIPELINE_RELEASES", str(releases.parent))
+            answers = {
+                name: client.post("/webhooks/hub", json=body, headers={SECRET_HEADER: given})
+                for name, given in (("right", secret), ("wrong", HUB_TOKEN.token))
+            }
+        for name, answer in answers.items():
+            self.scene.outcomes[f"webhook, {name} secret"] = str(answer.status_code)
+            (self.scene.left / f"webhook-{name}.txt").write_text(f"{answer.headers} {answer.text}")
+
+    def _start_commands(self) -> dict[str, subprocess.Popen[bytes]]:
+        """Commands whose configuration holds what it must not, and an operator in Airflow's interpreter."""
+        started = {}
+        uses = {
+            "plan, credentials in the hub's URL": ("uri: file:///unused", f"endpoint: '{URL_WITH_CREDENTIALS}'"),
+            "plan, credentials in the store's URI": (f"uri: '{STORE_WITH_CREDENTIALS}'", "{}"),
+            "plan, credentials in the store's endpoint": (
+                f"{{ uri: s3://bucket, endpoint: '{URL_WITH_CREDENTIALS}' }}",
+                "{}",
+            ),
+        }
+        for name, (store, hub) in uses.items():
+            config = _write_configs(self.place / name.replace(" ", "-"), store, hub)
+            started[name] = self._start(name, "-m", "llm_pipeline", "plan", str(config))
+        request = self.request("published", self.in_s3).model_dump(mode="json")
+        request["store"]["uri"] = STORE_WITH_CREDENTIALS
+        (broken := self.place / "request.json").write_text(json.dumps(request))
+        name = "stage, credentials in its request"
+        started[name] = self._start(
+            name, "-m", "llm_pipeline", "stage", "run", "download",
+            "--request", str(broken), "--result", str(self.scene.left / "broken.json"),
+        )  # fmt: skip
+        (asked := self.place / "operated.json").write_text(self.request("operated", self.in_s3).model_dump_json())
+        (deployment := self.place / "deployment.json").write_text(self._deployment(sys.executable).model_dump_json())
+        operator = str(_SCRIPTS / "run_operator.py")
+        airflow = {"AIRFLOW_HOME": str(self.scene.left / "airflow")}
+        started["operator"] = self._start("operator", operator, str(asked), str(deployment), **airflow)
+        return started
+
+    def _start(self, name: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        with (self.scene.left / f"{name.replace(' ', '-')}.output").open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=REPOSITORY,
+                env=os.environ | environment,
+            )
+
+
+def _deployment(left: Path, python: str, store: StoreConfig, hub: HubAccess) -> Deployment:
+    return Deployment(
+        name="test",
+        store=store,
+        work_root=str(left / "work"),
+        state_root=str(left / "state"),
+        environments={"control": python},
+        triton_home=str(left),
+        hub=hub,
+    )
+
+
+def _request(release_id: str, model: PinnedModel, store: StoreConfig, hub: HubAccess, left: Path) -> StageRequest:
+    config = download_config(model, ModelSource(id=model.id), hub)
+    return StageRequest(
+        release_id=release_id,
+        stage="download",
+        config=config.model_dump(mode="json"),
+        store=store,
+        work_root=str(left / "work"),
+    )
+
+
+def _write_keys(place: Path, password: str) -> tuple[str, str]:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    encryption = serialization.BestAvailableEncryption(password.encode())
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (private := place / "key.pem").write_bytes(key.private_bytes(pem, form, encryption))
+    (public := place / "key.pub").write_bytes(
+        key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    return str(private), str(public)
+
+
+def _write_configs(place: Path, store: str, hub: str) -> Path:
+    """A release config of a deployment with that store and hub; returns its path."""
+    ports = iter(range(18711, 18799))
+
+    def server() -> str:
+        return f"{{ http: {next(ports)}, grpc: {next(ports)}, metrics: {next(ports)} }}"
+
+    router = f"{{ port: {next(ports)}, admin_port: {next(ports)} }}"
+    where = f"{{ staging: {server()}, blue: {server()}, green: {server()}, router: {router} }}"
+    files = {
+        "releases/watched.yaml": (
+            "description: A watched model.\nmodel: { id: demo/tiny }\nrecipes: [small]\ntargets: [cpu]\n"
+            "policy: quick\ndeployment: here\nworkload: { prompts: prompts.jsonl, rate_per_second: 1, "
+            "duration_seconds: 1 }\nevaluation: { tasks: [a_task], served_tasks: [a_task] }\nwatch: {}\n"
+        ),
+        "policies/quick.yaml": "load_test: { service_level: { first_token_milliseconds: 100, "
+        "end_to_end_milliseconds: 200 } }\ncanary: { steps_percent: [5, 100] }\n",
+        "deployments/here.yaml": f"store:\n  {store}\nhub:\n  {hub}\nwork_root: {place}/work\n"
+        f"state_root: {place}/state\nenvironments: {{ control: {sys.executable}, model: {sys.executable} }}\n"
+        f"triton_home: {place}\nplaces: {{ cpu: {where} }}\n",
+        "quantization/small.yaml": "weights: int4_blockwise\n",
+        "targets/cpu.yaml": "{ accelerator: cpu, accelerator_count: 0, engine: openvino_cpu }\n",
+        "prompts.jsonl": '{"prompt": "a"}\n',
+    }
+    for name, text in files.items():
+        path = place / "configs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return place / "configs/releases/watched.yaml"
+
+
+def _interpreter(place: Path) -> Path:
+    """A python whose `-m llm_pipeline` runs the stage of `secret_scripts`."""
+    (script := place / "python").write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {_SCRIPTS}/run_stage.py "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def _wait(runner: ProcessRunner, job: Job, *, kill: bool) -> None:
+    deadline = time.monotonic() + 60
+    while runner.is_active(job):
+        assert time.monotonic() < deadline, "the stage did not end"
+        if kill and any("has the token" in line for line in runner.read_log(job, 0)[0]):
+            process = detached.load(job.record)
+            assert process is not None
+            os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+@contextmanager
+def _refusing(server: Any) -> Iterator[None]:
+    """While the block runs, the server wants to know the access key, and does not."""
+
+    def allow(requests: str) -> None:
+        address, plain = f"{server.endpoint}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        urllib.request.urlopen(urllib.request.Request(address, data=requests.encode(), headers=plain)).close()
+
+    allow("0")
+    try:
+        yield
+    finally:
+        allow("inf")
+
+
+def _objects(server: Any, bucket: str) -> Iterator[tuple[str, bytes]]:
+    client = server.client()
+    for item in client.list_objects_v2(Bucket=bucket)["Contents"]:
+        answer = client.get_object(Bucket=bucket, Key=item["Key"])
+        yield item["Key"], answer["Body"].read() + json.dumps(answer, default=str).encode()
+
+
+each_credential = pytest.mark.parametrize("credential", CREDENTIALS.values(), ids=CREDENTIALS)
+
+
+def test_every_part_ended_as_it_should(scene: Scene) -> None:
+    assert scene.outcomes == {
+        "published": "result",
+        "operator": "0",
+        "S3 publish": "result",
+        "S3 fetch": "result",
+        "webhook, right secret": "202",
+        "webhook, wrong secret": "403",
+        "refused": "RepositoryGated",
+        "unsigned": "ConfigError",
+        "crashed": "InternalError",
+        "killed": "StageCrashed",
+        "hub without a token": "RepositoryGated",
+        "hub with another's token": "RepositoryGated",
+        "hub with credentials in its URL": "ConfigError",
+        "S3 that refuses": "Terminal",
+        "S3 that is not there": "Transient",
+        "store with credentials in its URI": "ConfigError",
+        "plan, credentials in the hub's URL": "4",
+        "plan, credentials in the store's URI": "4",
+        "plan, credentials in the store's endpoint": "4",
+        "stage, credentials in its request": "4",
+    }
+
+
+@each_credential
+def test_a_credential_is_in_nothing_that_was_written_logged_returned_or_raised(
+    scene: Scene, credential: Credential
+) -> None:
+    assert search(scene.left, credential.token) == []
+
+
+@each_credential
+def test_a_credential_is_on_no_command_line(scene: Scene, credential: Credential) -> None:
+    assert scene.watch.commands_with(credential.token) == []
+
+
+@each_credential
+def test_a_stage_has_a_credential_only_if_it_needs_it(scene: Scene, credential: Credential) -> None:
+    holders = scene.watch.environments_with(credential.token)
+    assert any(f"{scene.left}/work/jobs/" in command for command in holders) is credential.for_stages
+
+
+def test_a_stage_that_leaks_is_found_wherever_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (left := tmp_path / "left").mkdir()
+    monkeypatch.setenv(HUB_TOKEN_VARIABLE, HUB_TOKEN.token)
+    store, hub = StoreConfig(uri=(left / "store").as_uri()), HubAccess(endpoint="http://hub.example")
+    runner = ProcessRunner(_deployment(left, str(_interpreter(tmp_path)), store, hub))
+    file = HubFile(path="model.safetensors", size=1, sha256="0" * 64)
+    model = PinnedModel(id="demo/leaked", commit="0" * 40, files=(file,))
+    with ProcessWatch() as watch:
+        job = runner.submit(_request("leaked", model, store, hub, left), "control")
+        _wait(runner, job, kill=False)
+    found = {line.partition(": ")[0] for line in search(left, HUB_TOKEN.token)}
+    assert {
+        "work/jobs/leaked/download/1/log.jsonl",
+        "work/jobs/leaked/download/1/result.json",
+        "store/releases/leaked/report.html",
+        "store/releases/leaked/results/download.json",
+    } <= found
+    assert [command for command in watch.commands_with(HUB_TOKEN.token) if "time.sleep" in command]
+
+
+@pytest.mark.parametrize("form", forms(""))
+def test_every_form_of_a_token_is_found_in_a_file(tmp_path: Path, form: str) -> None:
+    (tmp_path / "file").write_bytes(b"before " + forms(HUB_TOKEN.token)[form] + b" after")
+    assert f"file: {form}" in search(tmp_path, HUB_TOKEN.token)
+
+
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("after", range(4))
+def test_a_token_is_found_in_base64_whatever_stands_beside_it(tmp_path: Path, before: int, after: int) -> None:
+    data = b"x" * before + HUB_TOKEN.token.encode() + b"y" * after
+    (tmp_path / "file").write_bytes(base64.b64encode(data))
+    assert search(tmp_path, HUB_TOKEN.token)
