@@ -107,3 +107,49 @@ def test_the_dag_can_be_serialized_with_its_retry_policy(dag):
     from airflow.serialization.serialized_objects import DagSerialization
 
     assert DagSerialization.to_dict(dag)["dag"]["dag_id"] == "release__tiny"
+
+
+def test_nothing_is_asked_of_the_hub_before_it_is_this_runs_turn(dag):
+    claim = dag.get_task("claim")
+    assert claim.is_setup
+    assert claim.mode == "reschedule"  # no worker while it waits
+    assert upstream(dag, "claim") == set()
+    assert upstream(dag, "resolve") == {"claim"}
+
+
+def test_the_turn_is_given_back_last_whatever_happened(dag):
+    give_back = dag.get_task("give_back")
+    assert give_back.is_teardown
+    assert not give_back.on_failure_fail_dagrun
+    assert upstream(dag, "give_back") == {"claim", "report"}
+    others = {task.task_id for task in dag.tasks} - {"give_back"}
+    assert set(give_back.get_flat_relative_ids(upstream=True)) == others
+    assert "recipes.quantize" in dag.get_task("report").upstream_task_ids  # may outlive a baseline that failed
+
+
+@pytest.mark.parametrize("cleared", ["download", "recipes.accuracy", "targets.load_test", "promotion.canary_5"])
+def test_whatever_is_cleared_the_turn_is_taken_again(dag, cleared):
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    serialized = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    subset = serialized.partial_subset(task_ids=[cleared], include_upstream=False, include_downstream=True)
+    assert {"claim", "give_back"} <= set(subset.task_dict)
+
+
+def test_runs_of_one_dag_queue_unless_the_newer_ones_supersede(project):
+    assert release_dag(project.config).max_active_runs == 1
+    project.config.write_text(project.config.read_text() + "concurrency: supersede\n")
+    assert release_dag(project.config).max_active_runs > 1
+
+
+def test_a_changed_licence_is_reviewed_before_the_download(project):
+    dag = release_dag(project.config)
+    review = dag.get_task("review_license")
+    assert upstream(dag, "review_license") == {"resolve"}
+    assert upstream(dag, "download") == {"review_license"}
+    assert review.defaults == ["Reject"]
+    assert review.response_timeout.total_seconds() == 24 * 3600
+
+    config = project.config.read_text()
+    project.config.write_text(config.replace("approval: { ", "approval: { on_license_change: false, "))
+    assert upstream(release_dag(project.config), "download") == {"resolve"}

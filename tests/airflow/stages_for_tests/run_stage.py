@@ -111,7 +111,8 @@ def resolve(context: StageContext) -> StageOutput:
         created_at=datetime.now(UTC),
     )
     execute.replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
-    return StageOutput(release_id=release_id, metrics={"release_id": release_id})
+    metrics = scripted(context.request).get("metrics", {})
+    return StageOutput(release_id=release_id, metrics={"release_id": release_id, **metrics})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,142 @@
+"""Two releases of one model on one machine, run by `llm-pipeline run`: real processes, stages that do no work."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import ExitCode, Terminal
+from llm_pipeline.flow import Flow
+from llm_pipeline.local_run import LocalRun, Question, ask_on_terminal
+from llm_pipeline.release_claim import ClaimState, read_claim
+from llm_pipeline.store import open_store
+
+pytestmark = pytest.mark.slow
+
+SMALL = {"recipes: [small, large]": "recipes: [small]", "targets: [cpu-a, cpu-b]": "targets: [cpu-a]"}
+QUICK_END = {"download": {"error": "terminal"}}
+LICENSE = {"resolve": {"metrics": {"license_change": "licence apache-2.0 -> llama3.3"}}}
+
+
+class Run:
+    """`llm-pipeline run` of one release config."""
+
+    def __init__(self, config: Path, log: Path) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "llm_pipeline", "run", str(config), "--approve"]
+        with log.open("w") as output:
+            self.process = subprocess.Popen(command, stderr=output)
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+    def end(self) -> int:
+        return self.process.wait(timeout=120)
+
+
+@pytest.fixture
+def run(project) -> Iterator[Callable[..., Run]]:
+    """Starts a run of a config made from the project's."""
+    started = []
+    written = project.config.read_text()
+
+    def start(name: str, concurrency: str = "wait") -> Run:
+        text = written
+        for before, after in SMALL.items():
+            text = text.replace(before, after)
+        config = project.config.with_name(f"{name}.yaml")
+        config.write_text(f"{text}concurrency: {concurrency}\n")
+        started.append(Run(config, project.root / f"{name}.log"))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_the_second_waits_for_the_first_and_says_so(project, run):
+    project.script(resolve={"seconds": 3, "file": str(project.root / "started")}, **QUICK_END)
+    first = run("first")
+    until((project.root / "started").exists)
+    second = run("second")
+    until(lambda: second.said("resolve"))
+    assert second.said(f"waiting for release first (process {first.process.pid} on ")
+    assert first.said("report")
+    assert first.end() == ExitCode.BAD_INPUT
+
+
+def test_the_newer_one_ends_the_older_ones_canary_which_is_rolled_back_first(project, run):
+    project.script(**{"canary/cpu-a:5": {"seconds": 4, "file": str(project.root / "started")}})
+    older = run("older")
+    until((project.root / "started").exists)
+    newer = run("newer", "supersede")
+    until(lambda: newer.said("resolve"))
+    assert older.said("rollback cpu-a")
+    assert older.said("report")
+    assert not older.said("canary cpu-a:100")
+    assert older.end() == ExitCode.INCONCLUSIVE
+    assert older.said(f"superseded by release newer (process {newer.process.pid} on ")
+
+    newer.process.send_signal(signal.SIGTERM)
+    newer.end()
+    assert read_claim(open_store(f"file://{project.root}/store"), "demo/tiny") == ClaimState()
+
+
+def test_a_release_whose_process_was_killed_is_taken_over_at_once(project, run):
+    project.script(resolve={"seconds": 1, "file": str(project.root / "started")}, **QUICK_END)
+    killed = run("killed")
+    until((project.root / "started").exists)
+    killed.process.kill()
+    killed.process.wait()
+    following = run("following")
+    assert following.end() == ExitCode.BAD_INPUT
+    assert following.said(f"release killed (process {killed.process.pid} on ")
+    assert following.said("does not count any more: its process is gone")
+    assert not following.said("waiting for release")
+
+
+@pytest.mark.parametrize(("answer", "ends"), [(None, ExitCode.INCONCLUSIVE), (False, ExitCode.NO_GO)])
+def test_a_changed_licence_that_nobody_accepts_ends_the_release_before_a_byte_is_fetched(project, answer, ends):
+    project.script(**LICENSE)
+    questions: list[Question] = []
+
+    def decide(question: Question) -> bool | None:
+        questions.append(question)
+        return answer
+
+    assert LocalRun(project.config, approve=decide).run() == ends
+    assert [one.text for one in questions] == ["demo/tiny: licence apache-2.0 -> llama3.3. Release it all the same?"]
+    assert stages_of(project) == {"resolve", "report"}
+
+
+@pytest.mark.parametrize(("asks", "answer"), [("true", True), ("false", False)])
+def test_a_release_goes_on_with_an_accepted_licence_or_where_nobody_is_to_be_asked(project, asks, answer):
+    text = project.config.read_text().replace("approval: { ", f"approval: {{ on_license_change: {asks}, ")
+    project.config.write_text(text)
+    project.script(**LICENSE, **QUICK_END)
+    with pytest.raises(Terminal, match="the test asked for a terminal error"):
+        LocalRun(project.config, approve=lambda _question: answer).run()
+
+
+def test_without_a_terminal_nobody_can_be_asked():
+    assert ask_on_terminal(Question("Well?")) is None
+
+
+def stages_of(project) -> set[str]:
+    deployment = load_release(project.config).deployment
+    return {stage for stage, _ in Flow.open(deployment, "tiny-01234567-00000000").results()}
