@@ -142,7 +142,7 @@ class ReleaseClaim:
         return (
             f"{self._model_id}: waiting for {other}, there since {on_its_way}; "
             f"if that is wrong, free {claim_name(self._model_id)}: "
-            f"llm-pipeline free {self._model_id}"
+            f"llm-pipeline claims --free {self._model_id}"
         )
 
     def _wait(self, poll_seconds: float) -> None:
@@ -218,11 +218,21 @@ def read_claim(store: ArtifactStore, model_id: str) -> ClaimState:
     return ClaimState() if document is None else ClaimState.model_validate(document.value)
 
 
+def read_claims(store: ArtifactStore) -> dict[str, ClaimState]:
+    """All claims, by model."""
+    documents = {name: store.read_document(name) for name in store.list_documents(_CLAIMS)}
+    return {
+        name.removeprefix(f"{_CLAIMS}/").removesuffix(".json").replace("--", "/", 1): ClaimState.model_validate(
+            document.value
+        )
+        for name, document in documents.items()
+        if document
+    }
+
+
 def releases_on_their_way(store: ArtifactStore) -> tuple[Claimant, ...]:
     """The holders of all claims: what they use must not be removed."""
-    documents = [store.read_document(name) for name in store.list_documents(_CLAIMS)]
-    states = [ClaimState.model_validate(document.value) for document in documents if document]
-    return tuple(state.holder for state in states if state.holder)
+    return tuple(state.holder for state in read_claims(store).values() if state.holder)
 
 
 def free_claim(store: ArtifactStore, model_id: str) -> Claimant | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import io
 import itertools
 import os
 import subprocess
@@ -16,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from llm_pipeline.claim_state import AirflowRun, Claimant, ClaimState, LocalProcess
+from llm_pipeline.cli import claiming
 from llm_pipeline.errors import ExitCode
 from llm_pipeline.release_claim import (
     ClaimLost,
@@ -222,6 +225,19 @@ class TestTheDead:
             older.check()
         assert str(older.taken_by_another().party) == "DAG release__tiny, run run-2"
 
+    def test_the_command_shows_who_holds_and_who_waits_and_frees(self, store, tmp_path):
+        claim(store, 1).ask()
+        claim(store, 2).ask()
+        assert command(tmp_path) == [
+            "organisation/model  on its way: release tiny (DAG release__tiny, run run-1)",
+            "organisation/model  waits: release tiny (DAG release__tiny, run run-2)",
+        ]
+        assert command(tmp_path, "--free", MODEL) == [
+            "organisation/model: taken from release tiny (DAG release__tiny, run run-1)"
+        ]
+        assert command(tmp_path, "--free", MODEL) == ["organisation/model: nobody held it"]
+        assert claim(store, 2).ask() is None
+
     def test_a_claim_freed_by_hand_is_lost_for_its_holder(self, store):
         claim(store, 1).ask()
         claim(store, 2).ask()
@@ -229,6 +245,20 @@ class TestTheDead:
         with pytest.raises(ClaimLost, match=r"clear the run's task `claim`"):
             claim(store, 1).check()
         assert claim(store, 2).ask() is None
+
+
+def command(root, *arguments: str) -> list[str]:
+    """What `llm-pipeline claims` says, without the times."""
+    deployment = root / "here.yaml"
+    environment = f"{{ control: {sys.executable} }}"
+    places = f"store: {root}/store\nwork_root: {root}\nstate_root: {root}\ntriton_home: {root}\n"
+    deployment.write_text(f"{places}environments: {environment}\n")
+    parser = argparse.ArgumentParser()
+    claiming.add_commands(parser.add_subparsers())
+    options = parser.parse_args(["claims", "-d", str(deployment), *arguments])
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert options.run(options) == ExitCode.GO
+    return [line.partition(", since")[0] for line in said.getvalue().splitlines()]
 
 
 def backdate(store, when: datetime) -> None:

@@ -1,0 +1,43 @@
+"""The command that shows which releases hold their models, and frees one by hand: `claims`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.errors import ExitCode
+
+if TYPE_CHECKING:
+    from llm_pipeline.claim_state import Claimant
+
+
+def add_commands(commands: Commands) -> None:
+    """Add it to the parser."""
+    claims = commands.add_parser("claims", help="show which release of a model is on its way, and which ones wait")
+    claims.add_argument("--free", metavar="MODEL", help="take the claim away from a holder that is dead")
+    add_deployment_option(claims)
+    claims.set_defaults(run=_claims)
+
+
+def _claims(options: argparse.Namespace) -> int:
+    from llm_pipeline.release_claim import free_claim, read_claims
+    from llm_pipeline.store import open_store
+
+    store = open_store(deployment_of(options).store)
+    if options.free:
+        freed = free_claim(store, options.free)
+        sys.stdout.write(f"{options.free}: " + (f"taken from {freed}\n" if freed else "nobody held it\n"))
+        return ExitCode.GO
+    for model_id, state in read_claims(store).items():
+        if state.holder is not None:
+            sys.stdout.write(f"{model_id}  on its way: {_line(state.holder)}\n")
+        for waiting in state.waiting:
+            sys.stdout.write(f"{model_id}  waits: {_line(waiting)}\n")
+    return ExitCode.GO
+
+
+def _line(claimant: Claimant) -> str:
+    superseded = f", superseded by {claimant.superseded_by}" if claimant.superseded_by else ""
+    return f"{claimant}, since {claimant.since:%Y-%m-%d %H:%M} UTC{superseded}"
