@@ -1,0 +1,118 @@
+"""One retention DAG for each deployment that a release config names: `retention__<deployment>`.
+
+A config that is broken is left out here, as in `discovery`; `dags/release_config_errors.py` is where it shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import DAG, BaseOperator, Param, get_parsing_context
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_deployment, load_release
+from llm_pipeline.errors import PipelineError
+from llm_pipeline_airflow.retries import FIRST_DELAY, LONGEST_DELAY, RETRIES, error_family_policy
+from llm_pipeline_airflow.runs import releases_directory
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "retention__"
+
+_DOC = """### Retention of {name}
+
+Keeps what serves production, what served before, every release on its way, the newest **{rules.keep_releases}**
+releases of each config and those of the last **{rules.keep_days:g} days**. The rest is condemned, and removed by a
+run **{rules.grace_hours:g} hours** later if it is still of no use. Without *delete*, a run only says what would go.
+
+By hand: `llm-pipeline gc`, `llm-pipeline gc --delete`. The rules are `retention:` in `{file}`.
+"""
+
+
+class RetentionOperator(BaseOperator):
+    """Runs the retention of a deployment and logs its report; the parameter `delete` lets it remove things.
+
+    Args:
+        deployment_file: The deployment's file.
+    """
+
+    def __init__(self, *, deployment_file: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.deployment_file = deployment_file
+
+    def execute(self, context: Context) -> dict[str, int]:
+        """Collect; returns the bytes that were, or would be, removed now and later."""
+        from llm_pipeline.retention.collection import collect_garbage
+
+        deployment = load_deployment(Path(self.deployment_file))
+        report = collect_garbage(deployment, delete=bool(context["params"]["delete"]))
+        log.info("%s", "\n".join(["", *report.lines()]))  # one record: the table's lines stay together
+        return {"bytes_removed": report.bytes_removed, "bytes_condemned": report.bytes_condemned}
+
+
+def retention_dags(directory: Path | None = None) -> dict[str, DAG]:
+    """The retention DAGs by DAG id; a worker makes only the one it runs."""
+    wanted = get_parsing_context().dag_id
+    deployments = _deployments(directory or releases_directory())
+    return {
+        dag_id: retention_dag(path, deployment)
+        for path, deployment in deployments.items()
+        if wanted in (None, dag_id := f"{_PREFIX}{deployment.name}")
+    }
+
+
+def retention_dag(path: Path, deployment: Deployment) -> DAG:
+    """The DAG of one deployment."""
+    rules = deployment.retention
+    dag = DAG(
+        dag_id=f"{_PREFIX}{deployment.name}",
+        dag_display_name=f"Retention of {deployment.name}",
+        description=f"Removes what nobody needs any more from {deployment.store.uri}",
+        doc_md=_DOC.format(name=deployment.name, rules=rules, file=path.name),
+        schedule=rules.schedule,
+        catchup=False,
+        max_active_runs=1,
+        tags=["llm-retention"],
+        params={
+            "delete": Param(
+                rules.delete,
+                type="boolean",
+                title="Delete",
+                description="Really remove what is of no use; otherwise only say what would go.",
+            )
+        },
+        default_args={
+            "owner": "llm-pipeline",
+            "retries": RETRIES,
+            "retry_delay": FIRST_DELAY,
+            "retry_exponential_backoff": True,
+            "max_retry_delay": LONGEST_DELAY,
+            "retry_policy": error_family_policy(),
+        },
+    )
+    with dag:
+        RetentionOperator(
+            task_id="collect",
+            task_display_name="Collect",
+            doc_md="The table in the log says what is kept, what goes, why, and how much it is.",
+            deployment_file=str(path),
+        )
+    return dag
+
+
+def _deployments(directory: Path) -> Mapping[Path, Deployment]:
+    """The deployments of all release configs that are right, by their file."""
+    found: dict[Path, Deployment] = {}
+    for config in sorted(directory.glob("*.yaml")):
+        with contextlib.suppress(PipelineError):  # reported by check_release_configs
+            loaded = load_release(config)
+            file = loaded.configs_root / "deployments" / f"{loaded.deployment.name}.yaml"
+            found.setdefault(file, loaded.deployment)
+    return found
