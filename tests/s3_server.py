@@ -1,7 +1,7 @@
 """A real S3 API server for tests: moto's, in a process of its own, with its credentials in the environment.
 
 Writes are served one at a time, so that conditional ones are atomic, as Amazon's are (moto's own check and write are
-two steps), and parts may be small.
+two steps). Parts may be small, and listings come in short pages.
 
 What it does not prove: that Amazon refuses bytes that differ from their checksum (moto stores what it is told), its
 timing of conditional writes (409 under contention), bucket policies, KMS, expiring credentials, the SHA-256 of parts in
@@ -23,6 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 REGION = "us-east-1"
+_SETTINGS = {
+    "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": "5242880",
+    "MOTO_S3_DEFAULT_MAX_KEYS": "7",
+    "S3_UPLOAD_PART_MIN_SIZE": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ def serve_s3() -> Iterator[S3Server]:
         port = probe.getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, __file__, str(port)],
-        env=os.environ | {"S3_UPLOAD_PART_MIN_SIZE": "1", "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": "5242880"},
+        env=os.environ | _SETTINGS,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -75,6 +75,7 @@ class S3Store:
         foreign = objects_of(self._bucket, name).keys() - {file.path for file in manifest.files}
         self._bucket.delete_all([f"{name}/{path}" for path in sorted(foreign)])
         self._seals.seal(manifest, name)
+        self._abort_uploads(name)
         return ref
 
     def fetch(self, ref: ArtifactRef) -> Path:
@@ -129,6 +130,7 @@ class S3Store:
         name = _directory(ref)
         self._bucket.delete(f"{name}/{COMPLETE_FILE}")
         self._bucket.delete_all([item.name for item in self._bucket.list(f"{name}/")])
+        self._abort_uploads(name)
 
     def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
         """See `ArtifactStore.leftovers`: unfinished uploads, and files of artifacts that were never completed."""
@@ -188,6 +190,11 @@ class S3Store:
         if found is None:
             raise FileNotFoundError(self._bucket.address(name))
         return found[0]
+
+    def _abort_uploads(self, directory: str) -> None:
+        """Drop uploads that nobody needs: of a killed process, or begun by a request whose answer was lost."""
+        for begun in self._bucket.unfinished_uploads(f"{directory}/"):
+            self._bucket.abort_upload(begun)
 
     def _read_document(self, name: str) -> _Stored | None:
         found = self._bucket.read(checked_name(name))

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import Terminal, Transient
-from llm_pipeline.store.s3_session import Absent, Changed, UploadGone, connect, translated
+from llm_pipeline.store.s3_session import Absent, Changed, UploadGone, connect, require_boto3, translated
 
 WORKERS = 8
 """Requests in flight at once."""
@@ -114,6 +114,7 @@ class Bucket:
     """A bucket below a key prefix. Names of objects are relative to that prefix."""
 
     def __init__(self, config: StoreConfig) -> None:
+        require_boto3(config)
         self._config = config
         self._bucket, prefix = config.bucket_and_prefix
         self._prefix = f"{prefix}/" if prefix else ""

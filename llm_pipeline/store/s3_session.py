@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 from llm_pipeline.config.store import StoreConfig
@@ -14,13 +15,8 @@ _ATTEMPTS = 8
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 60
 
-_REFUSED = frozenset(
-    {
-        "401", "403", "AccessDenied", "AccessDeniedException", "AccountProblem", "AllAccessDisabled", "ExpiredToken",
-        "ExpiredTokenException", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidToken", "SignatureDoesNotMatch",
-        "TokenRefreshRequired",
-    }
-)  # fmt: skip
+_REFUSALS = (401, 403)
+_REFUSED = frozenset({"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"})  # status 400
 _SERVER_ERROR = 500
 _NEEDED = (
     "s3:GetObject, PutObject, DeleteObject, ListBucket, ListBucketMultipartUploads, ListMultipartUploadParts, "
@@ -63,21 +59,27 @@ _KINDS: dict[str, tuple[type[PipelineError], str]] = {
 }
 
 
+def require_boto3(config: StoreConfig) -> None:
+    """Make sure that a client can be made here, without the time that importing it takes.
+
+    Raises:
+        Unsupported: boto3 is not installed in this interpreter.
+    """
+    if importlib.util.find_spec("boto3") is None:
+        hint = "pip install 'llm-pipeline[store-s3]'"
+        raise Unsupported("a store in S3 needs boto3", where=config.uri, hint=hint)
+
+
 def connect(config: StoreConfig) -> Any:
     """A boto3 client of the store's bucket. It sends nothing yet, except to assume a role.
 
     Raises:
-        Unsupported: boto3 is not installed in this interpreter.
         ConfigError: The profile does not exist, or the endpoint or region cannot be.
     """
-    try:
-        import boto3
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
-    except ImportError as error:
-        raise Unsupported(
-            "a store in S3 needs boto3", where=config.uri, hint="pip install 'llm-pipeline[store-s3]'"
-        ) from error
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
     options = Config(
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
         connect_timeout=_CONNECT_SECONDS,
@@ -130,11 +132,11 @@ def _of_response(error: Any, config: StoreConfig, where: str) -> PipelineError:
     code = str(details.get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     message = f"{error.operation_name}: {code}: {details.get('Message', '')}"
-    if code in _REFUSED:
-        return Terminal(f"S3 refused {message}", where=where, hint=_credentials_hint(config))
     if code in _KINDS:
         kind, hint = _KINDS[code]
         return kind(message, where=where, hint=hint)
+    if code in _REFUSED or status in _REFUSALS:
+        return Terminal(f"S3 refused {message}", where=where, hint=_credentials_hint(config))
     if status >= _SERVER_ERROR:
         return Transient(f"S3 cannot serve {message}", where=where, hint=_AGAIN)
     return Terminal(message, where=where, hint="check the store's configuration and the bucket's policy")

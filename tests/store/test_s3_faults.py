@@ -1,0 +1,257 @@
+"""A store in S3 while HTTP goes wrong: every kind of fault at every kind of request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s3_faults import (
+    Fault,
+    Faults,
+    When,
+    after,
+    always,
+    damaged,
+    error,
+    faulty,
+    is_a,
+    reset_after,
+    reset_before,
+    stale,
+    truncated,
+)
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import IntegrityError, Transient
+from llm_pipeline.store.artifact_store import Conflict
+from llm_pipeline.store.s3 import S3Store
+
+POINTERS = "pointers/m/cpu.json"
+PART = 1000
+
+ANYWHERE = {
+    "reset before": reset_before,
+    "reset after": reset_after,
+    "500": error(500, "InternalError"),
+    "500, yet served": error(500, "InternalError", served=True),
+    "SlowDown": error(503, "SlowDown"),
+}
+CONDITIONAL = {"409": error(409, "ConditionalRequestConflict"), "409 abort": error(409, "OperationAborted")}
+WRITES = [
+    is_a("PUT", "config.json"),
+    is_a("POST", "model.bin", uploads=""),
+    is_a("PUT", "model.bin", partNumber="2"),
+    is_a("POST", "model.bin", uploadId=""),
+    is_a("PUT", "_MANIFEST.json"),
+    is_a("PUT", "_COMPLETE.json"),
+]
+READS = [
+    is_a("GET", "_COMPLETE.json"),
+    is_a("GET", "_MANIFEST.json"),
+    is_a("GET", list_type="2"),
+    is_a("GET", "model.bin"),
+    is_a("GET", "config.json"),
+]
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: Any) -> Iterator[Faults]:
+    with faulty(s3_server.endpoint) as faults:
+        yield faults
+
+
+@pytest.fixture
+def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
+    monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)  # tests share a client
+    monkeypatch.setattr("llm_pipeline.store.s3_bucket._BACKOFF_UNIT_SECONDS", 0.001)
+    monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", PART)
+    monkeypatch.setattr("llm_pipeline.store.s3_download._RANGE_BYTES", PART)
+    proxy.heal()
+    return proxy
+
+
+@pytest.fixture
+def store(s3_config: StoreConfig, faults: Faults) -> S3Store:
+    return S3Store(s3_config.model_copy(update={"endpoint": faults.endpoint}))
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    directory = tmp_path / "weights"
+    directory.mkdir()
+    (directory / "model.bin").write_bytes(os.urandom(3 * PART + 500))
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+@pytest.mark.parametrize("fault", (ANYWHERE | CONDITIONAL).values(), ids=ANYWHERE | CONDITIONAL)
+def test_a_publication_survives_a_fault_at_each_of_its_writes(
+    store: S3Store, faults: Faults, weights: Path, fault: Fault
+) -> None:
+    for when in WRITES:
+        faults.inject(fault, when=when)
+    ref = store.publish("checkpoint", weights)
+    assert faults.committed
+    assert store.verify(ref) == store.check(ref) == []
+    assert store.leftovers(timedelta(seconds=-5)) == []
+
+
+@pytest.mark.parametrize("fault", (ANYWHERE | {"truncated": truncated}).values(), ids=[*ANYWHERE, "truncated"])
+def test_reading_survives_faults_at_each_of_its_reads(
+    store: S3Store, faults: Faults, weights: Path, fault: Fault
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    for read in (store.fetch, store.verify, store.check):
+        faults.heal()
+        for when in READS:
+            faults.inject(fault, when=when, times=2)
+        read(ref)
+        assert faults.committed or read == store.check
+    assert store.verify(ref) == []
+    assert (store.fetch(ref) / "model.bin").read_bytes() == (weights / "model.bin").read_bytes()
+
+
+@pytest.mark.parametrize("fault", [reset_before, error(503, "SlowDown")], ids=["reset", "SlowDown"])
+def test_a_server_that_stays_away_is_a_transient_error_after_a_bounded_number_of_attempts(
+    store: S3Store, faults: Faults, fault: Fault
+) -> None:
+    faults.inject(fault, when=always, times=1000)
+    with pytest.raises(Transient):
+        store.read_document(POINTERS)
+    assert 3 <= len(faults.requests) <= 10
+
+
+def test_a_range_of_which_nothing_ever_arrives_is_a_transient_error(
+    store: S3Store, faults: Faults, weights: Path
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    faults.inject(truncated, when=is_a("GET", "config.json"), times=1000)
+    with pytest.raises(Transient, match="no answer"):
+        store.fetch(ref)
+    assert store.exists(ref)
+
+
+def test_wrong_bytes_are_fetched_once_more(store: S3Store, faults: Faults, weights: Path) -> None:
+    ref = store.publish("checkpoint", weights)
+    faults.inject(damaged, when=is_a("GET", "model.bin"))
+    fetched = store.fetch(ref)
+    assert (fetched / "model.bin").read_bytes() == (weights / "model.bin").read_bytes()
+    assert len(faults.seen(is_a("GET", "model.bin"))) == 2 * 4
+    assert len(faults.seen(is_a("GET", "config.json"))) == 1
+
+
+def test_bytes_that_are_wrong_twice_make_the_artifact_incomplete(store: S3Store, faults: Faults, weights: Path) -> None:
+    ref = store.publish("checkpoint", weights)
+    faults.inject(damaged, when=is_a("GET", "model.bin"), times=8)
+    with pytest.raises(IntegrityError, match=r"model\.bin: changed: SHA-256"):
+        store.fetch(ref)
+    assert not store.exists(ref)
+    assert not store._cache.directory(ref).exists()
+    assert store.publish("checkpoint", weights) == ref
+    store.fetch(ref)
+
+
+def test_an_object_replaced_while_it_is_read_gives_no_mixture(
+    store: S3Store, faults: Faults, weights: Path, s3_client: Any
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    bucket, prefix = store._bucket._config.bucket_and_prefix
+    key = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/model.bin"
+    other = os.urandom(3 * PART + 500)
+    replace = after(lambda: s3_client.put_object(Bucket=bucket, Key=key, Body=other))
+    faults.inject(replace, when=is_a("GET", "model.bin"), skip=1)
+    with pytest.raises(IntegrityError, match=r"model\.bin: changed"):
+        store.fetch(ref)
+    assert not store._cache.directory(ref).exists()
+
+
+def test_an_object_replaced_by_its_equal_is_read_again_from_the_start(
+    store: S3Store, faults: Faults, weights: Path, s3_client: Any
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    bucket, prefix = store._bucket._config.bucket_and_prefix
+    key, content = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/model.bin", (weights / "model.bin").read_bytes()
+    replace = after(lambda: s3_client.put_object(Bucket=bucket, Key=key, Body=content))  # one part: another ETag
+    faults.inject(replace, when=is_a("GET", "model.bin"), skip=1)
+    assert (store.fetch(ref) / "model.bin").read_bytes() == content
+
+
+def test_an_object_replaced_while_it_is_verified_is_named(
+    store: S3Store, faults: Faults, weights: Path, s3_client: Any
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    bucket, prefix = store._bucket._config.bucket_and_prefix
+    key = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/model.bin"
+    faults.inject(after(lambda: s3_client.put_object(Bucket=bucket, Key=key, Body=b"x")), when=is_a("GET", "model.bin"))
+    assert [(found.path, found.problem) for found in store.verify(ref)] == [("model.bin", "changed while it was read")]
+
+
+LOST = ANYWHERE | {"409": CONDITIONAL["409"]}
+
+
+@pytest.mark.parametrize("fault", LOST.values(), ids=LOST)
+def test_a_document_whose_write_lost_its_answer_is_written_once(store: S3Store, faults: Faults, fault: Fault) -> None:
+    revision = None
+    for n in range(3):
+        faults.inject(fault, when=is_a("PUT", POINTERS))
+        revision = store.write_document(POINTERS, {"n": n}, revision)
+        document = store.read_document(POINTERS)
+        assert document is not None
+        assert (document.value, document.revision) == ({"n": n}, revision)
+
+
+def test_a_document_that_somebody_else_wrote_while_an_answer_was_lost_is_a_conflict(
+    store: S3Store, faults: Faults, s3_config: StoreConfig
+) -> None:
+    other = S3Store(s3_config)
+    faults.inject(error(500, "InternalError"), when=is_a("PUT", POINTERS))
+    faults.inject(after(lambda: other.write_document(POINTERS, {"by": "other"}, None)), when=is_a("PUT", POINTERS))
+    with pytest.raises(Conflict):
+        store.write_document(POINTERS, {"by": "us"}, None)
+    document = other.read_document(POINTERS)
+    assert document is not None
+    assert document.value == {"by": "other"}
+
+
+def test_every_attempt_failing_after_the_write_was_served_is_still_a_write(store: S3Store, faults: Faults) -> None:
+    faults.inject(error(500, "InternalError", served=True), when=is_a("PUT", POINTERS), times=1)
+    faults.inject(error(500, "InternalError"), when=is_a("PUT", POINTERS), times=100)
+    revision = store.write_document(POINTERS, {"n": 1}, None)
+    faults.heal()
+    store.write_document(POINTERS, {"n": 2}, revision)
+
+
+def test_a_conflict_that_stays_is_a_conflict(store: S3Store, faults: Faults) -> None:
+    faults.inject(CONDITIONAL["409"], when=is_a("PUT", POINTERS), times=100)
+    with pytest.raises(Conflict):
+        store.write_document(POINTERS, {"n": 1}, None)
+    assert 3 <= len(faults.seen(is_a("PUT", POINTERS))) <= 10
+
+
+def test_a_stale_read_of_a_document_cannot_overwrite_what_came_after(store: S3Store, faults: Faults) -> None:
+    first = store.write_document(POINTERS, {"n": 1}, None)
+    assert store.read_document(POINTERS) is not None
+    store.write_document(POINTERS, {"n": 2}, first)
+    faults.inject(stale, when=is_a("GET", POINTERS))
+    document = store.read_document(POINTERS)
+    assert document is not None
+    assert document.value == {"n": 1}
+    with pytest.raises(Conflict):
+        store.write_document(POINTERS, {"n": 3}, document.revision)
+
+
+@pytest.mark.parametrize("when", [is_a("GET", "_COMPLETE.json"), is_a("GET", list_type="2")], ids=["marker", "listing"])
+def test_a_publication_that_is_shown_an_older_store_changes_nothing(
+    store: S3Store, faults: Faults, weights: Path, when: When
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    written = store.manifest(ref).provenance
+    faults.inject(stale, when=when)
+    assert store.publish("checkpoint", weights) == ref
+    assert store.verify(ref) == []
+    assert store.manifest(ref).provenance == written

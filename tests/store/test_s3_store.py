@@ -1,0 +1,415 @@
+"""What the store in S3 promises beyond the contract of every store: parts, options, credentials and its cache."""
+
+from __future__ import annotations
+
+import _thread
+import base64
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s3_faults import Exchange, Faults, Response, after, always, error, faulty, is_a, reset_before
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
+from llm_pipeline.store import open_store
+from llm_pipeline.store.s3 import S3Store
+
+PART = 1000
+PARTS = 5
+A_PART = is_a("PUT", "model.bin", partNumber="")
+SECRET = "canary-4f1d-secret-key"
+TOKEN = "canary-9b77-session-token"
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: Any) -> Iterator[Faults]:
+    with faulty(s3_server.endpoint) as faults:
+        yield faults
+
+
+@pytest.fixture
+def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
+    monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)
+    monkeypatch.setattr("llm_pipeline.store.s3_bucket._BACKOFF_UNIT_SECONDS", 0.001)
+    monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", PART)
+    monkeypatch.setattr("llm_pipeline.store.s3_upload._IN_FLIGHT_BYTES", PART)  # parts go one after the other
+    proxy.heal()
+    return proxy
+
+
+@pytest.fixture
+def config(s3_config: StoreConfig, faults: Faults) -> StoreConfig:
+    return s3_config.model_copy(update={"endpoint": faults.endpoint})
+
+
+@pytest.fixture
+def store(config: StoreConfig) -> S3Store:
+    return S3Store(config)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    directory = tmp_path / "weights"
+    directory.mkdir()
+    (directory / "model.bin").write_bytes(os.urandom((PARTS - 1) * PART + 500))
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+def part_numbers(faults: Faults) -> list[int]:
+    return sorted(int(request.query["partNumber"]) for request in faults.seen(A_PART))
+
+
+def test_an_interrupted_upload_goes_on_with_the_parts_that_are_there(
+    store: S3Store, faults: Faults, weights: Path
+) -> None:
+    faults.inject(reset_before, when=A_PART, skip=3, times=1000)
+    with pytest.raises(Transient):
+        store.publish("checkpoint", weights)
+    assert set(part_numbers(faults)) == {1, 2, 3, 4}
+    faults.heal()
+    ref = store.publish("checkpoint", weights)
+    assert part_numbers(faults) == [4, 5]
+    assert store.verify(ref) == []
+    assert store.leftovers(timedelta(seconds=-5)) == []
+
+
+def test_a_part_that_is_not_the_files_is_sent_again(
+    store: S3Store, faults: Faults, weights: Path, s3_client: Any
+) -> None:
+    faults.inject(reset_before, when=A_PART, skip=3, times=1000)
+    with pytest.raises(Transient):
+        store.publish("checkpoint", weights)
+    faults.heal()
+    bucket, prefix = store._bucket._config.bucket_and_prefix
+    (begun,) = s3_client.list_multipart_uploads(Bucket=bucket, Prefix=prefix)["Uploads"]
+    for number, content in ((2, os.urandom(PART)), (3, b"short"), (9, b"beyond")):
+        s3_client.upload_part(
+            Bucket=bucket, Key=begun["Key"], UploadId=begun["UploadId"], PartNumber=number, Body=content
+        )
+    ref = store.publish("checkpoint", weights)
+    assert part_numbers(faults) == [2, 3, 4, 5]
+    assert store.verify(ref) == []
+
+
+def test_an_upload_that_somebody_aborts_begins_anew(
+    store: S3Store, faults: Faults, weights: Path, s3_client: Any
+) -> None:
+    bucket, prefix = store._bucket._config.bucket_and_prefix
+
+    def abort() -> None:
+        (begun,) = s3_client.list_multipart_uploads(Bucket=bucket, Prefix=prefix)["Uploads"]
+        s3_client.abort_multipart_upload(Bucket=bucket, Key=begun["Key"], UploadId=begun["UploadId"])
+
+    def aborted(exchange: Exchange) -> Response:
+        abort()
+        return error(404, "NoSuchUpload")(exchange)  # as Amazon says; moto fails
+
+    faults.inject(aborted, when=A_PART, skip=2)
+    assert store.verify(store.publish("checkpoint", weights)) == []
+
+
+def test_a_refusal_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store, faults: Faults, weights: Path) -> None:
+    faults.inject(error(403, "AccessDenied"), when=A_PART, skip=2)
+    with pytest.raises(Terminal, match="AccessDenied"):
+        store.publish("checkpoint", weights)
+    assert len(faults.seen(is_a("DELETE", "model.bin", uploadId=""))) == 1
+    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if "model.bin" in left.name]
+    assert list(store.artifacts()) == []
+
+
+def test_an_interrupt_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store, faults: Faults, weights: Path) -> None:
+    faults.inject(after(_thread.interrupt_main), when=A_PART, skip=2)
+    with pytest.raises(KeyboardInterrupt):
+        store.publish("checkpoint", weights)
+    assert len(faults.seen(is_a("DELETE", "model.bin", uploadId=""))) == 1
+    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if "model.bin" in left.name]
+    assert list(store.artifacts()) == []
+
+
+def test_an_unfinished_upload_is_a_leftover_until_it_is_removed(store: S3Store, faults: Faults, weights: Path) -> None:
+    faults.inject(reset_before, when=A_PART, skip=2, times=1000)
+    with pytest.raises(Transient):
+        store.publish("checkpoint", weights)
+    faults.heal()
+    assert store.leftovers(timedelta(hours=1)) == []  # its last part is young, however old it is
+    unfinished, *files = store.leftovers(timedelta(seconds=-5))
+    assert unfinished.bytes == 2 * PART
+    assert [left.bytes for left in files] == [2]
+    for left in (unfinished, unfinished, *files):
+        store.remove_leftover(left)
+    assert store.leftovers(timedelta(seconds=-5)) == []
+
+
+def test_an_artifact_completed_since_it_was_listed_as_a_leftover_stays(
+    store: S3Store, faults: Faults, weights: Path
+) -> None:
+    faults.inject(error(403, "AccessDenied"), when=is_a("PUT", "_COMPLETE.json"))
+    with pytest.raises(Terminal):
+        store.publish("checkpoint", weights)
+    (left,) = store.leftovers(timedelta(seconds=-5))
+    ref = store.publish("checkpoint", weights)
+    store.remove_leftover(left)
+    assert store.verify(ref) == []
+
+
+@pytest.mark.parametrize("name", ["model.bin", "config.json"])
+def test_a_file_that_changes_while_it_is_published_makes_no_artifact(
+    store: S3Store, faults: Faults, weights: Path, name: str
+) -> None:
+    size = (weights / name).stat().st_size
+    faults.inject(after(lambda: (weights / name).write_bytes(os.urandom(size))), when=is_a("GET", list_type="2"))
+    with pytest.raises(IntegrityError, match=f"{name} changed while it was published"):
+        store.publish("checkpoint", weights)
+    assert list(store.artifacts()) == []
+    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if "upload" in left.name]
+
+
+def test_a_complete_artifact_is_not_sent_again(store: S3Store, faults: Faults, weights: Path) -> None:
+    store.publish("checkpoint", weights)
+    faults.heal()
+    store.publish("checkpoint", weights)
+    assert {request.method for request in faults.requests} == {"GET", "HEAD"}
+
+
+def test_only_what_is_missing_is_sent(store: S3Store, faults: Faults, weights: Path) -> None:
+    faults.inject(error(403, "AccessDenied"), when=is_a("PUT", "_MANIFEST.json"))
+    with pytest.raises(Terminal):
+        store.publish("checkpoint", weights)
+    faults.heal()
+    store.publish("checkpoint", weights)
+    written = [request.path.rpartition("/")[2] for request in faults.requests if request.method in ("PUT", "POST")]
+    assert written == ["_MANIFEST.json", "_COMPLETE.json"]
+
+
+@pytest.mark.parametrize("content", ["torn", "wrong"])
+def test_an_object_in_the_way_is_replaced(
+    store: S3Store, weights: Path, s3_client: Any, content: str, faults: Faults
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    store.remove(ref)
+    bucket, prefix = store._bucket._config.bucket_and_prefix
+    for path in weights.iterdir():
+        data = path.read_bytes()[:-1] if content == "torn" else os.urandom(path.stat().st_size)
+        key = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/{path.name}"
+        s3_client.put_object(Bucket=bucket, Key=key, Body=data)
+    assert store.verify(store.publish("checkpoint", weights)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "headers"),
+    [
+        ({"encryption": "AES256"}, {"x-amz-server-side-encryption": "AES256"}),
+        (
+            {"encryption": "aws:kms", "kms_key": "alias/models"},
+            {
+                "x-amz-server-side-encryption": "aws:kms",
+                "x-amz-server-side-encryption-aws-kms-key-id": "alias/models",
+            },
+        ),
+    ],
+    ids=["AES256", "KMS"],
+)
+def test_everything_written_is_encrypted_as_configured(
+    config: StoreConfig, faults: Faults, weights: Path, options: dict[str, str], headers: dict[str, str]
+) -> None:
+    store = S3Store(StoreConfig.model_validate(config.model_dump() | options))
+    store.publish("checkpoint", weights)
+    store.write_document("pointers/m.json", {}, None)
+    store.write_file("report.html", b"")
+    created = [
+        request
+        for request in faults.requests
+        if (request.method == "PUT" and "partNumber" not in request.query) or "uploads" in request.query
+        if request.method != "GET"
+    ]
+    assert len(created) == 6
+    assert all(headers.items() <= request.headers.items() for request in created)
+
+
+def test_every_byte_written_is_sent_with_its_sha256(store: S3Store, faults: Faults, weights: Path) -> None:
+    store.publish("checkpoint", weights)
+    store.write_document("pointers/m.json", {}, None)
+    puts = faults.seen(lambda request: request.method == "PUT")
+    assert len(puts) == PARTS + 4
+    for request in puts:
+        digest = hashlib.sha256(request.body).digest()
+        assert request.headers["x-amz-checksum-sha256"] == base64.b64encode(digest).decode()
+
+
+def test_two_that_fetch_at_once_download_once(
+    config: StoreConfig, store: S3Store, faults: Faults, weights: Path
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    faults.heal()
+    together = threading.Barrier(3)
+
+    def fetch(_number: int) -> Path:
+        together.wait()
+        return S3Store(config).fetch(ref)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert len(set(pool.map(fetch, range(3)))) == 1
+    assert len(faults.seen(is_a("GET", "model.bin"))) == 1
+
+
+@pytest.mark.parametrize("name", ["model.bin", "_MANIFEST.json", "extra"])
+def test_a_copy_is_used_again_and_replaced_once_damaged(
+    store: S3Store, faults: Faults, weights: Path, name: str
+) -> None:
+    copy = store.fetch(ref := store.publish("checkpoint", weights))
+    faults.heal()
+    store.fetch(ref)
+    assert not faults.seen(is_a("GET", "model.bin"))
+    (copy / name).write_bytes(b"rubbish")
+    assert store.fetch(ref) == copy
+    assert (copy / "model.bin").read_bytes() == (weights / "model.bin").read_bytes()
+    assert not (copy / "extra").exists()
+    assert len(faults.seen(is_a("GET", "model.bin"))) == 1
+    assert list((copy.parents[1] / "incoming").iterdir()) == []
+
+
+def test_an_interrupted_download_goes_on_with_the_files_that_are_there(
+    store: S3Store, faults: Faults, weights: Path
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    faults.inject(reset_before, when=is_a("GET", "model.bin"), times=1000)
+    with pytest.raises(Transient):
+        store.fetch(ref)
+    faults.heal()
+    store.fetch(ref)
+    assert faults.seen(is_a("GET", "model.bin"))
+    assert not faults.seen(is_a("GET", "config.json"))
+
+
+def test_a_fetch_without_a_cache_says_what_to_configure(config: StoreConfig, weights: Path) -> None:
+    store = S3Store(config.model_copy(update={"cache": None}))
+    ref = store.publish("checkpoint", weights)
+    with pytest.raises(ConfigError, match=r"store\.cache"):
+        store.fetch(ref)
+    assert store.verify(ref) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "answered", "hint"),
+    [
+        ("AccessDenied", (403, Terminal), "AWS_ACCESS_KEY_ID"),
+        ("SignatureDoesNotMatch", (403, Terminal), "AWS_SECRET_ACCESS_KEY"),
+        ("ExpiredToken", (400, Terminal), "AWS_SESSION_TOKEN"),
+        ("InvalidAccessKeyId", (403, Terminal), "AWS_ACCESS_KEY_ID"),
+        ("NoSuchBucket", (404, ConfigError), r"store\.uri"),
+        ("AuthorizationHeaderMalformed", (400, ConfigError), r"store\.region"),
+        ("SlowDown", (503, Transient), "again"),
+        ("InternalError", (500, Transient), "again"),
+        ("InvalidRequest", (400, Terminal), "policy"),
+        ("RequestTimeTooSkewed", (403, Terminal), "clock"),
+    ],
+)
+def test_an_error_of_s3_says_what_to_do(
+    store: S3Store, faults: Faults, code: str, answered: tuple[int, type[PipelineError]], hint: str
+) -> None:
+    status, family = answered
+    faults.inject(error(status, code), when=always, times=100)
+    with pytest.raises(family, match=code) as raised:
+        store.write_document("pointers/m.json", {}, None)
+    assert raised.match(hint)
+
+
+def test_a_bucket_that_does_not_exist_is_a_wrong_configuration(config: StoreConfig) -> None:
+    with pytest.raises(ConfigError, match="NoSuchBucket"):
+        open_store(config.model_copy(update={"uri": "s3://no-such-bucket/x"})).read_document("pointers/m.json")
+
+
+def test_an_endpoint_that_nobody_serves_is_transient(config: StoreConfig, faults: Faults) -> None:
+    store = S3Store(config.model_copy(update={"endpoint": "http://127.0.0.1:9"}))
+    with pytest.raises(Transient, match=r"store\.endpoint"):
+        store.read_document("pointers/m.json")
+
+
+GIVEN: dict[str, dict[str, str]] = {
+    "'build'": {"profile": "build"},
+    "role/store": {"role": "arn:aws:iam::123456789012:role/store"},
+    "AWS_SECRET_ACCESS_KEY": {},
+}
+
+
+@pytest.mark.parametrize("named", GIVEN)
+def test_a_refusal_names_where_the_credentials_come_from_and_no_secret(
+    config: StoreConfig, faults: Faults, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable)
+    secrets = f"aws_access_key_id=a\naws_secret_access_key={SECRET}\naws_session_token={TOKEN}\n"
+    (tmp_path / "aws").write_text(f"[default]\n{secrets}[build]\n{secrets}")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", faults.endpoint)
+    faults.inject(error(403, "AccessDenied"), when=always, times=100)
+    store = S3Store(config.model_copy(update=GIVEN[named] | {"region": "us-west-2"}))
+    with pytest.raises(Terminal) as raised:
+        store.read_document("pointers/m.json")
+    told = f"{raised.value} {raised.value.to_document()} {raised.getrepr(style='long')}"
+    assert named in told
+    assert SECRET not in told
+    assert TOKEN not in told
+
+
+def test_a_role_is_assumed_and_its_credentials_are_used(
+    s3_config: StoreConfig, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", faults.endpoint)
+    role = {"role": "arn:aws:iam::123456789012:role/store", "endpoint": faults.endpoint, "region": "us-east-1"}
+    S3Store(s3_config.model_copy(update=role)).read_document("pointers/m.json")
+    assumed, read = faults.requests
+    assert b"AssumeRole" in assumed.body
+    assert "Credential=test-access-key/" in assumed.headers["authorization"]
+    assert "Credential=ASIA" in read.headers["authorization"]
+    assert read.headers["x-amz-security-token"]
+
+
+def test_no_credentials_and_no_profile_are_told_apart(
+    s3_config: StoreConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    bare = s3_config.model_copy(update={"endpoint": "http://127.0.0.1:8"})
+    with pytest.raises(Terminal, match="AWS_ACCESS_KEY_ID"):
+        S3Store(bare).read_document("pointers/m.json")
+    with pytest.raises(ConfigError, match=r"store\.profile"):
+        S3Store(bare.model_copy(update={"profile": "nobody"})).read_document("pointers/m.json")
+
+
+def test_without_boto3_the_store_says_what_to_install(s3_config: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(Unsupported, match="store-s3"):
+        open_store(s3_config)
+
+
+def test_a_server_that_keeps_no_checksums_is_compared_by_bytes(
+    store: S3Store, faults: Faults, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults.inject(error(403, "AccessDenied"), when=is_a("PUT", "_MANIFEST.json"))
+    with pytest.raises(Terminal):
+        store.publish("checkpoint", weights)
+    faults.heal()
+
+    def forget(exchange: Any) -> Any:
+        answer = exchange.forward()
+        for name in [name for name in answer.headers if "checksum" in name.lower()]:
+            del answer.headers[name]
+        return answer
+
+    faults.inject(forget, when=lambda request: request.method == "HEAD", times=100)
+    ref = store.publish("checkpoint", weights)
+    assert len(faults.seen(is_a("GET", "model.bin"))) == 1
+    assert not faults.seen(A_PART)
+    assert store.check(ref) == []
