@@ -203,7 +203,7 @@ class LocalRun:
             started = time.monotonic()
             try:
                 self._job = self._runner.submit(request, stage.environment)
-                result = self._wait(self._job)
+                result = self._wait(self._job, request.stage)
             except Transient as error:
                 if attempt == _ATTEMPTS:
                     raise
@@ -214,13 +214,13 @@ class LocalRun:
             return result
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _wait(self, job: Job) -> StageResult:
-        offset = 0
+    def _wait(self, job: Job, stage: str) -> StageResult:
+        offset, log_of_stage = 0, logging.getLogger(f"llm_pipeline.stage.{stage}")
         while True:
             active = self._runner.is_active(job)
             lines, offset = self._runner.read_log(job, offset)
             for line in lines:
-                relay(line, logging.getLogger("llm_pipeline.stage"))
+                relay(line, log_of_stage)
             if not active:
                 return self._runner.outcome(job)
             time.sleep(_POLL_SECONDS)

@@ -61,3 +61,4 @@ def _log_for_people(*, verbose: bool) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("llm_pipeline").setLevel(logging.INFO)
     logging.getLogger("llm_pipeline.stage").setLevel(logging.INFO if verbose else logging.WARNING)
+    logging.getLogger("llm_pipeline.stage.download").setLevel(logging.INFO)  # it may take an hour

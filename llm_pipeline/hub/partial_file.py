@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -58,10 +56,14 @@ class PartialFile:
         Raises:
             DiskTooSmall: The disk is full.
         """
-        with self._full_disk_as_ours():
-            view = memoryview(data)
-            while view:
-                view = view[self._stream.write(view) :]
+        try:
+            written = self._stream.write(data)
+            while written < len(data):
+                written += self._stream.write(memoryview(data)[written:])
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DiskTooSmall("the disk is full", where=str(self._path.parent), hint="free some space") from error
         self._hasher.update(data)
         self.size += len(data)
 
@@ -79,15 +81,6 @@ class PartialFile:
         while block := self._stream.read(_BLOCK):
             self._hasher.update(block)
             self.size += len(block)
-
-    @contextmanager
-    def _full_disk_as_ours(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise DiskTooSmall("the disk is full", where=str(self._path.parent), hint="free some space") from error
 
 
 def difference(path: Path, file: HubFile) -> str | None:

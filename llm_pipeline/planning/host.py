@@ -60,8 +60,13 @@ def missing_interpreters(deployment: Deployment) -> tuple[str, ...]:
     return tuple(found)
 
 
-def missing_credentials(deployment: Deployment) -> tuple[str, ...]:
-    """Environment variables that hold credentials and are not set; a hub on loopback needs none."""
+def missing_credentials(deployment: Deployment, source: str) -> tuple[str, ...]:
+    """Environment variables that hold credentials and are not set.
+
+    A hub on loopback needs none, and neither does a model that comes from elsewhere.
+    """
+    if source != "hub":
+        return ()
     host = urlsplit(deployment.hub.endpoint or "").hostname
     variable = deployment.hub.token_variable
     if host in _LOOPBACK or os.environ.get(variable):

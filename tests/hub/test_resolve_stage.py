@@ -20,6 +20,7 @@ from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
 
 from .conftest import TOKEN_VARIABLE, LocalHub
+from .safetensors_files import write_safetensors
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 CARD = b"---\nlicense: %s\n---\n"
@@ -162,6 +163,25 @@ def test_a_directory_named_in_the_release_config_is_the_model(
     assert release.download(resolved).metrics["files"] == 3
     assert resolved.metrics["license"] == "apache-2.0"
     assert local_hub.faults.requests == []
+
+
+def test_the_deployment_limits_the_rate_and_the_connections(release: Release) -> None:
+    deployment = release.root / "deployments" / "local.yaml"
+    hub = yaml.safe_load(deployment.read_text())["hub"]
+    release.set(deployment, hub={**hub, "megabytes_per_second": 10, "connections": 1})
+    seconds = release.download(release.resolve()).metrics["seconds"]
+    assert isinstance(seconds, float)
+    assert 0.3 <= seconds < 3
+
+
+def test_values_that_are_not_finite_stop_the_download(release: Release, local_hub: LocalHub, tmp_path: Path) -> None:
+    weights = write_safetensors(tmp_path / "x", {"bad.weight": ("F32", [9], bytes(32) + b"\0\0\x80\x7f")}).read_bytes()
+    local_hub.publish(model__safetensors=weights)
+    outcome = execute(release.request(release.resolve(), "download"))
+    assert isinstance(outcome, StageFailure)
+    assert (outcome.error.type, "bad.weight" in outcome.error.message) == ("IntegrityError", True)
+    release.model(sampled_values=0)
+    release.download(release.resolve())
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,12 @@ def test_a_port_that_something_else_listens_on_is_a_warning(configs: Path, edit)
     assert any(f"places.cpu.staging: this port {port} is in use by" in line for line in warnings)
 
 
+def test_a_model_that_does_not_come_from_the_hub_needs_no_token(configs: Path, edit, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    edit("releases/llama-3.1-8b-instruct.yaml", "model:\n", "model:\n  source: file:///models/llama\n")
+    assert not any("HF_TOKEN" in line for line in plan_release(real(configs)).warnings)
+
+
 def test_a_token_that_is_not_set_is_a_warning_unless_the_hub_is_on_loopback(
     configs: Path, monkeypatch: pytest.MonkeyPatch
 ):
