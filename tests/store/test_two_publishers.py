@@ -1,0 +1,198 @@
+"""Two publishers of one key, stepped through the store's operations in every order that hypothesis can think of."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store import LocalStore
+from llm_pipeline.store import lease as lease_module
+from llm_pipeline.store.artifact_store import Difference
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
+from llm_pipeline.store.manifest import COMPLETE_FILE
+
+_STEPS = ("open", "rename", "replace", "mkdir", "fsync", "unlink", "utime")
+_LEASE_SECONDS = 60.0
+EXPIRE = 2
+"""In a schedule: let more time pass than a lease lasts; 0 and 1 step a publisher."""
+
+schedules = st.lists(st.integers(0, 1), min_size=80, max_size=80)  # without a least size they are about five long
+schedules_with_stalls = st.lists(st.integers(0, EXPIRE), min_size=120, max_size=120)
+quick = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+class Stage:
+    """Runs threads one step at a time: between two steps, a thread waits until the schedule names it."""
+
+    def __init__(self) -> None:
+        self.clock = time.time()
+        self._waiting: dict[threading.Thread, threading.Semaphore] = {}
+        self._back = threading.Semaphore(0)
+        self._errors: list[BaseException] = []
+
+    def run(self, schedule: Sequence[int], actors: Sequence[Callable[[], None]]) -> None:
+        threads = [threading.Thread(target=self._act, args=(actor,)) for actor in actors]
+        self._waiting = {thread: threading.Semaphore(0) for thread in threads}
+        for thread in threads:
+            thread.start()
+        for choice in itertools.chain(schedule, itertools.cycle(range(len(actors)))):
+            if choice == EXPIRE:
+                self.clock += _LEASE_SECONDS * 2
+            elif threads[choice].is_alive():
+                self._waiting[threads[choice]].release()
+                self._back.acquire()
+                if threads[choice] not in self._waiting:
+                    threads[choice].join()
+            if not self._waiting:
+                break
+        if self._errors:
+            raise self._errors[0]
+
+    def step(self) -> None:
+        """The end of a step, in a thread that is on the stage; others go on as they like."""
+        if (gate := self._waiting.get(threading.current_thread())) is not None:
+            self._back.release()
+            gate.acquire()
+
+    def _act(self, actor: Callable[[], None]) -> None:
+        self._waiting[threading.current_thread()].acquire()
+        try:
+            actor()
+        except BaseException as error:  # noqa: BLE001 - raised again in the test's own thread
+            self._errors.append(error)
+        finally:
+            del self._waiting[threading.current_thread()]
+            self._back.release()
+
+    @contextmanager
+    def set(self) -> Iterator[None]:
+        """Make each operation of the system that the store uses a step, and waiting for a lock many."""
+        flock = fcntl.flock
+
+        def stepped(operation: Callable[..., object]) -> Callable[..., object]:
+            def run(*arguments: object, **named: object) -> object:
+                self.step()
+                return operation(*arguments, **named)
+
+            return run
+
+        def stepped_flock(descriptor: int, operation: int) -> None:
+            while True:
+                self.step()
+                try:
+                    return flock(descriptor, operation | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if threading.current_thread() not in self._waiting:
+                        raise
+
+        clock = SimpleNamespace(time=lambda: self.clock)
+        with (
+            mock.patch.multiple(os, **{name: stepped(getattr(os, name)) for name in _STEPS}),
+            mock.patch.object(fcntl, "flock", stepped_flock),
+            mock.patch.object(lease_module, "time", clock),
+        ):
+            yield
+
+
+@contextmanager
+def _store() -> Iterator[LocalStore]:
+    memory = Path("/dev/shm")  # noqa: S108
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as root:
+        yield LocalStore(f"file://{root}/store")
+
+
+def _made(store: LocalStore, name: str, content: bytes) -> Path:
+    directory = store.root.parent / name
+    (directory / "sub").mkdir(parents=True)
+    (directory / "model.bin").write_bytes(content)
+    (directory / "sub" / "config.json").write_bytes(b"{}")
+    return directory
+
+
+@quick
+@given(schedules)
+def test_two_publishers_of_the_same_content_leave_one_whole_artifact_and_nothing_else(schedule: list[int]) -> None:
+    with _store() as store:
+        directories = [_made(store, name, b"same") for name in ("one", "two")]
+        refs: list[ArtifactRef] = []
+        stage = Stage()
+        with stage.set():
+            stage.run(schedule, [lambda d=d: refs.append(store.publish("checkpoint", d)) for d in directories])
+        assert refs[0] == refs[1]
+        assert [stored.ref for stored in store.artifacts()] == [refs[0]]
+        assert store.verify(refs[0]) == []
+        assert store.leftovers(timedelta(0)) == []
+
+
+@quick
+@given(schedules)
+def test_a_reader_beside_two_publishers_finds_the_artifact_whole_or_not_at_all(schedule: list[int]) -> None:
+    with _store() as store:
+        directories = [_made(store, name, b"same") for name in ("one", "two")]
+        ref = store.publish("checkpoint", directories[0])
+        store.remove(ref)
+        stage = Stage()
+        seen: list[list[Difference]] = []
+
+        def read() -> None:
+            for _ in range(4):
+                stage.step()
+                seen.append(list(store.verify(ref)))
+
+        with stage.set():
+            publishers = [lambda d=d: store.publish("checkpoint", d) for d in directories]
+            stage.run(schedule, [lambda: (publishers[0](), publishers[1]()), read])
+        absent = [Difference(COMPLETE_FILE, "missing")]
+        assert all(found in ([], absent) for found in seen)
+        assert seen == sorted(seen, key=len, reverse=True), "once there, it stays"
+
+
+@quick
+@given(schedules_with_stalls)
+def test_two_makers_of_different_content_under_one_stage_key_come_to_one_conclusion(schedule: list[int]) -> None:
+    with _store() as store:
+        concluded: list[str] = []
+        results: list[object] = []
+        stage = Stage()
+
+        def work(name: str) -> Callable[[], None]:
+            directory = _made(store, name, name.encode())
+            return lambda: results.append(_computed_once(store, directory, stage.step, concluded))
+
+        with stage.set():
+            actors = [work("one"), work("two")]
+            stage.run(schedule, actors)
+        assert len(concluded) == 1, "one conclusion, whoever stalled"
+        assert results == [{"digest": concluded[0]}] * 2, "and both know it"
+        assert store.verify(ArtifactRef(kind="checkpoint", digest=concluded[0])) == []
+        assert store.leftovers(timedelta(0)) == []
+
+
+def _computed_once(
+    store: LocalStore, directory: Path, pause: Callable[[], None], concluded: list[str]
+) -> dict[str, object] | None:
+    """What running a stage does: under the key's lease, reuse a conclusion or make one."""
+    while True:
+        try:
+            with Lease(store, "stages/key.json", seconds=_LEASE_SECONDS) as lease:
+                if lease.conclusion is None:
+                    digest = store.publish("checkpoint", directory).digest
+                    lease.conclude({"digest": digest})
+                    concluded.append(digest)
+                return lease.conclusion
+        except (LeaseHeld, LeaseLost):
+            pause()
