@@ -14,7 +14,7 @@ from llm_pipeline.claim_state import Claimant, LocalProcess
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ExitCode, PipelineError, Transient
 from llm_pipeline.flow import Flow, passed, resolve_request
-from llm_pipeline.license_review import license_change
+from llm_pipeline.license_question import license_change_to_review
 from llm_pipeline.logging import relay
 from llm_pipeline.release_claim import ReleaseClaim
 from llm_pipeline.runners.process import Job, ProcessRunner
@@ -110,16 +110,16 @@ class LocalRun:
 
     def _review_license(self, flow: Flow) -> Verdict | None:
         """Before a byte is fetched: what ends the release here, or None."""
-        change = license_change(flow)
+        change = license_change_to_review(flow)
         if not change:
             return None
         self._claim.park()
-        accepted = self._approve(Question(f"{flow.record.model.id}: {change}. Release it all the same?"))
+        accepted = self._approve(Question(f"The licence of {flow.record.model.id} changed ({change}). Release it?"))
         if accepted is None:
-            log.info("%s: %s; a human decides: run it again with --approve (or --reject)", flow.record.model.id, change)
+            log.info("the licence changed (%s) and a human decides: run it again with --approve (or --reject)", change)
             return Verdict.INCONCLUSIVE
         if not accepted:
-            log.info("rejected for %s: nothing was fetched", change)
+            log.info("rejected, for the licence changed (%s): nothing was fetched", change)
             return Verdict.NO_GO
         return None
 

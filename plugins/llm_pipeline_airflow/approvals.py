@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import Terminal
 from llm_pipeline.flow import Flow
-from llm_pipeline.license_review import license_change
+from llm_pipeline.license_question import license_change_to_review
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.evidence import markdown_table
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
@@ -73,7 +73,7 @@ class LicenseReviewOperator(DecisionOperator):
     def execute(self, context: Context) -> Any:
         """Ask if there is a change."""
         flow = self.flow()
-        change = license_change(flow)
+        change = license_change_to_review(flow)
         if not change:
             self.log.info("licence and gating are what they were in the release before: nobody is asked")
             return None
@@ -113,7 +113,7 @@ def _license_body(flow: Flow, change: str) -> str:
     lines = [
         f"Release `{flow.record.release_id}`, commit `{flow.record.model.commit}`.",
         "",
-        f"**What changed since the release before:** {change}",
+        f"**Licence or gating, since the release before:** {change}",
         "",
         "Nothing was fetched yet. **Approve** goes on with the download; **Reject** ends the release here.",
     ]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 SMALL = {"recipes: [small, large]": "recipes: [small]", "targets: [cpu-a, cpu-b]": "targets: [cpu-a]"}
 QUICK_END = {"download": {"error": "terminal"}}
-LICENSE = {"resolve": {"metrics": {"license_change": "licence apache-2.0 -> llama3.3"}}}
+LICENSE = {"resolve": {"metrics": {"license_change": "apache-2.0 -> llama3.3"}}}
 
 
 class Run:
@@ -120,7 +120,7 @@ def test_a_changed_licence_that_nobody_accepts_ends_the_release_before_a_byte_is
         return answer
 
     assert LocalRun(project.config, approve=decide).run() == ends
-    assert [one.text for one in questions] == ["demo/tiny: licence apache-2.0 -> llama3.3. Release it all the same?"]
+    assert [one.text for one in questions] == ["The licence of demo/tiny changed (apache-2.0 -> llama3.3). Release it?"]
     assert stages_of(project) == {"resolve", "report"}
 
 
