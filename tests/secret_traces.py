@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-_POLL_SECONDS = 0.005
+_POLL_SECONDS = 0.01
 
 
 def forms(token: str) -> dict[str, bytes]:

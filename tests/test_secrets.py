@@ -2,8 +2,9 @@
 
 What runs: stages in processes of their own (a download from a gated repository into a signed store in S3, with right
 and wrong credentials, one that crashes and one that is killed), an Airflow operator, the S3 store against a server
-that is not there or refuses, the hub's client, and commands. What is searched: logs, requests, results, manifests,
-documents, all objects in S3, what was returned and raised, and `/proc` of every process while it runs.
+that is not there or refuses, the hub's client and its webhook, the router, and commands. What is searched: logs,
+requests, results, manifests, documents, all objects in S3, what was returned and raised, and `/proc` of every process
+while it runs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 import traceback
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from urllib.parse import quote
 
 import pytest
 
-from llm_pipeline.config.deployment import Deployment, HubAccess
+from llm_pipeline.canary.envoy_process import start_router, stop_router
+from llm_pipeline.canary.router import all_to
+from llm_pipeline.config.deployment import Deployment, HubAccess, RouterPlace, ServerPorts
 from llm_pipeline.config.release import ModelSource
 from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
@@ -147,11 +150,15 @@ def _publish_gated(root: Path, model_id: str, source: Path) -> None:
     restrict(root, model_id, HubAccessRules(gated="manual", readers=(sha256_bytes(HUB_TOKEN.token.encode()),)))
 
 
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
+
+
 @contextmanager
 def _hub(root: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = _free_ports(1)
     command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(root), "--port", str(port)]
     server = subprocess.Popen(command, cwd=REPOSITORY)
     try:
@@ -217,6 +224,7 @@ class Parts:
         commands = self._start_commands()
         self._hub_client()
         self._webhook()
+        self._router()
         for name, (runner, job) in jobs.items():
             _wait(runner, job, kill=name == "killed")
             self.scene.attempt(name, lambda runner=runner, job=job: runner.outcome(job))
@@ -285,6 +293,16 @@ class Parts:
         for name, answer in answers.items():
             self.scene.outcomes[f"webhook, {name} secret"] = str(answer.status_code)
             (self.scene.left / f"webhook-{name}.txt").write_text(f"{answer.headers} {answer.text}")
+
+    def _router(self) -> None:
+        port, admin_port, *servers = _free_ports(4)
+        place = RouterPlace(port=port, admin_port=admin_port)
+        blue, green = (ServerPorts(http=first, grpc=first + 1, metrics=first + 2) for first in servers)
+        state = self.scene.left / "router"
+        try:
+            start_router(place, {"blue": blue, "green": green}, state, initial=all_to("blue", owner="test", epoch=0))
+        finally:
+            stop_router(state)
 
     def _start_commands(self) -> dict[str, subprocess.Popen[bytes]]:
         """Commands whose configuration holds what it must not, and an operator in Airflow's interpreter."""
@@ -478,6 +496,12 @@ def test_a_credential_is_on_no_command_line(scene: Scene, credential: Credential
 def test_a_stage_has_a_credential_only_if_it_needs_it(scene: Scene, credential: Credential) -> None:
     holders = scene.watch.environments_with(credential.token)
     assert any(f"{scene.left}/work/jobs/" in command for command in holders) is credential.for_stages
+
+
+@each_credential
+def test_the_router_that_faces_the_users_has_no_credential(scene: Scene, credential: Credential) -> None:
+    assert any(seen.command.split(b"\0")[0].endswith(b"/envoy") for seen in scene.watch.seen)
+    assert not [command for command in scene.watch.environments_with(credential.token) if "/envoy " in command]
 
 
 def test_a_stage_that_leaks_is_found_wherever_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
