@@ -93,6 +93,69 @@ def test_wrong_arguments_end_with_a_usage(arguments: list[str], capsys: pytest.C
     assert "usage: llm-pipeline" in capsys.readouterr().err
 
 
+LOCAL = "store: store\nwork_root: w\nstate_root: s\nenvironments: {}\ntriton_home: t\n"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory without a checkout's files, and no deployment in the environment."""
+    monkeypatch.delenv("LLM_PIPELINE_DEPLOYMENT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_command_without_a_deployment_says_how_to_name_one(elsewhere: Path, capsys: pytest.CaptureFixture[str]):
+    for command in (
+        ["ls"],
+        ["show", "x"],
+        ["verify", "x"],
+        ["diff", "x", "y"],
+        ["report", "x"],
+        ["gc"],
+        ["claims"],
+    ):
+        assert main(command) == 4
+        assert "give --deployment FILE, or set LLM_PIPELINE_DEPLOYMENT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", ["option", "variable", "checkout"])
+def test_the_deployment_is_named_or_the_checkouts_own(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
+):
+    wanted = elsewhere / ("configs/deployments/local.yaml" if way == "checkout" else "wanted.yaml")
+    other = elsewhere / "configs/deployments/local.yaml"
+    for path in (other, wanted):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(LOCAL if path == wanted else "wrong: 1\n")
+    if way == "variable":
+        monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(wanted))
+    option = ["-d", str(wanted)] if way == "option" else []
+    assert main(["ls", *option]) == 0
+    assert capsys.readouterr().out == "no releases\n"
+
+
+def test_garbage_collection_is_a_dry_run_unless_told_to_delete(elsewhere: Path, capsys: pytest.CaptureFixture[str]):
+    deployment = elsewhere / "here.yaml"
+    deployment.write_text(LOCAL)
+    left = elsewhere / "store/releases/tiny-00000001-00000001/results/left.json"
+    left.parent.mkdir(parents=True)
+    left.write_text('{"revision": "1", "value": {}}')
+    assert main(["gc", "-d", str(deployment)]) == 0
+    assert "nothing was changed: --delete does it" in capsys.readouterr().out
+    assert left.exists()
+    assert main(["gc", "-d", str(deployment), "--delete", "--json"]) == 0
+    assert [one["what"] for one in json.loads(capsys.readouterr().out)["going"]] == ["release"]
+    assert not left.exists()
+
+
+def test_output_that_nobody_reads_any_more_is_no_traceback(elsewhere: Path):
+    (elsewhere / "here.yaml").write_text(LOCAL)
+    command = f"{sys.executable} -m llm_pipeline ls -d here.yaml | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() in ("141", "0")
+    assert done.stderr == ""
+
+
 def test_the_command_line_imports_nothing_heavy():
     code = "import sys, llm_pipeline.cli; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -4,6 +4,7 @@
 |---|---|
 | `plan`, `run`, `report`, `rollback` | a release (`releasing`) |
 | `ls`, `show`, `verify`, `diff` | what a deployment's store holds (`inspecting`) |
+| `claims` | which release of each model is on its way (`claiming`) |
 | `gc` | what it need not hold any more (`retaining`) |
 | `stage` | for the runners |
 
@@ -18,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from llm_pipeline import __version__
-from llm_pipeline.cli import inspecting, releasing, retaining
+from llm_pipeline.cli import claiming, inspecting, releasing, retaining
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.logging import ReadableFormatter
 
@@ -50,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llm-pipeline", description="Releases of language models, with evidence.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (releasing, inspecting, retaining):
+    for group in (releasing, inspecting, claiming, retaining):
         group.add_commands(commands)
     return parser
 

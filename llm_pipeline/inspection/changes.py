@@ -44,10 +44,10 @@ def changes(before: JsonValue, after: JsonValue, path: str = "") -> list[Change]
 
 
 def _changes(before: JsonValue, after: JsonValue, path: str) -> Iterator[Change]:
-    if before == after and type(before) is type(after):
-        return
     first, second = _by_name(before), _by_name(after)
     if first is None or second is None:
+        if before == after and type(before) is type(after):  # Python takes 1 and True for equal
+            return
         yield Change(path=path or ".", kind="changed", before=before, after=after)
         return
     for name in [*first, *(name for name in second if name not in first)]:

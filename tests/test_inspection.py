@@ -1,0 +1,308 @@
+"""`ls`, `show`, `verify` and `diff` on a real store, through the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from store_history import GO, MODEL, NO_GO, TARGET, History
+
+from llm_pipeline.cli import main
+from llm_pipeline.config.store import Signing
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.inspection.changes import changes
+from llm_pipeline.inspection.showing import ArtifactView, show
+from llm_pipeline.inspection.table import readable_bytes, shortened
+from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.references import ArtifactReference, resolve_reference
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory) -> History:
+    """Two releases in production one after the other; the second with another margin, whose gate said no at first."""
+    history = History(tmp_path_factory.mktemp("history"))
+    first = history.release(1)
+    history.settle(first)
+    history.pass_days(1)
+    second = history.resolve(2, margin=0.05)
+    history.stage(second, "download", produces=("checkpoint",), content="new weights")
+    history.stage(second, "accuracy", "fp8", judgement=NO_GO)
+    history.stage(second, "package", TARGET, produces=("model_repository",), content="new repository")
+    history.settle(second)
+    return history
+
+
+@pytest.fixture
+def run(history: History, tmp_path: Path, capsys, monkeypatch):
+    """Runs a command in a deployment file's surroundings; returns exit code, output and error."""
+    file = tmp_path / "here.yaml"
+    file.write_text(
+        f"{{store: '{history.store.uri}', work_root: w, state_root: s, environments: {{}}, triton_home: t}}\n"
+    )
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(file))
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return command
+
+
+FIRST, SECOND = "tiny-00000001-00000064", "tiny-00000002-000001f4"
+
+
+def ref_of(history: History, release_id: str, kind: str):
+    return next(ref for ref in history.artifacts_of(release_id) if ref.kind == kind)
+
+
+class TestReferences:
+    def test_a_release_by_its_id_or_the_beginning_of_it(self, history):
+        for text in (FIRST, "tiny-00000001"):
+            assert str(resolve_reference(history.store, text)) == FIRST
+
+    def test_an_artifact_by_its_digest_with_or_without_its_kind(self, history):
+        ref = ref_of(history, FIRST, "checkpoint")
+        for text in (f"checkpoint/{ref.digest}", f"checkpoint/{ref.digest[:6]}", ref.digest[:10]):
+            assert resolve_reference(history.store, text) == ArtifactReference(ref)
+
+    def test_a_stage_key_and_a_pointer(self, history, run):
+        key = json.loads(run("ls", "stages", "--json")[1])[0]["key"]
+        assert str(resolve_reference(history.store, key[:9])) == f"stage key {key[:12]}"
+        reference = resolve_reference(history.store, f"previous:{MODEL}/{TARGET}")
+        assert reference.pointer.release_id == FIRST
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("tiny-", f"'tiny-' fits {FIRST}, {SECOND}"),
+            ("tinny-00000001", FIRST),
+            ("checkpoint/123", "give at least 6 digits of a digest"),
+            ("checkpoint/123456", "there is checkpoint/"),
+            ("0123456", "no release, artifact or stage key '0123456'"),
+            ("production:demo/tiny/gpu", f"there is production:{MODEL}/{TARGET}, previous:{MODEL}/{TARGET}"),
+        ],
+    )
+    def test_what_is_ambiguous_or_unknown_is_refused_with_what_there_is(self, history, text, said):
+        with pytest.raises(ConfigError) as refused:
+            resolve_reference(history.store, text)
+        assert said in str(refused.value)
+
+
+class TestListing:
+    def test_releases_say_how_they_ended_and_what_they_serve(self, run):
+        code, output, _ = run("ls")
+        header, newest, oldest = output.splitlines()
+        assert code == 0
+        assert header.split() == ["release", "model", "resolved", "(UTC)", "verdict", "reached", "serves"]
+        assert newest.split()[0] == SECOND
+        assert newest.endswith(f"production {TARGET}")
+        assert oldest.endswith(f"package {TARGET}  previous {TARGET}")
+
+    def test_columns_are_aligned(self, run):
+        lines = run("ls", "artifacts")[1].splitlines()
+        column = lines[0].index("made by")
+        assert {line[column - 1] for line in lines} == {" "}
+        assert all(line[column] != " " for line in lines[:3])
+
+    @pytest.mark.parametrize("what", ["releases", "artifacts", "stages", "pointers", "leases", "leftovers"])
+    def test_every_list_is_there_for_programs_too(self, run, what):
+        code, output, _ = run("ls", what, "--json")
+        assert code == 0
+        assert isinstance(json.loads(output), list)
+
+    def test_a_held_lease_names_its_owner(self, history, run):
+        with Lease(history.store, "leases/canary-cpu.json"):
+            assert "held, 60 s left" in run("ls", "leases")[1]
+        assert "free" in run("ls", "leases")[1]
+
+
+class TestShowing:
+    def test_a_release_with_its_config_results_verdicts_and_artifacts(self, run):
+        _, output, _ = run("show", SECOND)
+        assert f"model     {MODEL}@{2:040x}" in output
+        assert "NO_GO    too much is lost" in output
+        assert "download checkpoint" in output
+        assert "margin: 0.05" in output
+        assert f"serves    production:{MODEL}/{TARGET}" in output
+
+    def test_an_artifact_with_its_files_provenance_and_users(self, history, run):
+        ref = ref_of(history, FIRST, "model_repository")
+        _, output, _ = run("show", str(ref))
+        assert "package/1 cpu" in output
+        assert "signature    none" in output
+        assert f"previous:{MODEL}/{TARGET}" in output
+        assert f"{FIRST}: package {TARGET} model_repository" in output
+        assert "content" in output
+
+    def test_a_stage_key_with_what_it_hashed(self, history, run):
+        made = history.stage(FIRST, "probe", inputs={"checkpoint": ref_of(history, FIRST, "checkpoint")})
+        _, output, _ = run("show", made.key[:12])
+        assert "tools      tool 1.0" in output
+        assert f"inputs     checkpoint {ref_of(history, FIRST, 'checkpoint')}" in output
+        assert "of: 00000001-00000064" in output
+
+    def test_a_pointer(self, run):
+        code, output, _ = run("show", "--json", f"production:{MODEL}/{TARGET}")
+        assert code == 0
+        assert json.loads(output)["points_at"]["release_id"] == SECOND
+
+    def test_a_stage_key_without_a_result_is_said_to_have_none(self, history, run):
+        with Lease(history.store, f"stages/{'ab' * 32}.json"):
+            pass
+        code, _, error = run("show", "ab" * 32)
+        assert (code, "has no result" in error) == (4, True)
+        history.store.delete_document(f"stages/{'ab' * 32}.json")
+
+    def test_a_signature_is_checked_with_the_keys_of_the_deployment(self, tmp_path):
+        pytest.importorskip("model_signing")
+        keys = _key_pair(tmp_path)
+        signed = Signing(private_key=keys[0], public_keys=(keys[1],))
+        trusting = {"uri": f"file://{tmp_path / 'store'}", "signing": signed}
+        history = History(tmp_path, trusting)
+        ref = ArtifactReference(history.publish("checkpoint", "signed"))
+        other = Signing(public_keys=(_key_pair(tmp_path / "other")[1],))
+
+        def state(signing: Signing | None) -> str:
+            config = history.deployment.store.model_copy(update={"signing": signing})
+            view = show(config, ref)
+            assert isinstance(view, ArtifactView)
+            return view.signature
+
+        assert state(signed) == "valid"
+        assert state(None).startswith("not checked")
+        assert state(other).startswith("NOT VALID: ")
+
+
+def _key_pair(directory: Path) -> tuple[str, str]:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    directory.mkdir(exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    encoding, private, public = serialization.Encoding.PEM, directory / "key", directory / "key.pub"
+    private.write_bytes(key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return str(private), str(public)
+
+
+class TestVerifying:
+    @pytest.mark.parametrize("reference", [FIRST, f"production:{MODEL}/{TARGET}"])
+    def test_what_is_whole_ends_with_0(self, run, reference):
+        code, output, _ = run("verify", reference)
+        assert code == 0
+        assert output.splitlines()[-1].endswith("artifacts read, 0 damaged")
+
+    @pytest.mark.parametrize("damage", ["changed", "missing", "extra"])
+    def test_each_difference_is_printed_and_the_exit_code_is_5(self, tmp_path, run, damage):
+        history = History(tmp_path / "other")
+        release_id = history.release(7)
+        ref = ref_of(history, release_id, "checkpoint")
+        file = tmp_path / "other" / "store" / "artifacts" / "checkpoint" / ref.digest / "content"
+        {
+            "changed": lambda: file.write_text("x" * file.stat().st_size),
+            "missing": file.unlink,
+            "extra": lambda: file.with_name("more").write_text("more"),
+        }[damage]()
+        Path(tmp_path / "here.yaml").write_text(
+            f"{{store: '{history.store.uri}', work_root: w, state_root: s, environments: {{}}, triton_home: t}}\n"
+        )
+        code, output, _ = run("verify", release_id)
+        assert code == 5
+        said = {
+            "changed": "  content: changed",
+            "missing": "  content: missing",
+            "extra": "  more: not in the manifest",
+        }
+        assert said[damage] in output
+        assert f"DAMAGED  {ref}  download checkpoint" in output
+        assert "3 artifacts read, 1 damaged" in output
+        code, output, _ = run("verify", "--json", str(ref))
+        assert code == 5
+        assert len(json.loads(output)[0]["problems"]) >= 1
+
+
+class TestComparing:
+    def test_two_releases_say_what_changed_by_dotted_path(self, run):
+        _, output, _ = run("diff", FIRST, SECOND)
+        assert f'  commit: "{1:040x}" -> "{2:040x}"' in output
+        assert "  policy.accuracy.margin: 0.01 -> 0.05" in output
+        assert '  verdict: "GO" -> "NO_GO"' in output
+        assert "download: the keys differ" in output
+        assert '  config.of: "00000001-00000064" -> "00000002-000001f4"' in output
+        assert "report: ran in the first release only" in output
+
+    def test_pointers_stand_for_their_releases(self, run):
+        place = f"{MODEL}/{TARGET}"
+        _, output, _ = run("diff", "--json", f"previous:{place}", f"production:{place}")
+        assert "config" in [section["title"] for section in json.loads(output)["sections"]]
+
+    def test_two_artifacts_say_which_files_and_what_of_their_provenance_changed(self, history, run):
+        refs = [str(ref_of(history, release, "checkpoint")) for release in (FIRST, SECOND)]
+        _, output, _ = run("diff", *refs)
+        assert "files:" in output or "files\n" in output
+        assert "  content: " in output
+        assert f'  release_id: "{FIRST}" -> "{SECOND}"' in output
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"config": {"bits": 8}}, "config.bits: 4 -> 8"),
+            ({"inputs": {}}, "inputs.checkpoint: "),
+            ({"subject": "int4"}, 'subject: "fp8" -> "int4"'),
+        ],
+    )
+    def test_two_stage_keys_say_why_they_differ(self, history, run, change, said):
+        base = {"subject": "fp8", "config": {"bits": 4}, "inputs": {"checkpoint": ref_of(history, FIRST, "checkpoint")}}
+        keys = []
+        for content in (base, base | change):
+            subject, options = content["subject"], {name: content[name] for name in ("config", "inputs")}
+            keys.append(history.stage("compared-00000001-00000001", "quantize", subject, judgement=GO, **options).key)
+        _, output, _ = run("diff", *keys)
+        assert "what the keys hash" in output
+        assert said in output
+
+    def test_the_same_is_the_same(self, run):
+        assert run("diff", FIRST, FIRST)[1] == f"{FIRST} -> {FIRST}: the same\n"
+
+    def test_two_of_different_kinds_are_refused(self, history, run):
+        code, _, error = run("diff", FIRST, str(ref_of(history, FIRST, "checkpoint")))
+        assert (code, "different kinds" in error) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, ["a.b: 1 -> 2"]),
+        ({"a": 1}, {"b": 1}, ["a: 1 -> (none)", "b: (none) -> 1"]),
+        ({"a": None}, {}, ["a: null -> (none)"]),
+        ([1, 2], [1, 3, 4], ["1: 2 -> 3", "2: (none) -> 4"]),
+        (
+            [{"name": "x", "v": 1}],
+            [{"name": "w"}, {"name": "x", "v": 2}],
+            ["x.v: 1 -> 2", 'w: (none) -> {"name": "w"}'],
+        ),
+        ({"a": [1]}, {"a": 1}, ["a: [1] -> 1"]),
+        ({"a": 1}, {"a": True}, ["a: 1 -> true"]),
+        ({"a": 1}, {"a": 1}, []),
+    ],
+)
+def test_values_are_compared_by_dotted_path(before, after, said):
+    assert [str(change) for change in changes(before, after)] == said
+
+
+def test_long_values_are_shortened_in_their_middle():
+    assert shortened("a" * 50 + "b" * 50, 23) == "a" * 10 + "..." + "b" * 10
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (1_073_741_824, "1.07 GB"), (2 * 10**12, "2.00 TB")],
+)
+def test_sizes_are_in_decimal_units(count, text):
+    assert readable_bytes(count) == text
