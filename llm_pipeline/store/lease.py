@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -40,6 +41,8 @@ class LeaseState(Frozen):
         host: The owner's host.
         pid: The owner's process there.
         start_ticks: When that process started, so that a reused pid is not taken for it.
+        pids: Where that pid means something: the host's boot and its namespace of processes. Two containers may
+            share a host's name and see different processes.
         epoch: Raised by every acquisition; an old owner's epoch is lower.
         expires_at: Seconds since 1970; zero once released.
         conclusion: What the last holder that ended its work wrote; later holders keep it until they conclude.
@@ -48,16 +51,22 @@ class LeaseState(Frozen):
     host: str
     pid: int
     start_ticks: int
+    pids: str = ""
     epoch: int
     expires_at: float
     conclusion: dict[str, JsonValue] | None = None
 
     @property
     def free(self) -> bool:
-        """Expired, released, or held by a process of this host that is gone."""
+        """Expired, released, or held by a process that is gone, if it could be seen from here."""
         if self.expires_at <= time.time():
             return True
-        return self.host == socket.gethostname() and process_start_ticks(self.pid) != self.start_ticks
+        return self.pids == _visible_processes() and process_start_ticks(self.pid) != self.start_ticks
+
+
+def _visible_processes() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
 
 
 class Lease:
@@ -123,8 +132,7 @@ class Lease:
             self._write(0.0)
         except Conflict as error:
             self._lost = True
-            self.check()
-            raise AssertionError("unreachable: a lost lease raises") from error
+            raise self._loss() from error
 
     def check(self) -> None:
         """Make sure that the lease is still ours, before publishing.
@@ -133,7 +141,10 @@ class Lease:
             LeaseLost: It is not.
         """
         if self._lost:
-            raise LeaseLost(f"{self._document} was taken over while this process was stalled", hint="run it again")
+            raise self._loss()
+
+    def _loss(self) -> LeaseLost:
+        return LeaseLost(f"{self._document} was taken over while this process was stalled", hint="run it again")
 
     def _end_renewals(self) -> bool:
         """Stop renewing; returns whether that had been done before."""
@@ -148,6 +159,7 @@ class Lease:
             host=socket.gethostname(),
             pid=pid,
             start_ticks=process_start_ticks(pid) or 0,
+            pids=_visible_processes(),
             epoch=self.epoch,
             expires_at=expires_at,
             conclusion=self.conclusion,

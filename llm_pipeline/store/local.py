@@ -154,7 +154,7 @@ class LocalStore:
                 current = self.read_document(name)
                 if (current.revision if current else None) != expect:
                     raise Conflict(f"{name} was changed by somebody else", hint="read it again and retry")
-                revision = str(int(expect or 0) + 1)
+                revision = uuid.uuid4().hex  # a number would come again once the document was deleted and made anew
                 document = {"revision": revision, "value": dict(value)}
                 self._replace_durably(path, json.dumps(document, indent=1, allow_nan=False).encode())
                 return revision

@@ -1,13 +1,19 @@
 import multiprocessing
 import os
 import signal
+import socket
 import time
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
+from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
+from llm_pipeline.stages.execute import execute
 from llm_pipeline.store import LocalStore, open_store
-from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState
 
 
 @pytest.fixture
@@ -15,7 +21,7 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(f"file://{tmp_path / 'store'}")
 
 
-def _hold(uri: str, held: "multiprocessing.synchronize.Event", seconds: float) -> None:
+def _hold(uri: str, held: Event, seconds: float) -> None:
     with Lease(open_store(uri), "leases/work.json", seconds=seconds):
         held.set()
         time.sleep(60)
@@ -64,6 +70,135 @@ def test_a_frozen_owner_is_fenced_after_its_lease_expires(store: LocalStore) -> 
     finally:
         os.kill(owner.pid, signal.SIGKILL)
         owner.join()
+
+
+def _conclude_when_told(config: StoreConfig, held: Event, told: Event, ended: "multiprocessing.Queue[str]") -> None:
+    try:
+        with Lease(open_store(config), "stages/key.json", seconds=0.6) as lease:
+            held.set()
+            told.wait(60)
+            lease.conclude({"by": "the one that was frozen"})
+            ended.put("concluded")
+    except LeaseLost:
+        ended.put("lost")
+
+
+@pytest.fixture(params=["local", "s3"])
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
+    if request.param == "local":
+        return StoreConfig(uri=f"file://{tmp_path / 'store'}")
+    return request.getfixturevalue("s3_config")
+
+
+def test_a_frozen_owner_that_wakes_up_after_a_takeover_cannot_conclude(config: StoreConfig) -> None:
+    held, told = multiprocessing.Event(), multiprocessing.Event()
+    ended: multiprocessing.Queue[str] = multiprocessing.Queue()
+    owner = multiprocessing.Process(target=_conclude_when_told, args=(config, held, told, ended))
+    owner.start()
+    assert held.wait(30)
+    assert owner.pid is not None
+    os.kill(owner.pid, signal.SIGSTOP)
+    store = open_store(config)
+    try:
+        time.sleep(0.8)
+        with Lease(store, "stages/key.json") as lease:
+            os.kill(owner.pid, signal.SIGCONT)
+            told.set()
+            assert ended.get(timeout=30) == "lost"
+            lease.conclude({"by": "the one that took over"})
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.join()
+    document = store.read_document("stages/key.json")
+    assert document is not None
+    assert document.value["conclusion"] == {"by": "the one that took over"}
+
+
+def test_a_frozen_owner_cannot_conclude_in_a_document_that_was_deleted_and_made_anew(store: LocalStore) -> None:
+    with Lease(store, "stages/key.json") as frozen:
+        store.delete_document("stages/key.json")
+        with Lease(store, "stages/key.json") as other:
+            with pytest.raises(LeaseLost):
+                frozen.conclude({"by": "the one that was frozen"})
+            other.conclude({"by": "the other"})
+
+
+@pytest.mark.parametrize("seen_from", ["another host", "another container with the same name"])
+def test_a_lease_whose_owner_cannot_be_seen_from_here_is_taken_over_when_it_expires(
+    store: LocalStore, seen_from: str
+) -> None:
+    state = LeaseState(
+        host="elsewhere" if seen_from == "another host" else socket.gethostname(),
+        pid=2**22 + 1,  # no such process here
+        start_ticks=1,
+        pids="boot pid:[1]",
+        epoch=3,
+        expires_at=time.time() + 0.5,
+    )
+    store.write_document("leases/work.json", state.model_dump(), None)
+    with pytest.raises(LeaseHeld), Lease(store, "leases/work.json"):
+        pass
+    time.sleep(0.6)
+    with Lease(store, "leases/work.json") as lease:
+        assert lease.epoch == 4
+
+
+class Nothing(ConfigModel):
+    """The stage of this test needs no configuration."""
+
+
+def _counted(context: StageContext[Nothing]) -> StageOutput:
+    with (Path(context.request.work_root) / "runs").open("a") as runs:
+        runs.write(f"{os.getpid()}\n")
+    stall = Path(context.request.work_root) / "stall"
+    if stall.exists():
+        stall.unlink()
+        time.sleep(60)
+    time.sleep(0.5)  # long enough for the other one to come
+    output = context.workdir / "out"
+    output.mkdir()
+    (output / "who").write_text(str(os.getpid()))
+    return StageOutput(artifacts={"who": Produced("text", output)})
+
+
+def _execute(request: StageRequest, ended: "multiprocessing.Queue[str]") -> None:
+    ended.put(execute(request).model_dump_json())
+
+
+@pytest.mark.parametrize("first_is_killed", [False, True])
+def test_of_two_processes_that_want_one_stage_key_one_computes_and_the_other_waits_and_reuses(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_is_killed: bool
+) -> None:
+    stage = Stage(name="count", version=1, config=Nothing, run=_counted, environment="control")
+    monkeypatch.setattr("llm_pipeline.stages.execute.load_stage", lambda _name: stage)
+    monkeypatch.setattr("llm_pipeline.stages.execute._LEASE_POLL_SECONDS", 0.1)
+    ended: multiprocessing.Queue[str] = multiprocessing.Queue()
+    runs = tmp_path / "runs"
+    if first_is_killed:
+        (tmp_path / "stall").touch()
+
+    def start(release: str) -> multiprocessing.Process:
+        request = StageRequest(release_id=release, stage="count", config={}, store=store.uri, work_root=str(tmp_path))
+        process = multiprocessing.Process(target=_execute, args=(request, ended))
+        process.start()
+        return process
+
+    first = start("r1")
+    while not runs.exists():
+        time.sleep(0.02)
+    second = start("r2")
+    if first_is_killed:
+        time.sleep(0.3)
+        first.kill()
+        results = [StageResult.model_validate_json(ended.get(timeout=30))]
+    else:
+        results = [StageResult.model_validate_json(ended.get(timeout=30)) for _ in range(2)]
+    first.join()
+    second.join()
+    assert sorted(result.reused for result in results) == ([False] if first_is_killed else [False, True])
+    assert len({result.artifacts["who"].digest for result in results}) == 1
+    assert len(runs.read_text().splitlines()) == (2 if first_is_killed else 1)
+    assert len(list(store.artifacts())) == 1
 
 
 def test_an_owner_that_lost_its_lease_is_told_before_it_publishes(store: LocalStore) -> None:
