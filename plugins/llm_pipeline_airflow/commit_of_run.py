@@ -44,7 +44,7 @@ def revision_of_run(loaded: LoadedRelease, context: Context) -> str | None:
         _claim_or_skip(loaded, start, run_name(context))
         return start.commit
     if _cause(context) == "schedule" and loaded.config.model.source == "hub":
-        return _new_commit_or_skip(loaded, run_name(context))
+        return _new_commit_or_skip(loaded, context)
     return context["params"].get("revision")
 
 
@@ -95,8 +95,8 @@ def _claim(released: Reference, run: str, cause: Cause) -> Claim:
     return Claim(commit=released.commit, content=released.content, run=run, cause=cause, claimed_at=datetime.now(UTC))
 
 
-def _new_commit_or_skip(loaded: LoadedRelease, run: str) -> str:
-    """The commit that the revision names, unless production serves it already and not because of this run."""
+def _new_commit_or_skip(loaded: LoadedRelease, context: Context) -> str:
+    """The commit that the revision names, unless production serves it, or another run is about to."""
     from llm_pipeline.hub.access import connect
     from llm_pipeline.hub.observe import head_commit, list_commit
 
@@ -105,8 +105,10 @@ def _new_commit_or_skip(loaded: LoadedRelease, run: str) -> str:
     head = list_commit(hub, model.id, head_commit(hub, model.id, model.revision)).reference(_patterns(loaded))
     store = open_store(loaded.deployment.store)
     claim = read_claim(store, loaded.config.name, head.commit)
-    if claim is not None and claim.run == run:  # cleared by somebody who wants it to run again
+    if claim is not None and claim.run == run_name(context):  # cleared by somebody who wants it to run again
         return head.commit
+    if claim is not None and _is_unfinished(claim, context):
+        raise AirflowSkipException(f"nothing new: {head.commit} is being released by run {claim.run}")
     serving = {target: _serving(store, loaded, target) for target in loaded.config.targets}
     if head.content and all(one is not None and one.content == head.content for one in serving.values()):
         raise AirflowSkipException(
@@ -114,6 +116,11 @@ def _new_commit_or_skip(loaded: LoadedRelease, run: str) -> str:
             f"{', '.join(serving)}; trigger the DAG by hand to release it again"
         )
     return head.commit
+
+
+def _is_unfinished(claim: Claim, context: Context) -> bool:
+    dag_id, _, run_id = claim.run.partition("/")
+    return context["ti"].get_dr_count(dag_id, run_ids=[run_id], states=["queued", "running"]) > 0
 
 
 def _serving(store: ArtifactStore, loaded: LoadedRelease, target: str) -> Reference | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.config.release import ReleaseConfig
 
 TASK_DOCS: Mapping[str, tuple[str, str]] = {
     "claim": (
@@ -75,6 +76,23 @@ Model **{config.model.id}** at `{config.model.revision}`, policy `{config.policy
 |---|---|---|
 {targets}
 
+{_starts(config)}
 Canary steps: {steps}. Every gate ends GO, NO_GO, INCONCLUSIVE or ANOMALOUS; only GO goes on.
 Finished work is kept: run the DAG again and stages whose inputs did not change say `reused`.
 """
+
+
+def _starts(config: ReleaseConfig) -> str:
+    """What starts a run besides a person."""
+    text = ""
+    if config.watch is not None:
+        watch = config.watch
+        text += (
+            f"A new commit on `{config.model.revision}` starts a run that releases exactly it: looked for every "
+            f"{watch.poll_minutes:g} minutes and at the hub's webhook, released when none followed it for "
+            f"{watch.quiet_minutes:g} minutes, at most {watch.rebuilds_per_day} in 24 hours. "
+            "The page Releases says what was decided last.\n"
+        )
+    if config.schedule is not None:
+        text += f"`{config.schedule}` (UTC) starts a run too; it is skipped when production serves what is there.\n"
+    return text

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetOrTimeSchedule, AssetWatcher, CronTriggerTimetable
-from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
+from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError, AirflowTimetableInvalid
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from pydantic import ValidationError
 
@@ -25,7 +25,7 @@ from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import PipelineError
+from llm_pipeline.errors import ConfigError, PipelineError
 from llm_pipeline.hub.watch import DAY, Decision, Outcome, Reference, Trouble, WatchState, decide
 from llm_pipeline.store import open_store
 from llm_pipeline.watch_record import (
@@ -47,6 +47,7 @@ STATE_KEY = "watch"
 WEBHOOK_LOOK_SECONDS = 5.0
 _STATUS_REFRESH = timedelta(minutes=15)
 _ON_THEIR_WAY = ["queued", "running"]
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _REQUEST_ID = re.compile(r"\s*\(Request ID:[^)]*\)")
 _NO_MEMORY = Decision(Outcome.TROUBLE, "the watch cannot use what it remembers", look_again_seconds=60.0)
 
@@ -65,17 +66,43 @@ class Watched(ConfigModel):
 
 
 def release_schedule(loaded: LoadedRelease) -> Asset | AssetOrTimeSchedule | CronTriggerTimetable | None:
-    """What starts a release DAG by itself: its watch, its cron expression (UTC), either of them, or nothing."""
-    cron = loaded.config.schedule
-    timetable = CronTriggerTimetable(cron, timezone="UTC") if cron else None
+    """What starts a release DAG by itself: its watch, its cron expression (UTC), either of them, or nothing.
+
+    Raises:
+        ConfigError: The cron expression is none, or what is to be watched never changes.
+    """
+    timetable = _timetable(loaded)
     if loaded.config.watch is None:
         return timetable
     asset = watched_asset(loaded, loaded.config.watch)
     return asset if timetable is None else AssetOrTimeSchedule(assets=asset, timetable=timetable)
 
 
+def _timetable(loaded: LoadedRelease) -> CronTriggerTimetable | None:
+    cron = loaded.config.schedule
+    if cron is None:
+        return None
+    timetable = CronTriggerTimetable(cron, timezone="UTC")
+    try:
+        timetable.validate()
+    except AirflowTimetableInvalid as error:
+        hint = "five fields: minute, hour, day of the month, month, day of the week"
+        raise ConfigError(f"schedule {cron!r}: {error}", where=str(loaded.path), hint=hint) from error
+    return timetable
+
+
 def watched_asset(loaded: LoadedRelease, watch: Watch) -> Asset:
-    """The watched revision as an asset; another model or revision is another asset, with a state of its own."""
+    """The watched revision as an asset; another model or revision is another asset, with a state of its own.
+
+    Raises:
+        ConfigError: What is to be watched never changes.
+    """
+    if loaded.config.model.source != "hub" or _COMMIT.fullmatch(loaded.config.model.revision):
+        raise ConfigError(
+            "watch: needs a branch or a tag of a model on the hub",
+            where=str(loaded.path),
+            hint="remove `watch:`; `schedule:` works with every source",
+        )
     config, access = loaded.config, loaded.deployment.hub
     watched = Watched(
         config=config.name,

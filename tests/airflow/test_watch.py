@@ -27,6 +27,7 @@ from llm_pipeline_airflow.releases import watch_of
 from llm_pipeline_airflow.watch import STATE_KEY, HubRevisionTrigger, release_schedule, watched_asset
 
 from llm_pipeline.config.loading import LoadedRelease, load_release
+from llm_pipeline.errors import ConfigError
 from llm_pipeline.hub import watch as policy
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.observe import list_commit
@@ -309,6 +310,22 @@ def test_a_release_is_started_by_its_watch_its_schedule_either_or_nothing(projec
     assert DagSerialization.from_dict(DagSerialization.to_dict(dag)).dag_id == "release__tiny"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("", "schedule: 'every day'\n", "schedule 'every day'"),
+        ("{ id: demo/tiny }", "{ id: demo/tiny, source: cache }", "needs a branch or a tag"),
+        ("{ id: demo/tiny }", f"{{ id: demo/tiny, revision: {'a' * 40} }}", "needs a branch or a tag"),
+    ],
+)
+def test_what_cannot_start_a_release_is_refused_with_the_config_s_name(project, old, new, words):
+    text = project.config.read_text() + WATCH
+    project.config.write_text(text.replace(old, new) if old else text + new)
+    with pytest.raises(ConfigError, match=words) as refused:
+        release_schedule(load_release(project.config))
+    assert "tiny.yaml" in str(refused.value)
+
+
 def test_a_trigger_stays_the_same_from_parse_to_parse_and_differs_between_configs(project):
     project.config.write_text(project.config.read_text() + WATCH)
     other = project.config.with_name("other.yaml")
@@ -334,12 +351,24 @@ def test_a_dag_with_a_watch_is_parsed_without_the_hub_s_client(project):
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def context(run_id: str = "run 1", kind: str = "asset_triggered", revision: str | None = None, events: Any = ()) -> Any:
+def context(
+    run_id: str = "run 1",
+    kind: str = "asset_triggered",
+    revision: str | None = None,
+    events: Any = (),
+    unfinished: tuple[str, ...] = (),
+) -> Any:
     """What a task is given, as far as the choice of the commit reads it."""
+
+    def count(dag_id: str, run_ids: list[str], states: list[str]) -> int:
+        assert (dag_id, states) == ("release__tiny", ["queued", "running"])
+        return len({*run_ids}.intersection(unfinished))
+
     found = [SimpleNamespace(timestamp=at, extra=extra) for at, extra in events]
     return {
         "dag_run": SimpleNamespace(dag_id="release__tiny", run_id=run_id, run_type=kind),
         "run_id": run_id,
+        "ti": SimpleNamespace(get_dr_count=count),
         "params": {"revision": revision},
         "triggering_asset_events": {"the asset": found} if found else {},
     }
@@ -394,8 +423,8 @@ def promote(watching: Watching, commit: str, *targets: str, **changes: Any) -> N
         write_pointers(watching.store, "demo/tiny", target, Pointers(production=pointer), None)
 
 
-def scheduled(watching: Watching, run_id: str = "run 9") -> str | None:
-    return revision_of_run(watching.loaded, context(run_id, "scheduled"))
+def scheduled(watching: Watching, run_id: str = "run 9", unfinished: tuple[str, ...] = ()) -> str | None:
+    return revision_of_run(watching.loaded, context(run_id, "scheduled", unfinished=unfinished))
 
 
 def test_a_scheduled_run_pins_what_the_revision_names(watching):
@@ -439,3 +468,19 @@ def test_a_scheduled_run_that_is_cleared_runs_again(watching):
     assert scheduled(watching, "run 9") == commit
     with pytest.raises(AirflowSkipException):
         scheduled(watching, "run 10")
+
+
+def test_a_scheduled_run_leaves_a_commit_to_the_run_that_is_releasing_it(watching):
+    commit = watching.hub.publish(config__json=b"{}")
+    watching.claim(watching.events(most=1)[0])
+    with pytest.raises(AirflowSkipException, match="is being released by run release__tiny/run 1"):
+        scheduled(watching, unfinished=("run 1",))
+    assert scheduled(watching) == commit  # that run ended, and production does not serve it
+
+
+def test_the_dag_s_documentation_says_what_starts_it(project):
+    assert "starts a run" not in release_dag(project.config).doc_md
+    project.config.write_text(project.config.read_text() + WATCH + "schedule: '0 3 * * *'\n")
+    documentation = release_dag(project.config).doc_md
+    assert "A new commit on `main` starts a run that releases exactly it: looked for every 5 minutes" in documentation
+    assert "`0 3 * * *` (UTC) starts a run too" in documentation
