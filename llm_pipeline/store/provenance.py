@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 import platform
+import re
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from pydantic import Field, JsonValue
 
@@ -27,6 +29,9 @@ CONTAINER_VARIABLE = "LLM_PIPELINE_CONTAINER"
 """Environment variable that an image sets to its own digest."""
 
 _BUILD_TYPE = "urn:llm-pipeline:stage"
+_BUILDER = "urn:llm-pipeline:builder"
+_IMAGE_DIGEST = re.compile(r"(?:^|@)sha256:(?P<sha256>[0-9a-f]{64})$")
+_CHANGED = "-dirty"  # git's word for a working tree with changes
 
 
 class Provenance(Frozen):
@@ -101,7 +106,7 @@ def to_predicate(kind: str, made: Provenance) -> dict[str, Any]:
         },
         "runDetails": {
             "builder": {
-                "id": f"urn:llm-pipeline:builder:{made.made_by or 'unknown'}",
+                "id": f"{_BUILDER}:{quote(made.made_by, safe='@')}" if made.made_by else _BUILDER,
                 "version": {"llm_pipeline": __version__, "python": platform.python_version(), **made.tools},
                 "builderDependencies": _builder_dependencies(made),
             },
@@ -122,7 +127,7 @@ def from_predicate(predicate: Mapping[str, Any]) -> tuple[str, Provenance]:
     """
     definition, details = predicate["buildDefinition"], predicate["runDetails"]
     internal, metadata = definition["internalParameters"], details["metadata"]
-    named = {item["name"]: item["digest"] for item in details["builder"]["builderDependencies"]}
+    builder = {item["name"]: item for item in details["builder"]["builderDependencies"]}
     tools = {name: version for name, version in details["builder"]["version"].items() if name not in _OWN_VERSIONS}
     made = Provenance(
         stage=internal["stage"],
@@ -135,9 +140,9 @@ def from_predicate(predicate: Mapping[str, Any]) -> tuple[str, Provenance]:
             for item in definition["resolvedDependencies"]
         },
         tools=tools,
-        made_by=details["builder"]["id"].removeprefix("urn:llm-pipeline:builder:"),
-        container=named.get("container", {}).get("sha256", ""),
-        source_commit=named.get("source", {}).get("gitCommit", ""),
+        made_by=unquote(details["builder"]["id"].removeprefix(_BUILDER).removeprefix(":")),
+        container=builder["container"]["annotations"]["reference"] if "container" in builder else "",
+        source_commit=_commit(builder["source"]) if "source" in builder else "",
         started_at=metadata.get("startedOn"),
         finished_at=metadata.get("finishedOn"),
     )
@@ -150,7 +155,16 @@ _OWN_VERSIONS = ("llm_pipeline", "python")
 def _builder_dependencies(made: Provenance) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if made.container:
-        found.append({"name": "container", "digest": {"sha256": made.container.removeprefix("sha256:")}})
+        digest = _IMAGE_DIGEST.search(made.container)
+        image = {"name": "container", "annotations": {"reference": made.container}}
+        found.append(image | ({"digest": digest.groupdict()} if digest else {}))
     if made.source_commit:
-        found.append({"name": "source", "digest": {"gitCommit": made.source_commit}})
+        commit = made.source_commit.removesuffix(_CHANGED)
+        annotations = {"changed": made.source_commit.endswith(_CHANGED)}
+        found.append({"name": "source", "digest": {"gitCommit": commit}, "annotations": annotations})
     return found
+
+
+def _commit(source: Mapping[str, Any]) -> str:
+    commit: str = source["digest"]["gitCommit"]
+    return commit + (_CHANGED if source["annotations"]["changed"] else "")
