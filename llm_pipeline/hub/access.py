@@ -119,7 +119,11 @@ class Hub:
         if isinstance(error, HFValidationError):
             return ConfigError(f"the hub's client does not accept this name: {error}", where=where)
         if isinstance(error, OfflineModeIsEnabled):
-            return HubRefused("the hub's client is in offline mode", where=where, hint="unset HF_HUB_OFFLINE")
+            return HubRefused(
+                "the hub's client is in offline mode",
+                where=where,
+                hint="unset HF_HUB_OFFLINE, or set model.source: cache",
+            )
         if isinstance(error, HfHubHTTPError) and error.response is not None:
             return self._refusal(error, error.response.status_code, where)
         return HubUnavailable(

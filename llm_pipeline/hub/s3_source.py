@@ -57,7 +57,9 @@ class S3Source:
     @contextmanager
     def open(self, model: PinnedModel, file: HubFile, start: int) -> Iterator[Body]:
         """See `Source.open`."""
-        version = model.versions[file.path]
+        version = model.versions.get(file.path)
+        if version is None:
+            raise SourceRefused("no version of it was pinned", where=file.path, hint="resolve the release again")
         options = {"Range": f"bytes={start}-"} if start else {"ChecksumMode": "ENABLED"}
         if version.version_id is not None:
             options["VersionId"] = version.version_id

@@ -67,6 +67,8 @@ class Transfer:
         """
         target = self.partial_file(file)
         with PartialFile(target, file) as partial:
+            if partial.size >= file.size and partial.problem():
+                partial.restart()  # an earlier process's: no fault of the source's
             for attempt in range(1, _ATTEMPTS_AT_THE_RIGHT_BYTES + 1):
                 problem = self._complete(file, partial)
                 if problem is None:

@@ -72,8 +72,9 @@ def test_a_cache_gives_the_same_pinned_model_as_the_hub_without_a_network(
     assert len(local_hub.faults.requests) == before
 
 
-@pytest.mark.parametrize("revision", ["v9", "0" * 40, "../../outside", "a/../../../x", "main/../main"])
+@pytest.mark.parametrize("revision", ["v9", "0" * 40, "../../outside", "a/../../../outside", "main/../main"])
 def test_a_revision_that_the_cache_does_not_have_is_refused(cache: CacheSource, revision: str) -> None:
+    (cache.root / "outside").write_text(snapshot_of(cache).name)
     with pytest.raises(SourceRefused, match="this revision") as caught:
         cache.resolve("demo/tiny", revision)
     assert snapshot_of(cache).name in caught.value.hint
@@ -116,6 +117,12 @@ def _outside_in_two_steps(link: Path, root: Path) -> None:
     link.symlink_to(f"../../blobs/{blob.name}")
 
 
+def _outside_under_a_blob_s_name(link: Path, root: Path) -> None:
+    blob = next((root / "models--demo--tiny/blobs").iterdir())
+    shutil.copy(blob, root.parent / blob.name)
+    link.symlink_to(root.parent / blob.name)
+
+
 def _no_link(link: Path, root: Path) -> None:
     link.write_text("{}")
 
@@ -124,7 +131,9 @@ def _dangling(link: Path, root: Path) -> None:
     link.symlink_to(f"../../blobs/{'c' * 40}")
 
 
-@pytest.mark.parametrize("replace", [_outside, _other_model, _outside_in_two_steps, _no_link, _dangling])
+@pytest.mark.parametrize(
+    "replace", [_outside, _outside_under_a_blob_s_name, _other_model, _outside_in_two_steps, _no_link, _dangling]
+)
 @pytest.mark.parametrize("name", ["config.json", "README.md"])
 def test_a_snapshot_s_file_that_is_no_link_to_a_blob_of_the_model_is_refused(
     cache: CacheSource, replace: Callable[[Path, Path], None], name: str

@@ -9,6 +9,7 @@ from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from llm_pipeline.errors import ConfigError, IntegrityError, Transient, Unsupported
 from llm_pipeline.hub.access import Hub, HubRefused, HubUnavailable, RepositoryRenamed, connect
@@ -113,6 +114,17 @@ def test_a_disabled_repository_is_terminal(local_hub: LocalHub, hub: Hub) -> Non
     local_hub.restrict("demo/tiny", disabled=True)
     with pytest.raises(HubRefused, match="disabled"):
         resolve_revision(hub, "demo/tiny")
+
+
+def test_a_client_in_offline_mode_is_told_of_the_cache(
+    local_hub: LocalHub, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local_hub.publish()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(HubRefused, match="offline") as caught:
+        resolve_revision(hub, "demo/tiny")
+    assert "source: cache" in caught.value.hint
+    assert local_hub.faults.requests == []
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
