@@ -146,6 +146,15 @@ class TestSuperseding:
         claim(store, 2, "supersede").check()
         assert read_claim(store, MODEL).waiting == ()
 
+    def test_only_older_ones_are_superseded(self, store):
+        holding = claim(store, 0)
+        holding.ask()
+        assert claim(store, 3).ask() is not None
+        assert claim(store, 2, "supersede").ask() is not None
+        holding.give_back()
+        assert claim(store, 3).ask() is None  # it came first, and is newer
+        assert claim(store, 2, "supersede").ask() is not None
+
     def test_a_run_that_waits_for_a_human_is_not_waited_for_and_its_late_answer_starts_nothing(self, store):
         older, newer = claim(store, 1), claim(store, 2, "supersede")
         older.ask()
@@ -197,6 +206,14 @@ class TestTheDead:
             claim(store, number).ask()
         claim(store, 1).give_back()
         assert claim(store, 3, over=frozenset({"run-2"})).ask() is None
+
+    def test_one_in_line_that_stopped_asking_is_stepped_over(self, store):
+        long_ago = datetime.now(UTC) - timedelta(hours=2)
+        claim(store, 1).ask()
+        claim(store, 2).ask()
+        backdate_line(store, long_ago)
+        claim(store, 1).give_back()
+        assert claim(store, 3).ask() is None
 
     def test_a_local_process_that_is_gone_is_taken_over_at_once(self, store):
         process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -259,6 +276,14 @@ def command(root, *arguments: str) -> list[str]:
     with contextlib.redirect_stdout(io.StringIO()) as said:
         assert options.run(options) == ExitCode.GO
     return [line.partition(", since")[0] for line in said.getvalue().splitlines()]
+
+
+def backdate_line(store, when: datetime) -> None:
+    document = store.read_document(claim_name(MODEL))
+    state = ClaimState.model_validate(document.value)
+    line = tuple(one.model_copy(update={"renewed_at": when}) for one in state.waiting)
+    state = ClaimState(holder=state.holder, waiting=line)
+    store.write_document(claim_name(MODEL), state.model_dump(mode="json"), document.revision)
 
 
 def backdate(store, when: datetime) -> None:
@@ -383,6 +408,38 @@ class StoppedClock(datetime):
 
 
 NOW = datetime.now(UTC)
+
+
+class Interrupted:
+    """A real store in which something happens right after the first read."""
+
+    def __init__(self, store, happening: Callable[[], object]) -> None:
+        self.store = store
+        self.happening: Callable[[], object] | None = happening
+
+    def read_document(self, name: str) -> Document | None:
+        document = self.store.read_document(name)
+        if happening := self.happening:
+            self.happening = None
+            happening()
+        return document
+
+    def write_document(self, name: str, value: dict, expect: str | None) -> str:
+        return self.store.write_document(name, value, expect)
+
+
+def test_of_two_that_ask_at_the_same_moment_one_waits(store):
+    late = claim(Interrupted(store, lambda: claim(store, 1).ask()), 2)
+    assert late.ask().party.run_id == "run-1"
+    assert holder(store) == "run-1"
+
+
+def test_one_that_is_superseded_at_the_moment_of_its_check_does_not_go_on(store):
+    claim(store, 1).ask()
+    checking = claim(Interrupted(store, lambda: claim(store, 2, "supersede").ask()), 1)
+    with pytest.raises(Superseded):
+        checking.check("tiny-0123")
+    assert holder(store) == "run-1"
 
 
 def test_threads_with_a_real_store_are_never_two_at_once(store):
