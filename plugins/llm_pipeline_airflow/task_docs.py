@@ -56,11 +56,18 @@ TASK_DOCS: Mapping[str, tuple[str, str]] = {
 """Display name and documentation by task."""
 
 
+_TURNS = {
+    "wait": "this one waits until those before it have ended",
+    "supersede": "an older one stops at its next stage, takes down what it started, and this one begins",
+}
+
+
 def dag_doc(loaded: LoadedRelease) -> str:
     """The documentation of a release's DAG, in Markdown."""
     config, release = loaded.config, loaded.release
     recipes = "\n".join(f"| `{recipe.name}` | {recipe.weights} | {recipe.description} |" for recipe in release.recipes)
     targets = "\n".join(f"| `{target.name}` | {target.accelerator} | {target.engine} |" for target in release.targets)
+    turn = _TURNS[config.concurrency]
     steps = ", ".join(f"{percent:g} %" for percent in release.policy.canary.steps_percent)
     return f"""### Release {config.name}
 
@@ -78,6 +85,7 @@ Model **{config.model.id}** at `{config.model.revision}`, policy `{config.policy
 
 {_starts(config)}
 Canary steps: {steps}. Every gate ends GO, NO_GO, INCONCLUSIVE or ANOMALOUS; only GO goes on.
+One release of the model at a time: {turn}.
 Finished work is kept: run the DAG again and stages whose inputs did not change say `reused`.
 """
 
