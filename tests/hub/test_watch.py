@@ -151,6 +151,14 @@ def test_a_start_is_not_made_again_while_a_run_is_on_its_way():
     assert see(state, Head(B, content="new"), 501)[1].start is not None
 
 
+def test_a_start_counts_in_the_day_when_it_was_made_last():
+    watch = WATCH.model_copy(update={"rebuilds_per_day": 1})
+    state = see(started()[0], Head(B, content="new"), 720, watch)[0]  # lost until now
+    state = see(state, Head(C, content="newer", claims={B: "run 1"}), 721, watch)[0]
+    decisions = {minutes: see(state, Head(C, content="newer"), minutes, watch)[1] for minutes in (1451, 2159, 2160)}
+    assert [decision.outcome for decision in decisions.values()] == [Outcome.LIMITED, Outcome.LIMITED, Outcome.STARTED]
+
+
 def test_a_start_is_over_when_a_run_claims_it():
     state, _ = started()
     state, decision = see(state, Head(B, content="new", claims={B: "run 1"}), 11)
