@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
 from llm_pipeline.hub.source import Body, SourceRefused
 
+_HASHED_AT_ONCE = 4
 _IGNORED_DIRECTORIES = {".git", ".cache"}
 LARGE_BYTES = 10_000_000
 """From here on the tree holds a pointer with the SHA-256, as the hub does, not the content's own blob id."""
@@ -50,7 +52,8 @@ class DirectorySource:
         if not self.root.is_dir():
             raise ConfigError("there is no such directory", where=where, hint="correct model.source")
         selection = select_files(self._paths(), where=where)
-        files = tuple(self._hashed(path) for path in selection.fetched)
+        with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
+            files = tuple(pool.map(self._hashed, selection.fetched))
         model = PinnedModel(
             id=model_id,
             commit=commit_id({file.path: str(file.blob_sha1) for file in files}),

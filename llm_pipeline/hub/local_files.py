@@ -30,14 +30,15 @@ def open_body(path: Path, start: int, where: str) -> Iterator[Body]:
 @contextmanager
 def _open_regular(path: Path, where: str) -> Iterator[BinaryIO]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe would block for ever
     except OSError as error:
         raise SourceRefused(
             f"cannot be read: {error.strerror}", where=where, hint="resolve the release again"
         ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SourceRefused("not a regular file", where=where, hint="only regular files are read")
     with os.fdopen(descriptor, "rb", buffering=0) as stream:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise SourceRefused("not a regular file", where=where, hint="only regular files are read")
         yield stream
 
 

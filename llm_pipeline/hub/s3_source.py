@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,7 @@ from llm_pipeline.hub.resolve import report_resolved
 from llm_pipeline.hub.source import Body, SourceRefused, SourceUnavailable, WrongBytes
 
 _CHUNK = 1024 * 1024
+_ASKED_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class S3Source:
         where = self.access.uri
         paths = self._paths()
         selection = select_files(paths, where=where)
-        pinned = [self._pin(path) for path in selection.fetched]
+        with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+            pinned = list(pool.map(self._pin, selection.fetched))
         model = PinnedModel(
             id=model_id,
             commit=commit_id({file.path: _blob_in_tree(file) for file, _ in pinned}),

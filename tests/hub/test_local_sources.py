@@ -217,6 +217,17 @@ def test_a_link_put_in_place_of_a_pinned_file_is_not_followed(directory: Directo
         download_model(directory, model, tmp_path / "checkpoint")
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "named pipe"])
+def test_what_is_put_in_place_of_a_pinned_file_and_is_no_file_is_refused(
+    directory: DirectorySource, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    model = directory.resolve("demo/tiny", "main")
+    (directory.root / "config.json").unlink()
+    make(directory.root / "config.json")
+    with pytest.raises(SourceRefused, match="not a regular file"):
+        download_model(directory, model, tmp_path / "checkpoint")
+
+
 def test_the_client_s_own_bookkeeping_in_a_directory_is_ignored(directory: DirectorySource) -> None:
     commit = directory.resolve("demo/tiny", "main").commit
     (directory.root / ".cache/huggingface").mkdir(parents=True)

@@ -118,11 +118,12 @@ def test_a_changed_licence_is_told_until_a_release_with_it_has_gone_on(release: 
 
 
 def test_a_release_of_another_config_is_no_release_before(release: Release, local_hub: LocalHub) -> None:
+    ours, other = release.path, release.path.with_name("demo-other.yaml")
+    shutil.copy(ours, other)
+    release.path = other
     release.download(release.resolve())
     local_hub.publish(README__md=CARD % b"llama3.1")
-    other = release.path.with_name("demo-other.yaml")
-    shutil.copy(release.path, other)
-    release.path = other
+    release.path = ours
     assert release.resolve().metrics["license_change"] == ""
 
 
