@@ -27,7 +27,7 @@ from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import ConfigError, PipelineError
 from llm_pipeline.hub.watch import DAY, Decision, Outcome, Reference, Trouble, WatchState, decide
-from llm_pipeline.store import open_store
+from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.watch_record import (
     WatchStatus,
     read_claim,
@@ -136,6 +136,7 @@ class HubRevisionTrigger(BaseEventTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self._json = watched
         self.watched = Watched.model_validate_json(watched)
+        self._store: ArtifactStore | None = None
         self._observer: Observer | None = None
         self._webhook: str | None = None
         self._status: WatchStatus | None = None
@@ -184,7 +185,7 @@ class HubRevisionTrigger(BaseEventTrigger):
         return self.asset_state_store
 
     def _state_of_claims(self) -> WatchState:
-        claims = read_claims(open_store(self.watched.store), self.watched.config)
+        claims = read_claims(self._store_here(), self.watched.config)
         if not claims:
             return WatchState()
         now = datetime.now(UTC)
@@ -205,7 +206,7 @@ class HubRevisionTrigger(BaseEventTrigger):
 
     def _decide(self, state: WatchState, *, busy: bool) -> tuple[WatchState, Decision]:
         """One look at the hub and the store, and what it leads to; blocking."""
-        watched, store, observer = self.watched, open_store(self.watched.store), self._observer_here()
+        watched, store, observer = self.watched, self._store_here(), self._observer_here()
         self._webhook = webhook_revision(store, watched.config)  # before the look: a later call asks for another one
         if state.reference is not None and state.files != watched.watch.files:
             reference = observer.with_these_patterns(state.reference)
@@ -214,6 +215,11 @@ class HubRevisionTrigger(BaseEventTrigger):
         commits = {head.commit} | ({state.firing.commit} if state.firing else set())
         claims = {one: claim.run for one in commits if (claim := read_claim(store, watched.config, one))}
         return decide(watched.watch, state, replace(head, claims=claims, busy=busy), datetime.now(UTC))
+
+    def _store_here(self) -> ArtifactStore:
+        if self._store is None:
+            self._store = open_store(self.watched.store)
+        return self._store
 
     def _observer_here(self) -> Observer:
         if self._observer is None:
@@ -235,7 +241,7 @@ class HubRevisionTrigger(BaseEventTrigger):
         """Write the decision for people, when it is another one or the last writing is some time ago."""
         watched, now = self.watched, datetime.now(UTC)
         with contextlib.suppress(PipelineError, OSError):  # a store that cannot be written shows when claims are read
-            known = self._status or read_status(open_store(self.watched.store), watched.config)
+            known = self._status or read_status(self._store_here(), watched.config)
             same = known is not None and (known.words, known.commit) == (decision.words, state.head)
             if known is not None and same and now - known.checked_at < _STATUS_REFRESH:
                 self._status = known
@@ -250,7 +256,7 @@ class HubRevisionTrigger(BaseEventTrigger):
                 since=known.since if known is not None and same else now,
                 checked_at=now,
             )
-            write_status(open_store(self.watched.store), status)
+            write_status(self._store_here(), status)
             self._status = status
 
     async def _pause(self, seconds: float) -> None:
@@ -263,7 +269,7 @@ class HubRevisionTrigger(BaseEventTrigger):
 
     def _webhook_called(self) -> bool:
         try:
-            return webhook_revision(open_store(self.watched.store), self.watched.config) != self._webhook
+            return webhook_revision(self._store_here(), self.watched.config) != self._webhook
         except (PipelineError, OSError):  # the next look says so
             return False
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_pipeline.config.release import Watch
+from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import Transient, Unsupported
 from llm_pipeline.hub.access import Hub, HubRefused
 from llm_pipeline.hub.observe import Observer, head_commit, list_commit
@@ -26,6 +29,8 @@ from llm_pipeline.hub.watch import (
     counted_files,
     decide,
 )
+from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.watch_record import Claim, call_webhook, claim_commit, read_claim, read_claims, webhook_revision
 
 from .conftest import LocalHub
 
@@ -349,3 +354,40 @@ def test_whatever_happens_no_commit_is_released_twice_no_day_has_too_many_and_no
     head, content = world.commits[-1]
     last = world.released[-1][2] if world.released else world.baseline[1]
     assert content == last or head in world.claims
+
+
+@pytest.fixture(params=["local", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactStore:
+    if request.param == "local":
+        return open_store(f"file://{tmp_path}/store")
+    s3 = request.getfixturevalue("s3")
+    return open_store(StoreConfig(uri=f"s3://{s3.bucket()}/here", endpoint=s3.endpoint, cache=str(tmp_path / "cache")))
+
+
+def claim(run: str, commit: str = A, minutes: float = 0) -> Claim:
+    return Claim(commit=commit, content="c", run=run, cause="watch", claimed_at=T0 + minutes * MINUTE)
+
+
+def test_of_many_runs_that_claim_a_commit_at_once_one_gets_it_and_keeps_it(store: ArtifactStore):
+    with ThreadPoolExecutor(8) as pool:
+        held = list(pool.map(lambda run: claim_commit(store, "tiny", claim(f"run {run}")), range(8)))
+    assert len({one.run for one in held}) == 1
+    assert claim_commit(store, "tiny", claim(held[0].run, minutes=9)) == held[0]
+    assert read_claim(store, "tiny", A) == held[0]
+
+
+def test_claims_are_those_of_one_config_the_oldest_first(store: ArtifactStore):
+    for config, run, commit, minutes in (("tiny", "1", A, 5), ("tiny", "2", B, 1), ("tiny-2", "3", C, 2)):
+        claim_commit(store, config, claim(run, commit, minutes))
+    call_webhook(store, "tiny")
+    assert [one.run for one in read_claims(store, "tiny")] == ["2", "1"]
+
+
+def test_a_webhook_s_call_is_seen_by_its_watch_and_by_no_other(store: ArtifactStore):
+    seen = [webhook_revision(store, "tiny")]
+    for _ in range(2):
+        call_webhook(store, "tiny")
+        seen.append(webhook_revision(store, "tiny"))
+    assert seen[0] is None
+    assert len(set(seen)) == 3
+    assert webhook_revision(store, "other") is None
