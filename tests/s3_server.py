@@ -1,7 +1,7 @@
 """A real S3 API server for tests: moto's, in a process of its own, with its credentials in the environment.
 
 Writes are served one at a time, so that conditional ones are atomic, as Amazon's are (moto's own check and write are
-two steps). Parts may be small, and listings come in short pages.
+two steps), and an upload that is gone is said to be. Parts may be small, and listings come in short pages.
 
 What it does not prove: that Amazon refuses bytes that differ from their checksum (moto stores what it is told), its
 timing of conditional writes (409 under contention), bucket policies, KMS, expiring credentials, the SHA-256 of parts in
@@ -95,10 +95,28 @@ class _OneWriteAtATime:
             return self._application(environ, start_response)
 
 
+def _know_which_uploads_are_gone() -> None:
+    """A part for an upload that is gone, or its completion, is a 404 at Amazon's; moto fails."""
+    from moto.s3.exceptions import NoSuchUpload
+    from moto.s3.models import S3Backend
+
+    def checked(served: Callable[..., Any]) -> Callable[..., Any]:
+        def serve(backend: S3Backend, bucket_name: str, multipart_id: str, *given: Any, **named: Any) -> Any:
+            if multipart_id not in backend.get_bucket(bucket_name).multiparts:
+                raise NoSuchUpload(upload_id=multipart_id)
+            return served(backend, bucket_name, multipart_id, *given, **named)
+
+        return serve
+
+    S3Backend.upload_part = checked(S3Backend.upload_part)
+    S3Backend.complete_multipart_upload = checked(S3Backend.complete_multipart_upload)
+
+
 def _main(port: int) -> None:
     from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
     from werkzeug.serving import run_simple
 
+    _know_which_uploads_are_gone()
     application = _OneWriteAtATime(DomainDispatcherApplication(create_backend_app))
     run_simple("127.0.0.1", port, application, threaded=True, request_handler=MotoRequestHandler)
 

@@ -61,6 +61,7 @@ class S3Store:
         Raises:
             IntegrityError: The directory holds a symbolic link or nothing at all, or changed meanwhile.
             Transient: S3 cannot take it now.
+            ConfigError: It must be signed, and cannot be.
             Terminal: S3 refuses it: credentials, permissions, the bucket.
         """
         manifest = Manifest(kind=kind, files=inventory(directory), provenance=provenance or Provenance())
@@ -68,13 +69,14 @@ class S3Store:
         opened = self._seals.open(ref, name)
         if self._seals.final(opened) and not self.check(ref):
             return ref
+        statement = self._seals.sign(manifest)  # where it cannot be signed, that is known before hours of transfer
         self._seals.break_marker(opened)
         present = {item.name: item for item in self._bucket.list(f"{name}/")}
         files = [LocalFile(directory / file.path, f"{name}/{file.path}", file) for file in manifest.files]
         upload(self._bucket, files, present)
         foreign = objects_of(self._bucket, name).keys() - {file.path for file in manifest.files}
         self._bucket.delete_all([f"{name}/{path}" for path in sorted(foreign)])
-        self._seals.seal(manifest, name)
+        self._seals.seal(statement, name)
         self._abort_uploads(name)
         return ref
 

@@ -22,6 +22,21 @@ _ATTEMPTS = 8
 
 
 @dataclass(frozen=True)
+class Statement:
+    """What a publisher says of an artifact: the content of its manifest's file, and its signature if it signs."""
+
+    ref: ArtifactRef
+    content: bytes
+    signature: bytes | None
+
+    @property
+    def seal(self) -> Seal:
+        """The completion marker for them."""
+        signed = None if self.signature is None else sha256_bytes(self.signature)
+        return Seal(manifest_sha256=sha256_bytes(self.content), signature_sha256=signed)
+
+
+@dataclass(frozen=True)
 class Opened:
     """The store's own files of an artifact, as read.
 
@@ -95,47 +110,51 @@ class Seals:
             except Changed:
                 return
 
-    def seal(self, manifest: Manifest, directory: str) -> None:
-        """Complete an artifact whose files are all there.
+    def sign(self, manifest: Manifest) -> Statement:
+        """A publisher's own statement of what it publishes.
 
         Raises:
             ConfigError: It must be signed, and cannot be.
+        """
+        content = manifest.to_json()
+        return Statement(manifest.ref, content, self._signatures.sign(manifest, content))
+
+    def seal(self, own: Statement, directory: str) -> None:
+        """Complete an artifact whose files are all there.
+
+        Raises:
             Transient: Others keep writing to it.
         """
-        statement = manifest.to_json()
-        own = statement, self._signatures.sign(manifest, statement)
         for attempt in range(_ATTEMPTS):
-            opened = self.open(manifest.ref, directory)
+            opened = self.open(own.ref, directory)
             if self.final(opened):
                 return
             if attempt:
                 back_off(attempt)
             try:
-                self._write(opened, *(self._adopted(opened, manifest.ref) or own))
+                self._write(opened, self._adopted(opened, own.ref) or own)
             except Changed:
                 continue
         raise Transient("others keep changing an artifact", where=self._bucket.address(directory), hint="run it again")
 
-    def _adopted(self, opened: Opened, ref: ArtifactRef) -> tuple[bytes, bytes | None] | None:
-        """Manifest and signature of another publisher, if they will do."""
-        statement, signature = opened.sealed.manifest, opened.sealed.signature
-        if statement is None:
+    def _adopted(self, opened: Opened, ref: ArtifactRef) -> Statement | None:
+        """The statement of another publisher, if it will do."""
+        content, signature = opened.sealed.manifest, opened.sealed.signature
+        if content is None:
             return None
         try:
-            manifest = Manifest.from_json(statement)
+            manifest = Manifest.from_json(content)
         except IntegrityError:
             return None
-        fits = manifest.ref == ref and not self._signatures.lacking(manifest, statement, signature)
-        return (statement, signature) if fits else None
+        fits = manifest.ref == ref and not self._signatures.lacking(manifest, content, signature)
+        return Statement(ref, content, signature) if fits else None
 
-    def _write(self, opened: Opened, statement: bytes, signature: bytes | None) -> None:
+    def _write(self, opened: Opened, statement: Statement) -> None:
         self.break_marker(opened)  # what it seals is about to change
-        self._replace(opened, MANIFEST_FILE, statement, opened.sealed.manifest)
-        self._replace(opened, SIGNATURE_FILE, signature, opened.sealed.signature)
-        seal = Seal(
-            manifest_sha256=sha256_bytes(statement), signature_sha256=sha256_bytes(signature) if signature else None
-        )
-        self._bucket.put(f"{opened.directory}/{COMPLETE_FILE}", seal.model_dump_json().encode(), revision_is(None))
+        self._replace(opened, MANIFEST_FILE, statement.content, opened.sealed.manifest)
+        self._replace(opened, SIGNATURE_FILE, statement.signature, opened.sealed.signature)
+        seal = statement.seal.model_dump_json().encode()
+        self._bucket.put(f"{opened.directory}/{COMPLETE_FILE}", seal, revision_is(None))
 
     def _replace(self, opened: Opened, name: str, wanted: bytes | None, there: bytes | None) -> None:
         path, etag = f"{opened.directory}/{name}", opened.etags.get(name)

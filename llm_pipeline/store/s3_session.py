@@ -90,13 +90,24 @@ def connect(config: StoreConfig) -> Any:
         # default would add a CRC32 to both, in trailers that other S3 servers than Amazon's may not know.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        s3={"addressing_style": "path"} if config.endpoint else {},
+        s3=_s3_options(config),
     )
     try:
         session = boto3.Session(botocore_session=_botocore_session(config), region_name=config.region)
         return session.client("s3", endpoint_url=config.endpoint, config=options)
     except (BotoCoreError, ValueError) as error:
         raise translated(error, config, config.uri) from error
+
+
+def _s3_options(config: StoreConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if config.endpoint:
+        options["addressing_style"] = "path"  # its buckets may have no names of hosts
+    if not (config.endpoint or "").startswith("http://"):
+        # botocore's own rule for TLS with a checksum; it does not see a checksum that it did not compute, and would
+        # hash every body once more. The signature covers the checksum.
+        options["payload_signing_enabled"] = False
+    return options
 
 
 def _botocore_session(config: StoreConfig) -> Any:

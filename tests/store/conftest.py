@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.store import s3_session
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -46,3 +47,15 @@ def s3_config(quick_s3: Any, s3_bucket: str, tmp_path: Path) -> StoreConfig:
 def s3_client(s3_server: Any) -> Any:
     """A client that changes things behind a store's back."""
     return s3_server.client()
+
+
+@pytest.fixture(scope="session")
+def signing(tmp_path_factory: pytest.TempPathFactory) -> Signing:
+    """Signs with a key of its own, and trusts it."""
+    keys = tmp_path_factory.mktemp("keys")
+    for arguments in (
+        ("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", "key.pem"),
+        ("pkey", "-in", "key.pem", "-pubout", "-out", "key.pub"),
+    ):
+        subprocess.run(["openssl", *arguments], cwd=keys, check=True, capture_output=True)
+    return Signing(private_key=str(keys / "key.pem"), public_keys=(str(keys / "key.pub"),))

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.s3 import S3Store
 from llm_pipeline.store.s3_session import connect
@@ -65,12 +65,13 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @settings(max_examples=12, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schedule=st.lists(st.integers(0, 1), min_size=40, max_size=60))
 def test_any_interleaving_of_two_publishers_leaves_one_whole_artifact(
-    s3_config: StoreConfig, weights: Path, clients: list[Any], schedule: list[int]
+    s3_config: StoreConfig, weights: Path, clients: list[Any], signing: Signing, schedule: list[int]
 ) -> None:
+    config = s3_config.model_copy(update={"signing": signing}) if sum(schedule) % 2 else s3_config
     turns = Turns(schedule, len(clients))
 
     def publish(number: int) -> object:
-        store, hook = S3Store(s3_config), lambda **_given: turns.wait_for(number)
+        store, hook = S3Store(config), lambda **_given: turns.wait_for(number)
         store._bucket._connected = os.getpid(), clients[number]
         clients[number].meta.events.register("before-send.s3", hook)
         try:
@@ -81,7 +82,7 @@ def test_any_interleaving_of_two_publishers_leaves_one_whole_artifact(
 
     with ThreadPoolExecutor(len(clients)) as pool:
         refs = list(pool.map(publish, range(len(clients))))
-    store = S3Store(s3_config)
+    store = S3Store(config)
     assert refs[0] == refs[1]
     assert [artifact.ref for artifact in store.artifacts()] == [refs[0]]
     assert store.verify(refs[0]) == []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s3_faults import Exchange, Faults, Response, after, always, error, faulty, is_a, reset_before
+from s3_faults import Faults, after, always, error, faulty, is_a, reset_before
 
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
@@ -109,11 +109,7 @@ def test_an_upload_that_somebody_aborts_begins_anew(
         (begun,) = s3_client.list_multipart_uploads(Bucket=bucket, Prefix=prefix)["Uploads"]
         s3_client.abort_multipart_upload(Bucket=bucket, Key=begun["Key"], UploadId=begun["UploadId"])
 
-    def aborted(exchange: Exchange) -> Response:
-        abort()
-        return error(404, "NoSuchUpload")(exchange)  # as Amazon says; moto fails
-
-    faults.inject(aborted, when=A_PART, skip=2)
+    faults.inject(after(abort), when=A_PART, skip=2)
     assert store.verify(store.publish("checkpoint", weights)) == []
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.errors import ConfigError, IntegrityError
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import ArtifactStore, open_store
@@ -394,3 +394,39 @@ def test_a_file_for_people_is_replaced_and_read_back(store: ArtifactStore) -> No
     for content in (b"<p>first", b"", b"<p>\xff"):
         store.write_file("releases/a/report.html", content)
         assert store.read_file("releases/a/report.html") == content
+
+
+def test_an_unsigned_artifact_is_refused_until_it_is_published_again_and_signed(
+    store: ArtifactStore, medium: Medium, weights: Path, signing: Signing
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    trusting = open_store(medium.config.model_copy(update={"signing": signing}))
+    for found in (trusting.verify(ref), trusting.check(ref)):
+        assert [difference.path for difference in found] == [SIGNATURE_FILE]
+    with pytest.raises(IntegrityError, match="unsigned"):
+        trusting.fetch(ref)
+    assert store.verify(ref) == []  # it is not damaged: who requires no signature may still use it
+    assert trusting.publish("checkpoint", weights) == ref
+    assert trusting.verify(ref) == trusting.check(ref) == store.verify(ref) == []
+    trusting.fetch(ref)
+
+
+def test_a_signed_artifact_without_its_signature_is_damaged_and_is_signed_again(
+    medium: Medium, weights: Path, signing: Signing
+) -> None:
+    trusting = open_store(medium.config.model_copy(update={"signing": signing}))
+    ref = trusting.publish("checkpoint", weights)
+    medium.delete(path_in(ref, SIGNATURE_FILE))
+    with pytest.raises(IntegrityError, match="since the artifact was completed"):
+        trusting.fetch(ref)
+    assert trusting.publish("checkpoint", weights) == ref
+    assert trusting.verify(ref) == []
+
+
+def test_nothing_is_completed_where_it_must_be_signed_and_cannot_be(
+    store: ArtifactStore, medium: Medium, weights: Path, signing: Signing
+) -> None:
+    cannot_sign = signing.model_copy(update={"private_key": None})
+    with pytest.raises(ConfigError, match="nothing signs here"):
+        open_store(medium.config.model_copy(update={"signing": cannot_sign})).publish("checkpoint", weights)
+    assert list(store.artifacts()) == []
