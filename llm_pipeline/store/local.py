@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
@@ -22,6 +21,7 @@ from llm_pipeline.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import Conflict, Difference, Document, Leftover, StoredArtifact
+from llm_pipeline.store.durable import flocked, make_directory, sync_directory, sync_file_system
 from llm_pipeline.store.manifest import (
     COMPLETE_FILE,
     MANIFEST_FILE,
@@ -109,10 +109,10 @@ class LocalStore:
         """See `ArtifactStore.remove`."""
         directory, doomed = self._directory(ref), self.root / "incoming" / f"removed-{uuid.uuid4().hex}"
         try:
-            _make_directory(doomed.parent)
+            make_directory(doomed.parent)
             with self._locked(_lock_name(ref)):
                 directory.rename(doomed)  # it goes as it came: in one step
-                _sync_directory(directory.parent)
+                sync_directory(directory.parent)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -222,9 +222,9 @@ class LocalStore:
     def _workplace(self) -> Iterator[Path]:
         """A private directory for one publication; a lock in it, freed by the kernel, says that it is in use."""
         workplace = self.root / "incoming" / uuid.uuid4().hex
-        _make_directory(workplace)
+        make_directory(workplace)
         try:
-            with _flocked(workplace / _LOCK):
+            with flocked(workplace / _LOCK):
                 yield workplace
         finally:
             shutil.rmtree(workplace, ignore_errors=True)
@@ -237,11 +237,11 @@ class LocalStore:
             if final.exists() and not self._should_be_signed_again(ref) and not self._damage(ref):
                 return
             self._complete(manifest, content)
-            _make_directory(final.parent)
+            make_directory(final.parent)
             if final.exists():
                 self._put_aside(final)
             content.rename(final)
-            _sync_directory(final.parent)
+            sync_directory(final.parent)
 
     def _complete(self, manifest: Manifest, content: Path) -> None:
         statement = manifest.to_json()
@@ -254,7 +254,7 @@ class LocalStore:
             signature_sha256=None if signature is None else sha256_bytes(signature),
         )
         _write_durably(content / COMPLETE_FILE, seal.model_dump_json().encode())
-        _sync_file_system(content)
+        sync_file_system(content)
 
     def _put_damaged_aside(self, ref: ArtifactRef, seen: tuple[int, int]) -> None:
         """Put aside what was found damaged, not what somebody may have put in its place since."""
@@ -269,10 +269,10 @@ class LocalStore:
 
     def _put_aside(self, directory: Path) -> Path:
         aside = self.root / "damaged" / f"{directory.name}.{uuid.uuid4().hex[:8]}"
-        _make_directory(aside.parent)
+        make_directory(aside.parent)
         os.utime(directory)  # its age as a leftover begins now
         directory.rename(aside)
-        _sync_directory(directory.parent)
+        sync_directory(directory.parent)
         return aside
 
     def _leftover(self, entry: Path) -> Leftover:
@@ -281,38 +281,27 @@ class LocalStore:
 
     def _replace_durably(self, path: Path, data: bytes) -> None:
         temporary = self.root / "incoming" / f"document-{uuid.uuid4().hex}"
-        _make_directory(temporary.parent)
-        _make_directory(path.parent)
+        make_directory(temporary.parent)
+        make_directory(path.parent)
         try:
             _write_durably(temporary, data)
             temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         """A short lock, held by the kernel for this process only: a killed holder frees it."""
         locks = self.root / "locks"
-        _make_directory(locks)
-        with _flocked(locks / sha256_bytes(name.encode())[:32]):
+        make_directory(locks)
+        with flocked(locks / sha256_bytes(name.encode())[:32]):
             yield
 
 
 def _lock_name(ref: ArtifactRef) -> str:
     return f"artifacts/{ref.kind}/{ref.digest}"
-
-
-@contextlib.contextmanager
-def _flocked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child process that inherited the descriptor does not keep it
-    finally:
-        os.close(descriptor)
 
 
 def _in_use(entry: Path) -> bool:
@@ -363,11 +352,13 @@ def _read_if_there(path: Path) -> bytes | None:
 
 def _copy_tree(source: Path, destination: Path) -> tuple[ManifestFile, ...]:
     """Copy a directory's regular files, hashing what is written on the way."""
-    destination.mkdir()
+    made: set[Path] = set()
 
     def copy(path: str) -> FileDigest:
         copied = destination / path
-        copied.parent.mkdir(parents=True, exist_ok=True)
+        if copied.parent not in made:
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            made.add(copied.parent)
         return copy_file(source / path, copied)
 
     return inventory_of(source, copy)
@@ -378,35 +369,6 @@ def _write_durably(path: Path, data: bytes) -> None:
     try:
         write_all(descriptor, data)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _make_directory(directory: Path) -> None:
-    """Make a directory and those above it, each entered durably in the one above."""
-    if directory.is_dir():
-        return
-    _make_directory(directory.parent)
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir()
-    _sync_directory(directory.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_file_system(directory: Path) -> None:
-    """Make all below a directory durable at once: far quicker than file by file when there are thousands."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        system = ctypes.CDLL(None, use_errno=True)
-        if system.syncfs(descriptor) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(directory))
     finally:
         os.close(descriptor)
 

@@ -1,0 +1,143 @@
+"""Publications to a disk beside others who change, read and clean up what they work on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.digest import FileDigest, copy_file
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.store import LocalStore
+from llm_pipeline.store.artifact_store import Difference, Leftover
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(f"file://{tmp_path / 'store'}")
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    directory = tmp_path / "weights"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "model.bin").write_bytes(os.urandom(300_000))
+    (directory / "sub" / "config.json").write_text("{}")
+    return directory
+
+
+def _append(weights: Path) -> None:
+    with (weights / "model.bin").open("ab") as stream:
+        stream.write(b"more")
+
+
+def _replace(weights: Path) -> None:
+    (weights / "new").write_bytes((weights / "model.bin").read_bytes())
+    (weights / "new").replace(weights / "model.bin")
+
+
+def _rewrite(weights: Path) -> None:
+    (weights / "model.bin").write_bytes(bytes(300_000))
+
+
+def _add(weights: Path) -> None:
+    (weights / "another").touch()
+
+
+def _remove(weights: Path) -> None:
+    (weights / "model.bin").unlink()
+
+
+def _remove_all(weights: Path) -> None:
+    (weights / "sub" / "config.json").unlink()
+    (weights / "sub").rmdir()
+
+
+@pytest.mark.parametrize("change", [_append, _replace, _rewrite, _add, _remove, _remove_all])
+def test_a_directory_that_changes_while_it_is_published_is_not_published(
+    store: LocalStore, weights: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = threading.Event()
+
+    def copy_and_change(source: Path, destination: Path) -> FileDigest:
+        digest = copy_file(source, destination)
+        if source.name == "model.bin" and not changed.is_set():
+            changed.set()
+            change(weights)
+        return digest
+
+    monkeypatch.setattr("llm_pipeline.store.local.copy_file", copy_and_change)
+    with pytest.raises(IntegrityError, match=r"a file was (added, )?removed"):
+        store.publish("checkpoint", weights)
+    assert list(store.artifacts()) == []
+    assert store.leftovers(timedelta(0)) == []
+
+
+def test_a_file_whose_name_is_not_utf8_is_refused(store: LocalStore, weights: Path) -> None:
+    (Path(os.fsdecode(os.fsencode(weights) + b"/\xff.bin"))).touch()
+    with pytest.raises(IntegrityError, match=r"udcff\.bin.*a file's name is not UTF-8"):
+        store.publish("checkpoint", weights)
+
+
+def test_what_a_running_publication_works_on_is_no_leftover_and_cannot_be_removed(
+    store: LocalStore, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied, go_on = threading.Event(), threading.Event()
+
+    def copy_and_wait(source: Path, destination: Path) -> FileDigest:
+        digest = copy_file(source, destination)
+        copied.set()
+        assert go_on.wait(20)
+        return digest
+
+    monkeypatch.setattr("llm_pipeline.store.local.copy_file", copy_and_wait)
+    publication = threading.Thread(target=store.publish, args=("checkpoint", weights))
+    publication.start()
+    assert copied.wait(20)
+    (workplace,) = (store.root / "incoming").iterdir()
+    os.utime(workplace, (0, 0))
+    try:
+        assert store.leftovers(timedelta(0)) == []
+        store.remove_leftover(Leftover(f"incoming/{workplace.name}", 0, datetime.now(UTC)))
+    finally:
+        go_on.set()
+        publication.join()
+    (stored,) = store.artifacts()
+    assert store.verify(stored.ref) == []
+
+
+def test_the_age_of_damage_begins_when_it_is_found(store: LocalStore, weights: Path) -> None:
+    ref = store.publish("checkpoint", weights)
+    directory = store.root / "artifacts" / ref.kind / ref.digest
+    (directory / "model.bin").write_bytes(b"rubbish")
+    for path in (*directory.rglob("*"), directory):
+        os.utime(path, (0, 0))
+    with pytest.raises(IntegrityError):
+        store.fetch(ref)
+    assert store.leftovers(timedelta(hours=1)) == []
+    (leftover,) = store.leftovers(timedelta(0))
+    assert leftover.bytes > 7
+    store.remove_leftover(leftover)
+    assert store.leftovers(timedelta(0)) == []
+
+
+def test_an_artifact_that_was_repaired_while_its_damage_was_found_stays(
+    store: LocalStore, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    (store.root / "artifacts" / ref.kind / ref.digest / "model.bin").write_bytes(b"rubbish")
+    find = store._damage
+
+    def find_while_somebody_repairs(wanted: object) -> list[Difference]:
+        found = find(ref)
+        LocalStore(store.uri).publish("checkpoint", weights)
+        return found
+
+    monkeypatch.setattr(store, "_damage", find_while_somebody_repairs)
+    with pytest.raises(IntegrityError, match="changed"):
+        store.fetch(ref)
+    assert LocalStore(store.uri).verify(ref) == []
