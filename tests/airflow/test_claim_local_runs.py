@@ -70,7 +70,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_the_second_waits_for_the_first_and_says_so(project, run):
-    project.script(resolve={"seconds": 3, "file": str(project.root / "started")}, **QUICK_END)
+    project.script(resolve={"seconds": 2, "file": str(project.root / "started")}, **QUICK_END)
     first = run("first")
     until((project.root / "started").exists)
     second = run("second")
