@@ -230,11 +230,6 @@ def read_claims(store: ArtifactStore) -> dict[str, ClaimState]:
     }
 
 
-def releases_on_their_way(store: ArtifactStore) -> tuple[Claimant, ...]:
-    """The holders of all claims: what they use must not be removed."""
-    return tuple(state.holder for state in read_claims(store).values() if state.holder)
-
-
 def free_claim(store: ArtifactStore, model_id: str) -> Claimant | None:
     """Take the claim away from its holder, by hand; returns who held it.
 

@@ -27,7 +27,7 @@ from llm_pipeline.release_claim import (
     claim_name,
     free_claim,
     read_claim,
-    releases_on_their_way,
+    read_claims,
 )
 from llm_pipeline.runners.detached import process_start_ticks
 from llm_pipeline.store import open_store
@@ -102,10 +102,8 @@ class TestWaiting:
     def test_models_do_not_wait_for_each_other(self, store):
         assert claim(store, 1).ask() is None
         assert ReleaseClaim(store, "organisation/other", claimant(2)).ask() is None
-        assert {str(one.party) for one in releases_on_their_way(store)} == {
-            "DAG release__tiny, run run-1",
-            "DAG release__tiny, run run-2",
-        }
+        holders = {model: state.holder.party.run_id for model, state in read_claims(store).items()}
+        assert holders == {MODEL: "run-1", "organisation/other": "run-2"}
 
     def test_the_block_gives_the_claim_back_however_it_ends(self, store):
         during = []
