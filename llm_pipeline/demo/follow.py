@@ -14,6 +14,7 @@ from llm_pipeline.stages.contract import StageResult
 
 _LOOK_SECONDS = 1.0
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed"})
+_WAITS = "up_for_reschedule"
 _RUN_ENDED = frozenset({"success", "failed"})
 
 
@@ -31,6 +32,7 @@ class FollowedRun:
         self._deployment = deployment
         self._console = console
         self._told: set[tuple[str, int]] = set()
+        self._waiting: set[str] = set()
         self._flow: Flow | None = None
 
     def trigger(self, dag_id: str, timeout_seconds: float = 60.0) -> str:
@@ -61,6 +63,9 @@ class FollowedRun:
     def _tell_ended_tasks(self, dag_id: str, run_id: str) -> None:
         for task in self._client.task_states(dag_id, run_id):
             identity = (task.task_id, task.map_index)
+            if task.state == _WAITS and task.task_id not in self._waiting:
+                self._waiting.add(task.task_id)
+                self._console.step(f"{task.task_id:<16} waits: another release of this model is on its way")
             if task.state not in _ENDED or identity in self._told:
                 continue
             self._told.add(identity)
