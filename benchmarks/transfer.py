@@ -173,7 +173,7 @@ def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
 def _s3(bench: Bench) -> list[bool]:
     aws = _install_awscli(bench.place / "awscli")
     uploads, downloads = Compared(), Compared()
-    raw_puts, raw_gets = [], []
+    checked_uploads, raw_puts, raw_gets = [], [], []
     for _ in range(bench.rounds):
         with s3_server.serve_s3() as server:  # a new one each time: it keeps what it got
             bucket = server.bucket()
@@ -189,10 +189,14 @@ def _s3(bench: Bench) -> list[bool]:
         with s3_server.serve_s3() as server:
             uploads.peer.append(_aws(aws, server, str(bench.repository), f"s3://{server.bucket()}/copy"))
         with s3_server.serve_s3() as server:
+            copy, checked = f"s3://{server.bucket()}/copy", ("--checksum-algorithm", "SHA256")  # what ours asks for
+            checked_uploads.append(_aws(aws, server, str(bench.repository), copy, *checked))
+        with s3_server.serve_s3() as server:
             bucket = server.bucket()
             raw_puts.append(_s3_work(server, "raw-put", bucket, str(bench.repository)))
             raw_gets.append(_s3_work(server, "raw-get", bucket))
     _print_sides("publish to S3", "aws s3 cp, upload", uploads, bench.repository_bytes)
+    _print_side("  with SHA-256", checked_uploads, bench.repository_bytes)
     _print_sides("fetch from S3", "aws s3 cp, download", downloads, bench.repository_bytes)
     _print_side("boto3 put_object", raw_puts, bench.repository_bytes)
     _print_side("boto3 get_object", raw_gets, bench.repository_bytes)
@@ -206,8 +210,8 @@ def _s3(bench: Bench) -> list[bool]:
 
 def _install_awscli(place: Path) -> str:
     """The peer's own interpreter: its versions do not meet ours."""
-    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-    subprocess.run([str(place / "bin" / "pip"), "install", "--quiet", AWSCLI], check=True)
+    run([sys.executable, "-m", "venv", str(place)])
+    run([str(place / "bin" / "pip"), "install", "--quiet", AWSCLI])
     return str(place / "bin" / "aws")
 
 
@@ -215,9 +219,9 @@ def _s3_work(server: s3_server.S3Server, *arguments: str) -> Measured:
     return _work(*arguments, AWS_ENDPOINT_URL=server.endpoint, **_S3_ENVIRONMENT)
 
 
-def _aws(aws: str, server: s3_server.S3Server, source: str, destination: str) -> Measured:
+def _aws(aws: str, server: s3_server.S3Server, source: str, destination: str, *options: str) -> Measured:
     command = [aws, "s3", "cp", "--recursive", "--only-show-errors", "--endpoint-url", server.endpoint]
-    return run([*command, source, destination], _S3_ENVIRONMENT)
+    return run([*command, *options, source, destination], _S3_ENVIRONMENT)
 
 
 def _publish(bench: Bench) -> list[bool]:
