@@ -25,6 +25,7 @@ _LARGEST = {
 _NESTED = "text_config"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 _PLAIN_FLOATS = {"F16", "BF16", "F32", "F64"}
+_HEAD_WIDTHS = ("head_dim", "head_size")  # head_dim itself, and those of latent attention, qk_nope_head_dim
 _OTHER_WIDTHS = ("embedding_size", "word_embed_proj_dim")
 
 
@@ -85,7 +86,8 @@ def _check_dimensions(path: Path, config: Mapping[str, Any]) -> None:
         if not all(type(item) is int and 0 < item <= largest for item in values):
             raise _senseless(path, f"{name} is {str(value)[:80]}, not 1 to {largest}")
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    if isinstance(hidden, int) and isinstance(heads, int) and config.get("head_dim") is None and hidden % heads:
+    head_is_given = any(value and name.endswith(_HEAD_WIDTHS) for name, value in config.items())
+    if isinstance(hidden, int) and isinstance(heads, int) and hidden % heads and not head_is_given:
         raise _senseless(path, f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and no head_dim")
     shared = config.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:

@@ -81,11 +81,12 @@ def check(tmp_path: Path, content: Any, *tensors: TensorEntry) -> None:
     [
         (LLAMA, (100, 64)),
         ({**LLAMA, "hidden_size": 66, "head_dim": 16}, (100, 66)),
+        ({**LLAMA, "hidden_size": 66, "qk_nope_head_dim": 16}, (100, 66)),
         ({**LLAMA, "num_key_value_heads": None, "intermediate_size": [128, 256]}, (100, 64)),
         ({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": LLAMA}, (108, 64)),
         ({"architectures": ["GPT2LMHeadModel"], "n_embd": 64}, (7, 7)),
     ],
-    ids=["llama", "head_dim", "a value a layer", "several parts", "other names"],
+    ids=["llama", "head_dim", "latent attention", "a value a layer", "several parts", "other names"],
 )
 def test_a_sound_configuration_passes(tmp_path: Path, config: Any, shape: tuple[int, ...]) -> None:
     check(tmp_path, config, tensor(EMBEDDING, shape), tensor("lm_head.weight", (1, 1)))
