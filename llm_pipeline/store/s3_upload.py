@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +77,12 @@ def upload(bucket: Bucket, files: Sequence[LocalFile], present: Mapping[str, S3O
         Transient: S3 did not take it; what was sent so far is used by the next attempt.
     """
     with _pool() as pool:
-        small = [pool.submit(_place, bucket, file, present, _put) for file in files if file.listed.size <= PART_BYTES]
         for file in files:
             if file.listed.size > PART_BYTES:
                 _place(bucket, file, present, lambda *given: _put_in_parts(pool, *given))
-        for future in small:
+        small = [pool.submit(_place, bucket, file, present, _put) for file in files if file.listed.size <= PART_BYTES]
+        failed = [future for future in wait(small, return_when=FIRST_EXCEPTION).done if future.exception()]
+        for future in failed or small:
             future.result()
 
 
@@ -169,6 +170,8 @@ def _send_parts(
                     sent.append(window.popleft().result())
         sent += [future.result() for future in window]
     finally:
+        for future in window:
+            future.cancel()
         wait(window)  # a part that arrives after the upload was aborted would stay in S3
     if whole.hexdigest() != file.listed.sha256:
         raise file.changed()

@@ -255,3 +255,19 @@ def test_a_publication_that_is_shown_an_older_store_changes_nothing(
     assert store.publish("checkpoint", weights) == ref
     assert store.verify(ref) == []
     assert store.manifest(ref).provenance == written
+
+
+@pytest.mark.parametrize("name", ["_MANIFEST.json", "_COMPLETE.json"])
+def test_what_another_publisher_leaves_half_done_is_replaced(
+    store: S3Store, faults: Faults, weights: Path, s3_client: Any, name: str
+) -> None:
+    bucket, prefix = store._bucket._config.bucket_and_prefix
+    ref = store.publish("checkpoint", weights)
+    store.remove(ref)
+    key = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/{name}"
+    faults.heal()
+    rubbish = after(lambda: s3_client.put_object(Bucket=bucket, Key=key, Body=b"{}"))
+    faults.inject(rubbish, when=is_a("GET", "_COMPLETE.json"), skip=1)
+    assert store.publish("checkpoint", weights) == ref
+    assert faults.committed
+    assert store.verify(ref) == []

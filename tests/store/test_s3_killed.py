@@ -26,7 +26,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", 1000)
     directory = tmp_path / "weights"
     directory.mkdir()
-    (directory / "model.bin").write_bytes(os.urandom(2500))
+    (directory / "model.bin").write_bytes(os.urandom(1500))
     (directory / "config.json").write_text("{}")
     return directory
 

@@ -6,6 +6,7 @@ import _thread
 import base64
 import hashlib
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,14 @@ def weights(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.fixture
+def listens_to_interrupts() -> Iterator[None]:
+    """As the pipeline's commands do, also where the parent (a job in the background) ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def part_numbers(faults: Faults) -> list[int]:
     return sorted(int(request.query["partNumber"]) for request in faults.seen(A_PART))
 
@@ -118,8 +127,7 @@ def test_a_refusal_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store, fa
     with pytest.raises(Terminal, match="AccessDenied"):
         store.publish("checkpoint", weights)
     assert len(faults.seen(is_a("DELETE", "model.bin", uploadId=""))) == 1
-    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if "model.bin" in left.name]
-    assert list(store.artifacts()) == []
+    assert store.leftovers(timedelta(seconds=-5)) == []
 
 
 def test_an_interrupt_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store, faults: Faults, weights: Path) -> None:
@@ -127,8 +135,7 @@ def test_an_interrupt_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store,
     with pytest.raises(KeyboardInterrupt):
         store.publish("checkpoint", weights)
     assert len(faults.seen(is_a("DELETE", "model.bin", uploadId=""))) == 1
-    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if "model.bin" in left.name]
-    assert list(store.artifacts()) == []
+    assert store.leftovers(timedelta(seconds=-5)) == []
 
 
 def test_an_unfinished_upload_is_a_leftover_until_it_is_removed(store: S3Store, faults: Faults, weights: Path) -> None:
@@ -137,11 +144,10 @@ def test_an_unfinished_upload_is_a_leftover_until_it_is_removed(store: S3Store, 
         store.publish("checkpoint", weights)
     faults.heal()
     assert store.leftovers(timedelta(hours=1)) == []  # its last part is young, however old it is
-    unfinished, *files = store.leftovers(timedelta(seconds=-5))
+    (unfinished,) = store.leftovers(timedelta(seconds=-5))
     assert unfinished.bytes == 2 * PART
-    assert [left.bytes for left in files] == [2]
-    for left in (unfinished, unfinished, *files):
-        store.remove_leftover(left)
+    for _ in range(2):
+        store.remove_leftover(unfinished)
     assert store.leftovers(timedelta(seconds=-5)) == []
 
 
