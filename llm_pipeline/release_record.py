@@ -54,7 +54,7 @@ def read_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
     """
     document = store.read_document(record_name(release_id))
     if document is None:
-        raise ConfigError(f"no release {release_id!r} in {store.uri}", hint="`llm-pipeline releases` lists them")
+        raise ConfigError(f"no release {release_id!r} in {store.uri}", hint="`llm-pipeline ls` lists them")
     try:
         return ReleaseRecord.model_validate(document.value)
     except ValidationError as error:

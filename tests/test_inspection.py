@@ -16,8 +16,10 @@ from llm_pipeline.cli import main
 from llm_pipeline.config.store import Signing
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.inspection.changes import changes
+from llm_pipeline.inspection.listing import LISTINGS
 from llm_pipeline.inspection.showing import ArtifactView, show
 from llm_pipeline.inspection.table import readable_bytes, shortened
+from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.references import ArtifactReference, resolve_reference
 
@@ -273,6 +275,19 @@ class TestComparing:
     def test_two_of_different_kinds_are_refused(self, history, run):
         code, _, error = run("diff", FIRST, str(ref_of(history, FIRST, "checkpoint")))
         assert (code, "different kinds" in error) == (4, True)
+
+
+def test_a_store_in_s3_is_looked_into_in_the_same_way(s3, tmp_path):
+    config = {"uri": f"s3://{s3.bucket()}/all", "endpoint": s3.endpoint, "cache": str(tmp_path / "cache")}
+    history = History(tmp_path, config)
+    release_id = history.resolve(1)
+    ref = history.stage(release_id, "download", produces=("checkpoint",)).artifacts["checkpoint"]
+    assert ref in [row.artifact for row in LISTINGS["artifacts"].rows(history.store)]
+    view = show(history.deployment.store, resolve_reference(history.store, f"checkpoint/{ref.digest[:8]}"))
+    assert isinstance(view, ArtifactView)
+    assert (view.signature, view.users) == ("none", (f"{release_id}: download checkpoint",))
+    verified = list(verify_reference(history.store, resolve_reference(history.store, release_id)))
+    assert [one.problems for one in verified] == [(), ()]
 
 
 @pytest.mark.parametrize(

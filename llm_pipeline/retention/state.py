@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
@@ -23,6 +24,7 @@ from llm_pipeline.store.condemned import Condemned, read_condemned
 from llm_pipeline.store.lease import LeaseState
 from llm_pipeline.store.references import PointerReference, placed_pointers
 
+_READERS = 16
 _FINISHED_CANARIES = (Phase.PROMOTED, Phase.ROLLED_BACK)
 _RELEASE_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*-[0-9a-f]{8}-[0-9a-f]{8}")
 
@@ -172,21 +174,29 @@ def _releases(store: ArtifactStore) -> Iterator[ReleaseState]:
     names: dict[str, list[str]] = {}
     for name in store.list_documents("releases"):
         names.setdefault(PurePosixPath(name).parts[1], []).append(name)
-    for release_id, documents in names.items():
-        release = _release(store, release_id, documents)
+    documents = dict(_read(store, [name for listed in names.values() for name in listed if _names_artifacts(name)]))
+    for release_id, listed in names.items():
+        release = _release(release_id, listed, documents)
         if release.revision is not None or is_release_id(release_id):
             yield release
 
 
-def _release(store: ArtifactStore, release_id: str, names: list[str]) -> ReleaseState:
+def _names_artifacts(name: str) -> bool:
+    """Of a release's documents, its record, results and canaries; not its plan and report."""
+    path = PurePosixPath(name)
+    return path.name == "release.json" or path.parent.name == "results" or path.name.startswith("canary-")
+
+
+def _release(release_id: str, names: list[str], documents: Mapping[str, Document]) -> ReleaseState:
     base = f"releases/{release_id}"
-    record = store.read_document(f"{base}/release.json")
+    record = documents.get(f"{base}/release.json")
     if record is None:
         return ReleaseState(release_id=release_id, documents=tuple(names))
-    results = _present(store, (name for name in names if name.startswith(f"{base}/results/")))
-    canaries = _present(store, (name for name in names if name.startswith(f"{base}/canary-")))
-    named = frozenset(ref for document in (record, *results, *canaries) for ref in named_artifacts(document.value))
+    there = [(name, documents[name]) for name in names if name in documents]
+    named = frozenset(ref for _, document in there for ref in named_artifacts(document.value))
     known = ReleaseState(release_id, tuple(names), record.revision, artifacts=named)
+    results = [document for name, document in there if name.startswith(f"{base}/results/")]
+    canaries = [document for name, document in there if name.startswith(f"{base}/canary-")]
     try:
         return _understood(known, record, results, canaries)
     except ValidationError:  # of another version of this package: it is kept, with all that it names
@@ -254,14 +264,15 @@ def _runs(store: ArtifactStore) -> Iterator[tuple[str, str]]:
         yield name, str(document.value.get("release_id", ""))
 
 
-def _documents(store: ArtifactStore, prefix: str) -> Iterator[tuple[str, Document]]:
-    for name in store.list_documents(prefix):
-        if (document := store.read_document(name)) is not None:
-            yield name, document
+def _documents(store: ArtifactStore, prefix: str) -> list[tuple[str, Document]]:
+    return _read(store, store.list_documents(prefix))
 
 
-def _present(store: ArtifactStore, names: Iterable[str]) -> list[Document]:
-    return [document for name in names if (document := store.read_document(name)) is not None]
+def _read(store: ArtifactStore, names: Sequence[str]) -> list[tuple[str, Document]]:
+    """Those that are still there; side by side, because a remote store answers each question after a while."""
+    with ThreadPoolExecutor(min(_READERS, len(names) or 1)) as pool:
+        documents = zip(names, pool.map(store.read_document, names), strict=True)
+        return [(name, document) for name, document in documents if document is not None]
 
 
 def _work_directories(jobs: Path) -> Iterator[WorkDirectory]:
