@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import Watch
+from llm_pipeline.errors import ConfigError
 from llm_pipeline.hub.watch import Reference, Start
 from llm_pipeline.release_record import read_record
 from llm_pipeline.store import ArtifactStore, open_store
@@ -126,7 +127,13 @@ def _is_unfinished(claim: Claim, context: Context) -> bool:
 def _serving(store: ArtifactStore, loaded: LoadedRelease, target: str) -> Reference | None:
     """What production on a target serves, if it was made from this release config as it is now."""
     production = read_pointers(store, loaded.config.model.id, target)[0].production
-    if production is None or read_record(store, production.release_id).release != loaded.release:
+    if production is None:
+        return None
+    try:
+        record = read_record(store, production.release_id)
+    except ConfigError:  # somebody removed it: what it was made from cannot be told
+        return None
+    if record.release != loaded.release:
         return None
     return _reference(store, production.release_id, _patterns(loaded))
 

@@ -459,6 +459,13 @@ def test_a_scheduled_run_runs_when_production_was_made_from_another_config(watch
     assert scheduled(watching) == commit
 
 
+def test_a_scheduled_run_runs_when_nobody_knows_what_production_was_made_from(watching):
+    commit = watching.hub.publish(config__json=b"{}")
+    promote(watching, commit, "cpu-a", "cpu-b")
+    watching.store.delete_document(record_name(f"tiny-{commit[:8]}"))
+    assert scheduled(watching) == commit
+
+
 def test_a_scheduled_run_that_is_cleared_runs_again(watching):
     commit = watching.hub.publish(config__json=b"{}")
     promote(watching, commit, "cpu-a", "cpu-b")
