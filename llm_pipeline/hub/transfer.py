@@ -85,13 +85,13 @@ class Transfer:
 
     def _complete(self, file: HubFile, partial: PartialFile) -> str | None:
         """Bring the partial file to its full size; returns what is wrong with its bytes then."""
-        failures = 0
+        failures, furthest = 0, partial.size
         while partial.size < file.size:
-            before = partial.size
             try:
                 self._append(file, partial)
             except SourceUnavailable as error:
-                failures = 1 if partial.size > before else failures + 1
+                failures = 1 if partial.size > furthest else failures + 1
+                furthest = max(furthest, partial.size)
                 self._wait(error, failures, file)
             except WrongBytes as error:
                 return error.message

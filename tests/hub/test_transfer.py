@@ -23,7 +23,18 @@ MODEL = PinnedModel(id="demo/tiny", commit="0" * 40, files=())
 BY_SHA256 = HubFile(path="w.safetensors", size=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest())
 BY_BLOB = HubFile(path="w.json", size=len(CONTENT), blob_sha1=blob_id(CONTENT))
 
-KINDS = ("cut", "short", "whole", "no range", "flip", "longer", "nothing", "unavailable", "damaged at the end")
+KINDS = (
+    "cut",
+    "short",
+    "whole",
+    "no range",
+    "flip",
+    "longer",
+    "nothing",
+    "unavailable",
+    "damaged at the end",
+    "no range, cut",
+)
 FAULTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, len(CONTENT))), max_size=12)
 
 
@@ -43,19 +54,20 @@ class FaultySource:
         kind, number = self.script.pop(0) if self.script else ("whole", 0)
         if kind == "unavailable":
             raise SourceUnavailable("later")
-        first = 0 if kind == "no range" else start
+        first = 0 if kind.startswith("no range") else start
         yield Body(first, self._chunks(CONTENT[first:], kind, number))
 
     def _chunks(self, data: bytes, kind: str, number: int) -> Iterator[bytes]:
         if kind == "flip" and data:
             position = number % len(data)
             data = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
-        end = {"cut": number, "short": number, "nothing": 0}.get(kind, len(data))
+        cut = kind.endswith("cut")
+        end = number if cut or kind == "short" else 0 if kind == "nothing" else len(data)
         for offset in range(0, end, 100):
             yield data[offset : min(offset + 100, end)]
         if kind == "longer":
             yield b"x" * (number + 1)
-        if kind == "cut":
+        if cut:
             raise SourceUnavailable("cut")
         if kind == "damaged at the end":
             raise WrongBytes("the source's own checksum differs")
@@ -98,6 +110,13 @@ def test_no_byte_that_came_is_asked_for_again(cuts: list[int]) -> None:
         assert Transfer(source, MODEL, Path(folder)).fetch(BY_SHA256).read_bytes() == CONTENT
     came = [min(sum(cuts[:number]), len(CONTENT)) for number in range(len(source.asked))]
     assert source.asked == came
+
+
+def test_a_source_that_always_starts_again_and_never_gets_further_is_given_up(tmp_path: Path) -> None:
+    source = FaultySource([("no range, cut", 500), ("no range, cut", 400)] * 50)
+    with pytest.raises(SourceUnavailable):
+        Transfer(source, MODEL, tmp_path).fetch(BY_SHA256)
+    assert len(source.asked) == 5
 
 
 @pytest.mark.parametrize("left", [CONTENT[::-1], CONTENT + b"more"])
