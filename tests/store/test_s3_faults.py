@@ -168,6 +168,8 @@ def test_an_object_replaced_while_it_is_read_gives_no_mixture(
     with pytest.raises(IntegrityError, match=r"model\.bin: changed"):
         store.fetch(ref)
     assert not store._cache.directory(ref).exists()
+    ranges = faults.seen(is_a("GET", "model.bin"))
+    assert all("if-match" in request.headers and "range" in request.headers for request in ranges)
 
 
 def test_an_object_replaced_by_its_equal_is_read_again_from_the_start(

@@ -206,6 +206,18 @@ def test_an_object_in_the_way_is_replaced(
     assert store.verify(store.publish("checkpoint", weights)) == []
 
 
+def test_a_damaged_artifact_is_not_complete_while_it_is_repaired(
+    store: S3Store, faults: Faults, weights: Path, s3_client: Any
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    bucket, prefix = store._bucket._config.bucket_and_prefix
+    s3_client.put_object(Bucket=bucket, Key=f"{prefix}/artifacts/{ref.kind}/{ref.digest}/config.json", Body=b"[]")
+    faults.inject(error(403, "AccessDenied"), when=is_a("PUT", "config.json"))
+    with pytest.raises(Terminal):
+        store.publish("checkpoint", weights)
+    assert not store.exists(ref)
+
+
 @pytest.mark.parametrize(
     ("options", "headers"),
     [
