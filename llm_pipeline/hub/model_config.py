@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.errors import IntegrityError
 from llm_pipeline.hub.safetensors_header import TensorEntry
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
 
 _MAXIMUM_BYTES = 10_000_000
 _LARGEST = {
@@ -39,15 +42,14 @@ def check_model_config(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
     Raises:
         IntegrityError: It is no JSON object, names no architecture, has absurd dimensions, or the weights contradict
             it.
-        Unsupported: It asks for code from the repository.
     """
     config = _read(path)
-    if config.get("auto_map"):
-        raise Unsupported(
-            f"the model asks for code from its repository: auto_map names {_first(config['auto_map'])}",
-            where=path.name,
-            hint="trust_remote_code is off and stays off; use a revision, or a conversion, that the installed "
-            "transformers loads by itself",
+    if config.get("auto_map"):  # also in models that transformers has classes of its own for
+        log.warning(
+            "the model names code of its repository, which was not fetched and is never run: the installed "
+            "transformers must know this kind of model by itself",
+            auto_map=_first(config["auto_map"]),
+            model_type=str(config.get("model_type", ""))[:120],
         )
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not all(isinstance(a, str) for a in architectures):

@@ -38,6 +38,7 @@ class ReleaseRow(Frozen):
     """
 
     release_id: str
+    config: str
     model: str
     commit: str
     resolved_at: datetime
@@ -140,6 +141,7 @@ def _release_row(flow: Flow, serves: tuple[str, ...]) -> ReleaseRow:
     working = [result for result in results if result.stage not in _TEARDOWNS]
     return ReleaseRow(
         release_id=flow.record.release_id,
+        config=flow.release.name,
         model=flow.record.model.id,
         commit=flow.record.model.commit,
         resolved_at=flow.resolved_at,

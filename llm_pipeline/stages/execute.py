@@ -35,6 +35,7 @@ from llm_pipeline.stages.contract import (
 from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
+from llm_pipeline.store.condemned import publish_spared
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState
 from llm_pipeline.store.provenance import Provenance, here
 
@@ -251,7 +252,7 @@ def _publish(
     )
     refs = {}
     for name, produced in output.artifacts.items():
-        refs[name] = store.publish(produced.kind, produced.directory, provenance)
+        refs[name] = publish_spared(store, produced.kind, produced.directory, provenance)
         log.info(f"published {name}", artifact=str(refs[name]), megabytes=store.manifest(refs[name]).size / 1e6)
     return refs
 

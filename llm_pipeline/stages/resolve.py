@@ -31,6 +31,7 @@ from llm_pipeline.stages.download import STAGE as DOWNLOAD
 from llm_pipeline.stages.download import download_config
 from llm_pipeline.stages.execute import key_content, read_stage_record, replace_document
 from llm_pipeline.store import ArtifactStore
+from llm_pipeline.store.condemned import publish_spared
 from llm_pipeline.store.provenance import Provenance, here
 
 log = get_logger(__name__)
@@ -167,7 +168,7 @@ def _publish(context: StageContext[ResolveConfig], name: str, source: Path) -> A
     else:
         staged.mkdir(parents=True)
         shutil.copy2(source, staged / source.name)
-    ref = context.store.publish("dataset", staged, Provenance(config={"source": source.name}, **here()))
+    ref = publish_spared(context.store, "dataset", staged, Provenance(config={"source": source.name}, **here()))
     log.info(f"dataset {name}", file=source.name, artifact=str(ref))
     return ref
 

@@ -140,6 +140,8 @@ class LocalStore:
             data = self._path(name).read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise _store_error(error, f"cannot read {name}") from error
         try:
             wrapped = json.loads(data)
             return Document(value=wrapped["value"], revision=str(wrapped["revision"]))

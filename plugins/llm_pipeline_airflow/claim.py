@@ -18,6 +18,7 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import Terminal
 from llm_pipeline.release_claim import ReleaseClaim
 from llm_pipeline.store import open_store
+from llm_pipeline_airflow.commit_of_run import revision_of_run
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -44,7 +45,13 @@ class ClaimSensor(BaseSensorOperator):
         self.config_path = config_path
 
     def poke(self, context: Context) -> bool:
-        """Whether the claim is this run's now."""
+        """Whether the claim is this run's now.
+
+        Raises:
+            AirflowSkipException: The run has nothing to release, so it must not take another's turn.
+        """
+        if not context.get("task_reschedule_count", 0):
+            revision_of_run(load_release(Path(self.config_path)), context)
         claim = claim_of(self.config_path, context)
         try:
             other = claim.ask()

@@ -15,6 +15,7 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ConfigError, PipelineError
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.runs import dag_id_of, releases_directory
+from llm_pipeline_airflow.watch import release_schedule
 
 
 def release_dags(directory: Path | None = None) -> dict[str, DAG]:
@@ -45,7 +46,7 @@ def check_release_configs(directory: Path | None = None) -> None:
 
 def _mistake(path: Path) -> str | None:
     try:
-        load_release(path)
+        release_schedule(load_release(path))
     except PipelineError as error:
         return f"{path.name}: {error}"
     return None

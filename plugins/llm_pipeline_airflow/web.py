@@ -20,8 +20,9 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse
 
 from llm_pipeline.errors import PipelineError
+from llm_pipeline.inspection.listing import ReleaseRow
 from llm_pipeline.stages.report import report_name
-from llm_pipeline_airflow.releases import ReleaseSummary, WatchSummary, releases_of, watch_of
+from llm_pipeline_airflow.releases import WatchSummary, releases_of, watch_of
 from llm_pipeline_airflow.runs import config_path_of, dag_id_of, release_of_run, releases_directory, store_of
 from llm_pipeline_airflow.webhook import router as webhooks
 
@@ -70,7 +71,7 @@ def releases(request: Request, user: GetUserDep) -> HTMLResponse:
     del request
     paths = _readable_configs(user)
     found = {one.release_id: one for path in paths for one in _releases_or_none(path)}
-    summaries = sorted(found.values(), key=lambda one: one.created_at, reverse=True)
+    summaries = sorted(found.values(), key=lambda one: one.resolved_at, reverse=True)
     watches = [watch for path in paths if (watch := _watch_or_none(path)) is not None]
     return _page(200, "Releases", _releases_table(summaries) + _watches_table(watches))
 
@@ -86,7 +87,7 @@ def _readable_configs(user: Any) -> list[Path]:
     ]
 
 
-def _releases_or_none(path: Path) -> list[ReleaseSummary]:
+def _releases_or_none(path: Path) -> list[ReleaseRow]:
     try:
         return releases_of(store_of(path), path.stem)
     except PipelineError:
@@ -100,10 +101,10 @@ def _watch_or_none(path: Path) -> WatchSummary | None:
         return None  # a broken config shows as an import error
 
 
-def _releases_table(summaries: Iterable[ReleaseSummary]) -> str:
+def _releases_table(summaries: Iterable[ReleaseRow]) -> str:
     rows = "".join(
         f"<tr><td><code>{escape(one.release_id)}</code></td><td>{escape(one.model)}</td>"
-        f"<td><code>{escape(one.commit[:12])}</code></td><td>{escape(one.created_at)}</td>"
+        f"<td><code>{escape(one.commit[:12])}</code></td><td>{_time(one.resolved_at)}</td>"
         f'<td class="{escape(one.verdict)}">{escape(one.verdict)}</td><td>{escape(one.reached)}</td></tr>'
         for one in summaries
     )

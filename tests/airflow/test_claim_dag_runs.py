@@ -14,6 +14,7 @@ from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 from airflow.models.dagrun import DagRun
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, chain
+from airflow.sdk.exceptions import AirflowSkipException
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
@@ -122,4 +123,14 @@ def test_the_claim_of_a_run_that_has_ended_is_taken_over(project, store, airflow
         GiveBackOperator(task_id="give_back", config_path=config).as_teardown(setups=claim)
     assert run_of(begins).state == "success"
     assert f"(DAG ended, run {run.run_id}) does not count any more: its DAG run is over" in caplog.text
+    assert read_claim(store, MODEL).everyone == ()
+
+
+def test_a_run_with_nothing_to_release_takes_nobodys_turn(project, store, monkeypatch):
+    def nothing_new(_loaded, _context):
+        raise AirflowSkipException("nothing new")
+
+    monkeypatch.setattr("llm_pipeline_airflow.claim.revision_of_run", nothing_new)
+    with pytest.raises(AirflowSkipException):
+        ClaimSensor(task_id="claim", config_path=str(project.config)).poke({"task_reschedule_count": 0})
     assert read_claim(store, MODEL).everyone == ()

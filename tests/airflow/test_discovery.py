@@ -64,6 +64,18 @@ def test_a_broken_config_is_named_with_its_line_and_mistake(broken):
     assert "broken.yaml:2: unknown key recipe: did you mean recipes?" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("added", "mistake"),
+    [("schedule: every day\n", "schedule 'every day'"), ("watch: {}\n", "needs a branch or a tag")],
+)
+def test_a_schedule_that_cannot_be_is_named(project, added, mistake):
+    text = project.config.read_text().replace("id: demo/tiny", f"id: demo/tiny, revision: {'a' * 40}")
+    project.config.write_text(text + added)
+    with pytest.raises(ConfigError, match=mistake):
+        check_release_configs(project.config.parent)
+    assert release_dags(project.config.parent) == {}
+
+
 def test_correct_configs_raise_nothing(project):
     check_release_configs(project.config.parent)
 
