@@ -103,6 +103,7 @@ def main() -> int:
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     interrupt_on_termination()
+    sys.stdout.reconfigure(line_buffering=True)  # a pipe shows each line as it comes
     try:
         return _measure(options, chosen)
     except KeyboardInterrupt:
