@@ -128,7 +128,7 @@ def scene(tmp_path_factory, make_project) -> Iterator[Scene]:
         with AirflowClient(access) as client:
             scene = Scene(root, release, airflow_port, client)
             yield scene
-            for component in ("api-server", "scheduler", "dag-processor", "triggerer"):  # nothing here waits for an orderly end
+            for component in ("api-server", "scheduler", "dag-processor", "triggerer"):  # no orderly end is needed
                 scene.kill(component)
     finally:
         stop_airflow(root / "airflow")
