@@ -41,6 +41,8 @@ from llm_pipeline.store.provenance import Provenance, here
 
 log = get_logger(__name__)
 
+_RECORD_FORMAT = 2
+"""Raised whenever a stage's record gets another form: a store that holds older ones computes anew, and fails nothing."""
 _LEASE_POLL_SECONDS = 1.0
 
 
@@ -83,8 +85,8 @@ class KeyContent(Frozen):
 
     @property
     def key(self) -> str:
-        """The stage key: same content, same result."""
-        return sha256_json(self.model_dump(mode="json"))
+        """The stage key: same content, same result. Records of another format are under other keys."""
+        return sha256_json({"format": _RECORD_FORMAT, **self.model_dump(mode="json")})
 
 
 class StageRecord(Frozen):
@@ -123,7 +125,11 @@ def read_stage_record(store: ArtifactStore, key: str) -> StageRecord | None:
         conclusion = LeaseState.model_validate(document.value).conclusion if document else None
         return StageRecord.model_validate(conclusion) if conclusion else None
     except ValidationError as error:
-        raise IntegrityError(f"the record of stage key {key[:12]} is not valid: {error}") from error
+        raise IntegrityError(
+            f"the record of stage key {key[:12]} is not valid: {error.errors()[0]['msg']}",
+            where=f"{store.uri}/{record_name(key)}",
+            hint="remove this document; its stage is then computed again",
+        ) from error
 
 
 def tool_versions(stage: Stage[Any]) -> dict[str, str]:
