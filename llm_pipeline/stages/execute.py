@@ -42,7 +42,7 @@ from llm_pipeline.store.provenance import Provenance, here
 log = get_logger(__name__)
 
 _RECORD_FORMAT = 2
-"""Raised whenever a stage's record gets another form: a store that holds older ones computes anew, and fails nothing."""
+"""Raised whenever a stage's record gets another form: a store with older ones computes anew, and fails nothing."""
 _LEASE_POLL_SECONDS = 1.0
 
 
