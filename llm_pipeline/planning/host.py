@@ -74,6 +74,18 @@ def missing_credentials(deployment: Deployment, source: str) -> tuple[str, ...]:
     return (f"{variable} is not set: models that need an accepted licence cannot be downloaded",)
 
 
+def missing_signing_keys(deployment: Deployment) -> tuple[str, ...]:
+    """What signing needs and is not here, one line each: key files and the password's variable."""
+    signing = deployment.store.signing
+    if signing is None:
+        return ()
+    keys = [("private_key", signing.private_key), *(("public_keys", key) for key in signing.public_keys)]
+    found = [f"store.signing.{name}: there is no file {key}" for name, key in keys if key and not Path(key).is_file()]
+    if signing.password_variable and not os.environ.get(signing.password_variable):
+        found.append(f"{signing.password_variable} is not set: the private key that signs cannot be opened")
+    return tuple(found)
+
+
 def busy_ports(deployment: Deployment, targets: tuple[str, ...]) -> tuple[str, ...]:
     """Ports of the targets' places that something else listens on, one line each; our own servers are fine."""
     found = []

@@ -153,7 +153,7 @@ def _target_warnings(targets: tuple[TargetPlan, ...]) -> tuple[str, ...]:
 
 def _host_warnings(loaded: LoadedRelease, obstacles: tuple[str, ...], *, here: bool) -> tuple[str, ...]:
     release, deployment = loaded.release, loaded.deployment
-    found = list(host.missing_credentials(deployment, release.model.source))
+    found = [*host.missing_credentials(deployment, release.model.source), *host.missing_signing_keys(deployment)]
     if here:
         found += host.busy_ports(deployment, tuple(target.name for target in release.targets))
     else:

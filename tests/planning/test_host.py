@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.planning import host
 from llm_pipeline.runners import detached
 
@@ -82,3 +82,15 @@ def test_an_environment_that_is_not_named_is_missing(tmp_path: Path):
 def test_total_memory_is_what_the_kernel_reports():
     line = subprocess.run(["grep", "MemTotal", "/proc/meminfo"], capture_output=True, text=True, check=True).stdout
     assert abs(host.total_memory_bytes() - int(line.split()[1]) * 1024) < 2**30
+
+
+def test_what_signing_needs_and_is_not_here_is_said(tmp_path: Path, monkeypatch):
+    here = deployment(tmp_path, 20000)
+    assert host.missing_signing_keys(here) == ()
+    (tmp_path / "public").touch()
+    keys = {"private_key": f"{tmp_path}/private", "public_keys": (f"{tmp_path}/public",), "password_variable": "SIGN"}
+    signed = here.model_copy(update={"store": StoreConfig(uri=here.store.uri, signing=Signing(**keys))})
+    monkeypatch.delenv("SIGN", raising=False)
+    key, password = host.missing_signing_keys(signed)
+    assert f"there is no file {tmp_path}/private" in key
+    assert password.startswith("SIGN is not set")
