@@ -6,7 +6,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,19 +27,8 @@ _ATTEMPTS = 3
 _BACK_OFF_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a human decides.
-
-    Attributes:
-        text: The question, one or more lines.
-    """
-
-    text: str
-
-
-Approve = Callable[[Question], bool | None]
-"""Asks for a human decision: True, False, or None when nobody can be asked now."""
+Approve = Callable[[str], bool | None]
+"""Asks a human the question: True, False, or None when nobody can be asked now."""
 
 log = logging.getLogger("llm_pipeline.run")
 
@@ -114,7 +102,7 @@ class LocalRun:
         if not change:
             return None
         self._claim.park()
-        accepted = self._approve(Question(f"The licence of {flow.record.model.id} changed ({change}). Release it?"))
+        accepted = self._approve(f"The licence of {flow.record.model.id} changed ({change}). Release it?")
         if accepted is None:
             log.info("the licence changed (%s) and a human decides: run it again with --approve (or --reject)", change)
             return Verdict.INCONCLUSIVE
@@ -158,7 +146,7 @@ class LocalRun:
 
     def _ask_for_production(self, flow: Flow) -> bool | None:
         self._claim.park()
-        return self._approve(Question(f"Promote {flow.record.release_id} ({flow.chosen_recipe}) to production?"))
+        return self._approve(f"Promote {flow.record.release_id} ({flow.chosen_recipe}) to production?")
 
     def _clean_up(self, flow: Flow, staged: list[str], promoting: list[str]) -> None:
         """Nothing staged outlives the run, no canary is left half-way, and there is always a report."""
@@ -233,10 +221,10 @@ class LocalRun:
         return f"{elapsed:7.1f} s  {name:<28} {state:<6} {seconds:6.1f} s{verdict}"
 
 
-def ask_on_terminal(question: Question) -> bool | None:
+def ask_on_terminal(question: str) -> bool | None:
     """Ask whoever sits at the terminal; None when nobody does."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
-    sys.stderr.write(f"{question.text} [y/N] ")
+    sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

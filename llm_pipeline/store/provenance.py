@@ -26,7 +26,7 @@ from llm_pipeline.stages.contract import ArtifactRef, Frozen
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 CONTAINER_VARIABLE = "LLM_PIPELINE_CONTAINER"
-"""Environment variable that an image sets to its own digest."""
+"""Environment variable with the digest of the image that a stage runs in; whoever starts the container sets it."""
 
 _BUILD_TYPE = "urn:llm-pipeline:stage"
 _BUILDER = "urn:llm-pipeline:builder"

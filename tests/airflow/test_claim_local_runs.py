@@ -14,7 +14,7 @@ import pytest
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ExitCode, Terminal
 from llm_pipeline.flow import Flow
-from llm_pipeline.local_run import LocalRun, Question, ask_on_terminal
+from llm_pipeline.local_run import LocalRun, ask_on_terminal
 from llm_pipeline.release_claim import ClaimState, read_claim
 from llm_pipeline.store import open_store
 
@@ -113,14 +113,14 @@ def test_a_release_whose_process_was_killed_is_taken_over_at_once(project, run):
 @pytest.mark.parametrize(("answer", "ends"), [(None, ExitCode.INCONCLUSIVE), (False, ExitCode.NO_GO)])
 def test_a_changed_licence_that_nobody_accepts_ends_the_release_before_a_byte_is_fetched(project, answer, ends):
     project.script(**LICENSE)
-    questions: list[Question] = []
+    questions: list[str] = []
 
-    def decide(question: Question) -> bool | None:
+    def decide(question: str) -> bool | None:
         questions.append(question)
         return answer
 
     assert LocalRun(project.config, approve=decide).run() == ends
-    assert [one.text for one in questions] == ["The licence of demo/tiny changed (apache-2.0 -> llama3.3). Release it?"]
+    assert questions == ["The licence of demo/tiny changed (apache-2.0 -> llama3.3). Release it?"]
     assert stages_of(project) == {"resolve", "report"}
 
 
@@ -134,7 +134,7 @@ def test_a_release_goes_on_with_an_accepted_licence_or_where_nobody_is_to_be_ask
 
 
 def test_without_a_terminal_nobody_can_be_asked():
-    assert ask_on_terminal(Question("Well?")) is None
+    assert ask_on_terminal("Well?") is None
 
 
 def stages_of(project) -> set[str]:
