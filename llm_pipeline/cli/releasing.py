@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> int:
 
     interrupt_on_termination()
     answer: bool | None = options.answer
-    approve = ask_on_terminal if answer is None else lambda _flow: answer
+    approve = ask_on_terminal if answer is None else lambda _question: answer
     return LocalRun(options.config, approve=approve, revision=options.revision).run()
 
 

@@ -115,7 +115,7 @@ class Demo:
         production = self._production()
         if production is None:
             self._console.step("nothing is in production: `llm-pipeline run` releases the FP16 model first")
-            LocalRun(self._layout.release("demo-baseline"), approve=lambda _flow: True).run()
+            LocalRun(self._layout.release("demo-baseline"), approve=lambda _question: True).run()
             production = self._production()
         else:
             ensure_production(open_store(self._deployment.store), self._deployment, MODEL_ID, TARGET)
