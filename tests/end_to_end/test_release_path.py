@@ -86,22 +86,26 @@ def test_a_second_run_computes_nothing_again(site) -> None:
     assert "already in production" in site.output
 
 
-def test_a_run_killed_in_the_middle_goes_on_where_it_was(site) -> None:
-    config = site.release("killed", recipes=["int8_weight_only"])
-    arguments = ["run", str(config), "--reject"]
+def test_a_killed_run_goes_on_where_it_was_and_catches_an_engine_that_quantizes_again(site) -> None:
+    policy = yaml.safe_load((site.layout.configs / "policies" / "demo.yaml").read_text())
+    policy["staging"]["golden_match_fraction"] = 0.0  # else the golden outputs catch it before served accuracy does
+    (site.layout.configs / "policies" / "no-golden.yaml").write_text(yaml.safe_dump(policy))
+    config = site.release("second-quantizer", recipes=["fp8"], targets=["cpu_engine_int4"], policy="no-golden")
+    arguments = ["run", str(config), "--approve"]
     first = subprocess.Popen(site.command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    stage = _wait_for_stage(site, "accuracy", first)
+    stage = _wait_for_stage(site, "build", first)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     os.kill(stage, signal.SIGKILL)
     second = site.call(*arguments)
     assert second.returncode == ExitCode.NO_GO, second.stderr
-    assert "rejected: production is as it was" in second.stderr
-    flow = site.flow("killed")
-    assert [flow.result(name, s).reused for name, s in (("download", ""), ("quantize", "int8_weight_only"))] == [
-        True
-    ] * 2
-    assert not flow.result("accuracy", "int8_weight_only").reused
+    flow = site.flow("second-quantizer")
+    finished = [flow.result(*of) for of in (("download", ""), ("quantize", "fp8"), ("accuracy", "fp8"))]
+    assert [result.reused for result in finished] == [True] * 3
+    assert not flow.result("build", "cpu_engine_int4").reused
+    assert verdict(site, "second-quantizer", "accuracy", "fp8") is Verdict.GO
+    assert verdict(site, "second-quantizer", "served_accuracy", "cpu_engine_int4") is Verdict.NO_GO
+    assert not [line for line in site.processes() if "cpu_engine_int4" in line]
 
 
 def _wait_for_stage(site, name: str, runner: subprocess.Popen[str], seconds: float = 120.0) -> int:
@@ -117,18 +121,6 @@ def _wait_for_stage(site, name: str, runner: subprocess.Popen[str], seconds: flo
                 return int(process.name)
         time.sleep(0.1)
     raise AssertionError(f"stage {name} did not start")
-
-
-def test_an_engine_that_quantizes_again_is_caught_by_served_accuracy(site) -> None:
-    policy = yaml.safe_load((site.layout.configs / "policies" / "demo.yaml").read_text())
-    policy["staging"]["golden_match_fraction"] = 0.0  # else the golden outputs catch it before
-    (site.layout.configs / "policies" / "no-golden.yaml").write_text(yaml.safe_dump(policy))
-    config = site.release("second-quantizer", recipes=["fp8"], targets=["cpu_engine_int4"], policy="no-golden")
-    released = site.call("run", str(config), "--approve")
-    assert released.returncode == ExitCode.NO_GO, released.stderr
-    assert verdict(site, "second-quantizer", "accuracy", "fp8") is Verdict.GO
-    assert verdict(site, "second-quantizer", "served_accuracy", "cpu_engine_int4") is Verdict.NO_GO
-    assert not [line for line in site.processes() if "cpu_engine_int4" in line]
 
 
 def test_a_candidate_that_turns_slow_in_production_is_rolled_back_without_a_lost_request(site) -> None:
