@@ -13,20 +13,20 @@ from llm_pipeline.errors import ConfigError
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
 HEAVY = {
-    "accelerate", "boto3", "botocore", "datasets", "fastapi", "huggingface_hub", "lm_eval", "matplotlib", "modelopt",
+    "accelerate", "boto3", "botocore", "datasets", "fastapi", "huggingface_hub", "lm_eval", "matplotlib", "model_signing", "modelopt",
     "nncf", "numpy", "openvino", "optimum", "scipy", "torch", "transformers", "tritonclient",
 }  # fmt: skip
 PARSE = """
 import json, sys, time
 import airflow.sdk
 before = set(sys.modules)
-started = time.perf_counter()
+started = time.process_time()
 import runpy
 runpy.run_path(sys.argv[1])
-cold = time.perf_counter() - started
-started = time.perf_counter()
+cold = time.process_time() - started
+started = time.process_time()
 runpy.run_path(sys.argv[1])
-warm = time.perf_counter() - started
+warm = time.process_time() - started
 print(json.dumps({"cold": cold, "warm": warm, "modules": sorted({m.partition(".")[0] for m in sys.modules})}))
 """
 

@@ -17,9 +17,9 @@ DAGS = Path(__file__).resolve().parents[2] / "dags"
 PARSE = """
 import json, runpy, sys, time
 import airflow.sdk
-started = time.perf_counter()
+started = time.process_time()
 dags = runpy.run_path(sys.argv[1])
-seconds = time.perf_counter() - started
+seconds = time.process_time() - started
 ids = sorted(name for name in dags if name.startswith("retention__"))
 print(json.dumps({"seconds": seconds, "ids": ids, "modules": sorted({m.partition(".")[0] for m in sys.modules})}))
 """

@@ -60,7 +60,8 @@ def test_a_whole_stream_is_text_tokens_and_times():
     assert (answer.text, answer.output_tokens, answer.finish_reason, answer.status) == ("abc", 3, "length", 200)
     assert len(answer.chunk_seconds) == 3
     assert answer.first_token_seconds == answer.chunk_seconds[0]
-    assert answer.chunk_seconds[2] - answer.chunk_seconds[0] >= 0.04
+    assert list(answer.chunk_seconds) == sorted(answer.chunk_seconds)
+    assert answer.chunk_seconds[2] >= 0.04  # since the request: a busy client may see the first chunk late
     assert answer.total_seconds >= answer.chunk_seconds[2]
 
 
