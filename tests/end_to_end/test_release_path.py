@@ -56,7 +56,7 @@ def test_no_background_request_was_lost(site) -> None:
 
 
 def test_every_artifact_of_the_release_verifies(site) -> None:
-    verified = site.call("verify", str(site.layout.deployment), site.flow("demo").record.release_id)
+    verified = site.call("verify", "-d", str(site.layout.deployment), site.flow("demo").record.release_id)
     assert verified.returncode == ExitCode.GO, verified.stdout
 
 
@@ -132,7 +132,7 @@ def test_a_candidate_that_turns_slow_in_production_is_rolled_back_without_a_lost
 
 def test_production_goes_back_to_the_previous_release_on_request(site) -> None:
     before = pointers(site)
-    back = site.call("rollback", str(site.layout.deployment), MODEL_ID, TARGET)
+    back = site.call("rollback", "-d", str(site.layout.deployment), MODEL_ID, TARGET)
     assert back.returncode == ExitCode.GO, back.stderr
     assert before.previous is not None
     assert pointers(site).production.repository == before.previous.repository
