@@ -26,7 +26,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,22 +164,11 @@ def _hub_server(root: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(root), "--port", str(port)]
     server = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
     try:
-        _wait_for(port, server)
+        s3_server.wait_for(port, server)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.kill()
         server.wait()
-
-
-def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
-    while server.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    raise RuntimeError("the hub did not start")
 
 
 def _s3(bench: Bench) -> list[bool]:

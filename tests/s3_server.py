@@ -64,14 +64,15 @@ def serve_s3() -> Iterator[S3Server]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        _wait_for(port, process)
+        wait_for(port, process)
         yield S3Server(f"http://127.0.0.1:{port}")
     finally:
         process.kill()
         process.wait()
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server on loopback takes connections."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -80,7 +81,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
             time.sleep(0.05)
         else:
             return
-    raise AssertionError("moto's server did not start")
+    raise AssertionError("the server did not start")
 
 
 class _OneWriteAtATime:

@@ -57,8 +57,7 @@ class ClaimSensor(BaseSensorOperator):
             other = claim.ask()
         except Terminal as error:
             raise AirflowFailException(str(error)) from error
-        if other is not None:
-            log.info("%s", claim.waiting_for(other))
+        log.info("%s", "it is this run's turn" if other is None else claim.waiting_for(other))
         return other is None
 
 

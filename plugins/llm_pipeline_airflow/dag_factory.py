@@ -26,7 +26,7 @@ from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
 from llm_pipeline_airflow.promotion import CanaryStepOperator, RollbackOperator
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
-from llm_pipeline_airflow.retries import FIRST_DELAY, LONGEST_DELAY, RETRIES, error_family_policy
+from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.task_docs import TASK_DOCS, dag_doc
 from llm_pipeline_airflow.watch import release_schedule
@@ -53,14 +53,7 @@ def release_dag(config_path: Path) -> DAG:
         max_active_runs=_RUNS_AT_ONCE[loaded.config.concurrency],
         tags=["llm-release", *loaded.config.targets],
         params={"revision": _revision_parameter(loaded)},
-        default_args={
-            "owner": "llm-pipeline",
-            "retries": RETRIES,
-            "retry_delay": FIRST_DELAY,
-            "retry_exponential_backoff": True,
-            "max_retry_delay": LONGEST_DELAY,
-            "retry_policy": error_family_policy(),
-        },
+        default_args=task_defaults(),
     )
     with dag:
         _add_tasks(_Tasks(str(loaded.path)), loaded)

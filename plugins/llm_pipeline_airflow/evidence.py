@@ -46,5 +46,6 @@ def _cell(text: str) -> str:
 
 
 def metric_lines(metrics: Sequence[tuple[str, object]]) -> str:
-    """Metrics as `name=value`, shortened for a log line."""
-    return " ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in metrics)
+    """Metrics as `name=value`, shortened for a log line; those without a value are left out."""
+    told = [(name, value) for name, value in metrics if value not in (None, "")]
+    return " ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in told)

@@ -16,7 +16,7 @@ from airflow.sdk import DAG, BaseOperator, Param, get_parsing_context
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment, load_release
 from llm_pipeline.errors import PipelineError
-from llm_pipeline_airflow.retries import FIRST_DELAY, LONGEST_DELAY, RETRIES, error_family_policy
+from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.runs import releases_directory
 
 if TYPE_CHECKING:
@@ -88,14 +88,7 @@ def retention_dag(path: Path, deployment: Deployment) -> DAG:
                 description="Really remove what is of no use; otherwise only say what would go.",
             )
         },
-        default_args={
-            "owner": "llm-pipeline",
-            "retries": RETRIES,
-            "retry_delay": FIRST_DELAY,
-            "retry_exponential_backoff": True,
-            "max_retry_delay": LONGEST_DELAY,
-            "retry_policy": error_family_policy(),
-        },
+        default_args=task_defaults(),
     )
     with dag:
         RetentionOperator(

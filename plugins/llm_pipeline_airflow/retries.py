@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
-RETRIES = 3
-FIRST_DELAY = timedelta(seconds=10)
-LONGEST_DELAY = timedelta(minutes=10)
+_RETRIES = 3
+_FIRST_DELAY = timedelta(seconds=10)
+_LONGEST_DELAY = timedelta(minutes=10)
 
 
-def error_family_policy() -> ExceptionRetryPolicy:
+def task_defaults() -> dict[str, Any]:
+    """Arguments of all tasks of our DAGs: who owns them, and when they are tried again."""
+    return {
+        "owner": "llm-pipeline",
+        "retries": _RETRIES,
+        "retry_delay": _FIRST_DELAY,
+        "retry_exponential_backoff": True,
+        "max_retry_delay": _LONGEST_DELAY,
+        "retry_policy": _error_family_policy(),
+    }
+
+
+def _error_family_policy() -> ExceptionRetryPolicy:
     """Transient errors are tried again, with Airflow's exponential back-off; terminal ones never are."""
     return ExceptionRetryPolicy(
         rules=[

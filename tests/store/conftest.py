@@ -10,11 +10,25 @@ from typing import Any
 import pytest
 
 from llm_pipeline.config.store import Signing, StoreConfig
-from llm_pipeline.store import s3_session
+from llm_pipeline.store import LocalStore, s3_session
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 _clients: dict[tuple[Any, ...], Any] = {}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(f"file://{tmp_path / 'store'}")
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    directory = tmp_path / "weights"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "model.bin").write_bytes(os.urandom(300_000))
+    (directory / "sub" / "config.json").write_text("{}")
+    return directory
 
 
 @pytest.fixture

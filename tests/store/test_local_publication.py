@@ -16,20 +16,6 @@ from llm_pipeline.store import LocalStore
 from llm_pipeline.store.artifact_store import Difference, Leftover
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(f"file://{tmp_path / 'store'}")
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    directory = tmp_path / "weights"
-    (directory / "sub").mkdir(parents=True)
-    (directory / "model.bin").write_bytes(os.urandom(300_000))
-    (directory / "sub" / "config.json").write_text("{}")
-    return directory
-
-
 def _append(weights: Path) -> None:
     with (weights / "model.bin").open("ab") as stream:
         stream.write(b"more")

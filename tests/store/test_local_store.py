@@ -1,6 +1,5 @@
 """What the store on a disk promises beyond the contract of every store (`test_store_contract.py`)."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,20 +7,6 @@ import pytest
 from llm_pipeline.errors import Transient
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import LocalStore
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(f"file://{tmp_path / 'store'}")
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    directory = tmp_path / "weights"
-    (directory / "sub").mkdir(parents=True)
-    (directory / "model.bin").write_bytes(os.urandom(3_000_000))
-    (directory / "sub" / "config.json").write_text("{}")
-    return directory
 
 
 def stored(store: LocalStore, ref: ArtifactRef) -> Path:
