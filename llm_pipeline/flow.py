@@ -6,8 +6,9 @@ the release's record and the results of earlier stages from the store; nothing b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import Terminal
+from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release_record import (
     PROMPTS_DATASET,
     TASKS_DATASET,
@@ -94,13 +96,34 @@ class Flow:
 
     @property
     def recipes(self) -> tuple[str, ...]:
-        """Names of the recipes to try."""
-        return tuple(recipe.name for recipe in self.release.recipes)
+        """Names of the recipes, in the order in which they are tried."""
+        return climbing_order(self.release)
 
     @property
     def targets(self) -> tuple[str, ...]:
         """Names of the targets to build for."""
         return tuple(target.name for target in self.release.targets)
+
+    def passed_over(self, recipe: str) -> str | None:
+        """Why a recipe need not be tried (any more), in words; None when it must be.
+
+        On a ladder that is climbed, a recipe is needed by each target where it is legal and no cheaper one has passed.
+        """
+        if self.release.ladder.strategy == "every":
+            return None
+        ladders = {target: ladder for target, ladder in self.record.ladders.items() if recipe in ladder}
+        passed_before = {target: self._passed_before(recipe, ladder) for target, ladder in ladders.items()}
+        if not all(passed_before.values()):
+            return None
+        return "; ".join(f"on {target} {cheaper} is cheaper and passed" for target, cheaper in passed_before.items())
+
+    def _passed_before(self, recipe: str, ladder: Sequence[str]) -> str | None:
+        cheaper = takewhile(lambda name: name != recipe, ladder)
+        return next((name for name in cheaper if self._has_passed(name)), None)
+
+    def _has_passed(self, recipe: str) -> bool:
+        gate = self.find("accuracy", recipe)
+        return gate is not None and gate.judgement is not None and gate.judgement.verdict is Verdict.GO
 
     def canary_steps(self, target: str) -> tuple[str, ...]:
         """Subjects of the canary steps of a target, in order."""
@@ -149,10 +172,13 @@ class Flow:
             work_root=self.deployment.work_root,
         )
 
-    @property
-    def chosen_recipe(self) -> str:
-        """The recipe that `choose` picked."""
-        return str(self.result("choose").metrics["recipe"])
+    def chosen_recipe(self, target: str) -> str:
+        """The recipe that `choose` picked for a target.
+
+        Raises:
+            MissingResult: It has not run.
+        """
+        return str(self.result("choose", target).metrics["recipe"])
 
     def artifact(self, stage: str, subject: str, name: str) -> ArtifactRef:
         """An artifact that a stage made."""
@@ -207,12 +233,12 @@ def _accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     return config, inputs
 
 
-def _choose(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
+def _choose(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.accuracy.choice import RecipeAttempt
     from llm_pipeline.stages.choose import ChooseConfig
 
     attempts = []
-    for recipe in flow.recipes:
+    for recipe in flow.record.ladders[subject]:
         accuracy = flow.find("accuracy", recipe)
         if accuracy is None or accuracy.judgement is None:
             continue
@@ -231,7 +257,7 @@ def _build(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.stages.build import BuildConfig
 
     config = BuildConfig(target=flow.release.target(subject), dtype=flow.release.baseline.dtype)
-    return config, {"checkpoint": flow.artifact("quantize", flow.chosen_recipe, "checkpoint")}
+    return config, {"checkpoint": flow.artifact("quantize", flow.chosen_recipe(subject), "checkpoint")}
 
 
 def _package(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
@@ -241,7 +267,7 @@ def _package(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     config = PackageConfig(limits=target.limits, maximum_tokens=_GOLDEN_MAXIMUM_TOKENS)
     inputs = {
         "engine": flow.artifact("build", subject, "engine"),
-        "evaluation": flow.artifact("accuracy", flow.chosen_recipe, "evaluation"),
+        "evaluation": flow.artifact("accuracy", flow.chosen_recipe(subject), "evaluation"),
     }
     return config, inputs
 
@@ -331,7 +357,7 @@ def _settle(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     config = SettleConfig(
         model_id=flow.record.model.id,
         target=subject,
-        recipe=flow.chosen_recipe,
+        recipe=flow.chosen_recipe(subject),
     )
     return config, {"repository": flow.artifact("package", subject, "repository")}
 

@@ -29,6 +29,7 @@ class ReleaseRecord(Frozen):
         release_id: `<config name>-<commit, 8 digits>-<config digest, 8 digits>`: the same input, the same release.
         model: The model at its pinned commit.
         datasets: Calibration sets, evaluation tasks and prompts, as artifacts.
+        ladders: Names of the recipes that are legal on each target, cheapest first.
         created_at: When it was resolved last: every run of the release resolves it again, so it tells runs apart.
     """
 
@@ -37,6 +38,7 @@ class ReleaseRecord(Frozen):
     deployment: Deployment
     model: PinnedModel
     datasets: dict[str, ArtifactRef]
+    ladders: dict[str, tuple[str, ...]] = {}
     created_at: datetime
 
 

@@ -21,6 +21,7 @@ class ScoredItem(BaseModel):
         fingerprint: Hash over the document and the rendered prompt: equal only for the same question.
         score: 1.0 right, 0.0 wrong (or a fraction for graded tasks); None when the harness gave none.
         generative: The model produced text (rather than log-likelihoods).
+        cluster: What the item belongs to with others (a passage, a template); empty when it stands for itself.
         prompt: The rendered prompt; empty for log-likelihood items.
         completion: What the model produced; empty for log-likelihood items.
     """
@@ -32,6 +33,7 @@ class ScoredItem(BaseModel):
     fingerprint: str
     score: float | None
     generative: bool
+    cluster: str = ""
     prompt: str = ""
     completion: str = ""
 

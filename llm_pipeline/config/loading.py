@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import Policy
-from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.quantization import NAMED_SET, QuantizationRecipe
 from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.config.target import Target
@@ -86,8 +86,11 @@ def load_release(path: Path) -> LoadedRelease:
         model=config.model,
         baseline=config.baseline,
         recipes=tuple(
-            load_yaml(_named(root, "quantization", name, path, "recipes"), QuantizationRecipe, name=name)
+            rung
             for name in config.recipes
+            for rung in load_yaml(
+                _named(root, "quantization", name, path, "recipes"), QuantizationRecipe, name=name
+            ).rungs()
         ),
         targets=tuple(
             load_yaml(_named(root, "targets", name, path, "targets"), Target, name=name) for name in config.targets
@@ -98,6 +101,7 @@ def load_release(path: Path) -> LoadedRelease:
         approval=config.approval,
         drill=config.drill,
         concurrency=config.concurrency,
+        ladder=config.ladder,
     )
     _check_data_files(path, root, release)
     _check_places(path, release, deployment)
@@ -280,8 +284,12 @@ def _check_data_files(path: Path, root: Path, release: ResolvedRelease) -> None:
     wanted: list[tuple[Path, Location, str]] = [(path, ("workload", "prompts"), release.workload.prompts)]
     for recipe in release.recipes:
         if recipe.calibration:
-            source = root / "quantization" / f"{recipe.name}.yaml"
-            wanted.append((source, ("calibration", "dataset"), recipe.calibration.dataset))
+            named_in = root / "quantization" / f"{recipe.file_name}.yaml"
+            wanted += [
+                (named_in, ("calibration", "sources"), source.dataset)
+                for source in recipe.calibration.sources
+                if not source.dataset.startswith(NAMED_SET)
+            ]
     if release.evaluation.task_directory:
         wanted.append((path, ("evaluation", "task_directory"), release.evaluation.task_directory))
     for source, location, name in wanted:

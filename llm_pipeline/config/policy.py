@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,12 @@ class AccuracyPolicy(ConfigModel):
         task_margin: The same for each task alone; wider, because a task has fewer items.
         confidence: Confidence of the one-sided bounds.
         minimum_items: Fewer paired items are INCONCLUSIVE, whatever they show.
+        maximum_items: Most items that are asked, of all tasks together; None for all there are.
+        method: How the gate may decide before all items are asked: not at all (`fixed`), at a few planned looks
+            (`group_sequential`), or at any time (`e_value`, for large pools); `auto` takes one of the latter two by the
+            size of the pool.
+        looks: Planned looks of the group-sequential test, the last one included.
+        required_tasks: Tasks without which nothing passes.
         anomalous_gain: A gain beyond this is ANOMALOUS: quantization does not make models better.
     """
 
@@ -27,7 +33,23 @@ class AccuracyPolicy(ConfigModel):
     task_margin: Annotated[float, Field(gt=0.0, le=0.5)] = 0.03
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
     minimum_items: int = Field(default=500, ge=30)
+    maximum_items: int | None = Field(default=None, ge=30)
+    method: Literal["auto", "fixed", "group_sequential", "e_value"] = "auto"
+    looks: int = Field(default=5, ge=1, le=20)
+    required_tasks: tuple[str, ...] = ()
     anomalous_gain: Fraction = 0.05
+
+
+class SpeedPolicy(ConfigModel):
+    """How fast a recipe must be on its target, beside the unquantized model there.
+
+    Attributes:
+        minimum_ratio: Output tokens per second, the recipe's by the baseline's, as predicted for the target.
+        requests: How many requests are decoded together. 4-bit weights win at one request and may lose at many.
+    """
+
+    minimum_ratio: Annotated[float, Field(gt=0.0)] = 1.0
+    requests: int = Field(default=64, ge=1)
 
 
 class StagingPolicy(ConfigModel):
@@ -113,6 +135,7 @@ class Policy(ConfigModel):
 
     name: Name
     accuracy: AccuracyPolicy = AccuracyPolicy()
+    speed: SpeedPolicy | None = None
     served_accuracy: AccuracyPolicy = AccuracyPolicy()
     staging: StagingPolicy = StagingPolicy()
     load_test: LoadTestPolicy

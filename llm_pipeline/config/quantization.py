@@ -3,82 +3,203 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from llm_pipeline.config.model import ConfigModel, Name
 
 WeightFormat = Literal[
-    "none", "fp8", "int8_smoothquant", "int8_weight_only", "int4_blockwise", "int4_awq", "w4a8_awq", "nvfp4"
+    "none",
+    "fp8",
+    "fp8_per_channel_token",
+    "fp8_block",
+    "int8_smoothquant",
+    "int8_weight_only",
+    "int4_blockwise",
+    "int4_awq",
+    "w4a8_awq",
+    "nvfp4",
+    "nvfp4_awq",
+    "mxfp4",
+    "auto",
+    "modelopt",
 ]
-"""Names of weight (and activation) formats; `none` keeps the baseline's precision."""
+"""Names of weight (and activation) formats. `none` keeps the baseline's precision; `auto` is found layer by layer by
+AutoQuantize (section `search`); `modelopt` is one of modelopt's own recipe files (`modelopt_recipe`)."""
 
-CALIBRATED: frozenset[WeightFormat] = frozenset({"fp8", "int8_smoothquant", "int4_awq", "w4a8_awq", "nvfp4"})
-"""Formats whose scales depend on calibration data."""
+KvCacheFormat = Literal["none", "fp8", "int8", "nvfp4"]
+"""Format of the KV cache that the exported checkpoint asks for; `none` is the model's own precision."""
+
+CALIBRATED: frozenset[WeightFormat] = frozenset(
+    {"fp8", "int8_smoothquant", "int4_awq", "w4a8_awq", "nvfp4", "nvfp4_awq", "auto"}
+)
+"""Formats whose scales depend on calibration data; recipes of modelopt's own may be given some."""
 
 WEIGHT_BITS: Mapping[WeightFormat, int | None] = {
     "none": None,
     "fp8": 8,
+    "fp8_per_channel_token": 8,
+    "fp8_block": 8,
     "int8_smoothquant": 8,
     "int8_weight_only": 8,
     "int4_blockwise": 4,
     "int4_awq": 4,
     "w4a8_awq": 4,
     "nvfp4": 4,
+    "nvfp4_awq": 4,
+    "mxfp4": 4,
+    "auto": None,
+    "modelopt": None,
 }
-"""Bits of a stored weight, without its scales; None keeps the baseline's precision."""
+"""Bits of a stored weight, without its scales; None where the format alone does not say."""
 
-STATIC_ACTIVATIONS: frozenset[WeightFormat] = frozenset({"fp8", "int8_smoothquant", "w4a8_awq", "nvfp4"})
+STATIC_ACTIVATIONS: frozenset[WeightFormat] = frozenset({"fp8", "int8_smoothquant", "w4a8_awq", "nvfp4", "nvfp4_awq"})
 """Formats that quantize activations too, at a calibrated scale."""
 
-NEEDS_CUDA: frozenset[WeightFormat] = frozenset({"nvfp4"})
+NEEDS_CUDA: frozenset[WeightFormat] = frozenset({"nvfp4", "nvfp4_awq", "mxfp4"})
 """Formats whose quantization runs on an NVIDIA GPU only (modelopt's dynamic block quantizers are CUDA code)."""
+
+NAMED_SET = "set:"
+"""What the name of a calibration set begins with that is no file below `configs/`."""
+
+SearchableFormat = Literal[
+    "fp8", "int8_smoothquant", "int8_weight_only", "int4_blockwise", "int4_awq", "w4a8_awq", "nvfp4", "nvfp4_awq"
+]
+
+
+class CalibrationSource(ConfigModel):
+    """Texts for calibration.
+
+    Attributes:
+        dataset: A jsonl file relative to `configs/`, with a `text` field (or chat `messages`) in each line; or
+            `set:<name>`, a named set of the package.
+        weight: Share of the samples that come from here, relative to the other sources.
+    """
+
+    dataset: str = Field(min_length=1)
+    weight: float = Field(default=1.0, gt=0.0)
+
+
+def _source(given: Any) -> Any:
+    return {"dataset": given} if isinstance(given, str) else given
 
 
 class Calibration(ConfigModel):
     """What the calibration forward passes read.
 
     Attributes:
-        dataset: A jsonl file, relative to `configs/`, with a `text` field in each line.
-        samples: How many texts, drawn by `seed` without replacement.
+        sources: Where the texts are from; a plain string is a source of weight 1.
+        samples: How many texts of all sources together, drawn by `seed` without replacement.
         maximum_tokens: Texts are cut at this many tokens.
-        batch_size: Texts a forward pass.
+        batch_size: Texts a forward pass; `auto` takes what fits into the free memory of the device.
+        seed: Seed of the draw.
+        chat_template: Lines have `messages`, rendered with the model's own chat template.
+        packing: Join texts (with an end token between them) and cut them into sequences of exactly `maximum_tokens`.
     """
 
-    dataset: str
+    sources: tuple[Annotated[CalibrationSource, BeforeValidator(_source)], ...] = Field(min_length=1)
     samples: int = Field(ge=1)
     maximum_tokens: int = Field(ge=1)
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: int | Literal["auto"] = "auto"
     seed: int = 0
+    chat_template: bool = False
+    packing: bool = False
+
+    @model_validator(mode="after")
+    def _batch_is_positive(self) -> Calibration:
+        if self.batch_size != "auto" and self.batch_size < 1:
+            raise ValueError("batch_size must be at least 1, or auto")
+        return self
+
+
+class Search(ConfigModel):
+    """AutoQuantize: each layer takes the cheapest of some formats, so that the mean bits of a weight meet a target.
+
+    The search is calibrated and scored once; each number of bits is a rung of the ladder that is solved from it.
+
+    Attributes:
+        formats: What a layer may become; unquantized is always possible, too.
+        effective_bits: Mean bits of a weight, one rung each, rising.
+        method: How a layer's sensitivity is scored: by `gradient` (needs labels, fast) or `kl_div`.
+        score_samples: Calibration samples that sensitivity is scored on.
+    """
+
+    formats: tuple[SearchableFormat, ...] = Field(min_length=1)
+    effective_bits: tuple[Annotated[float, Field(gt=0.0, le=16.0)], ...] = Field(min_length=1)
+    method: Literal["gradient", "kl_div"] = "gradient"
+    score_samples: int = Field(default=128, ge=1)
+
+    @model_validator(mode="after")
+    def _rungs_rise(self) -> Search:
+        if any(low >= high for low, high in pairwise(self.effective_bits)):
+            raise ValueError("effective_bits must rise: the cheapest is tried first")
+        return self
 
 
 class QuantizationRecipe(ConfigModel):
     """One way to quantize a checkpoint.
 
     Attributes:
-        name: The recipe's name; the file's name without `.yaml`.
+        name: The recipe's name: the file's name without `.yaml`; a rung of a search has `-<bits>` behind it.
         description: One line for the report and the UI.
         weights: The format.
         kv_cache: The format of the KV cache that the exported checkpoint asks for.
         exclude: Module name patterns kept at the baseline's precision.
+        modelopt_recipe: For `weights: modelopt`: the name of a recipe file that modelopt brings.
+        search: For `weights: auto`: what AutoQuantize may choose from.
         calibration: Required by formats with calibrated scales, refused by others.
+        tensorrt_llm_checkpoint: Export a TensorRT-LLM checkpoint too, for the engine builder of 1.0 to 1.2.x.
     """
 
     name: Name
     description: str = ""
     weights: WeightFormat
-    kv_cache: Literal["none", "fp8"] = "none"
+    kv_cache: KvCacheFormat = "none"
     exclude: tuple[str, ...] = ("*lm_head*",)
+    modelopt_recipe: str | None = Field(default=None, pattern=r"^[a-z0-9_./-]+$")
+    search: Search | None = None
     calibration: Calibration | None = None
+    tensorrt_llm_checkpoint: bool = False
+
+    @property
+    def file_name(self) -> str:
+        """The recipe's file without `.yaml`: the rungs of a search share one."""
+        if self.search is None or len(self.search.effective_bits) > 1:
+            return self.name
+        return self.name.removesuffix(f"-{self.search.effective_bits[0]:g}")
+
+    def rungs(self) -> tuple[QuantizationRecipe, ...]:
+        """The recipe itself; or one for each number of effective bits of its search, cheapest first."""
+        search = self.search
+        if search is None:
+            return (self,)
+        return tuple(
+            self.model_copy(
+                update={
+                    "name": f"{self.name}-{bits:g}",
+                    "search": search.model_copy(update={"effective_bits": (bits,)}),
+                }
+            )
+            for bits in search.effective_bits
+        )
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> QuantizationRecipe:
+        if (self.weights == "auto") != (self.search is not None):
+            raise ValueError("weights: auto and a search section belong together")
+        if (self.weights == "modelopt") != (self.modelopt_recipe is not None):
+            raise ValueError("weights: modelopt and modelopt_recipe belong together")
+        return self
 
     @model_validator(mode="after")
     def _calibration_where_needed(self) -> QuantizationRecipe:
         needed = self.weights in CALIBRATED or self.kv_cache != "none"
         if needed and self.calibration is None:
             raise ValueError(f"weights: {self.weights} has calibrated scales: add a calibration section")
-        if not needed and self.calibration is not None:
+        if not needed and self.calibration is not None and self.weights != "modelopt":
             raise ValueError(f"weights: {self.weights} uses no calibration: remove the calibration section")
-        if self.weights == "none" and self.kv_cache != "none":
-            raise ValueError("weights: none passes the checkpoint through unchanged: a KV cache format needs weights")
+        if self.weights == "none" and (self.kv_cache != "none" or self.tensorrt_llm_checkpoint):
+            raise ValueError("weights: none passes the checkpoint through unchanged: nothing else can be asked of it")
         return self

@@ -47,6 +47,19 @@ class Watch(ConfigModel):
     files: tuple[str, ...] = Field(default=("*", "*/*"), min_length=1)
 
 
+class Ladder(ConfigModel):
+    """In which order recipes are tried, and when to stop. Each target has a ladder of the recipes that are legal there.
+
+    Attributes:
+        strategy: `climb` tries the cheapest recipe first and the next one only when it did not pass its accuracy gate;
+            `every` tries all of them at once: more work, a whole table, and less time where there are machines for it.
+        order: What is cheap: the `size` of the checkpoint, or the predicted `speed` on the target.
+    """
+
+    strategy: Literal["climb", "every"] = "climb"
+    order: Literal["size", "speed"] = "size"
+
+
 class Baseline(ConfigModel):
     """The unquantized model that every candidate is compared with.
 
@@ -65,16 +78,25 @@ class Evaluation(ConfigModel):
         tasks: lm-eval tasks scored on the checkpoint (log-likelihood and generative ones).
         served_tasks: Generative tasks scored again through the serving endpoint.
         limit: Items per task; None for all.
-        batch_size: Requests a forward pass.
+        batch_size: Requests a forward pass; `auto` takes what fits into the free memory of the device.
         maximum_length: Context length given to the model, in tokens.
+        seed: Seed of the order in which items are asked, when the gate may decide before all are.
+        cluster_field: Field of a task's documents that says what belongs together (the same passage, the same
+            template): items of one cluster are not independent, and are judged so. None takes each item for itself.
+        noise_floor_items: Items that the baseline is asked again at another batch size: what changes then is noise.
+        divergence_items: Items on whose texts the candidate's distribution of tokens is compared with the baseline's.
     """
 
     task_directory: str | None = None
     tasks: tuple[str, ...] = Field(min_length=1)
     served_tasks: tuple[str, ...] = Field(min_length=1)
     limit: int | None = Field(default=None, ge=1)
-    batch_size: int = Field(default=64, ge=1)
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     maximum_length: int = Field(default=2048, ge=8)
+    seed: int = 0
+    cluster_field: str | None = None
+    noise_floor_items: int = Field(default=200, ge=0)
+    divergence_items: int = Field(default=64, ge=0)
 
     @model_validator(mode="after")
     def _served_are_scored(self) -> Evaluation:
@@ -142,7 +164,8 @@ class ReleaseConfig(ConfigModel):
     Attributes:
         name: The release's name; the DAG is `release__<name>`.
         description: One line for the UI and the report.
-        recipes: Recipes to try; the cheapest one that passes its accuracy gate is released.
+        recipes: Recipes to try; the cheapest one that passes its accuracy gate is released, target by target.
+        ladder: In which order they are tried, and whether all of them are.
         targets: Targets to build for, in the order of their promotion.
         policy: The gate policy.
         deployment: The deployment file that binds the release to places.
@@ -158,6 +181,7 @@ class ReleaseConfig(ConfigModel):
     model: ModelSource
     baseline: Baseline = Baseline()
     recipes: tuple[Name, ...] = Field(min_length=1)
+    ladder: Ladder = Ladder()
     targets: tuple[Name, ...] = Field(min_length=1)
     policy: Name
     deployment: Name
@@ -192,6 +216,7 @@ class ResolvedRelease(ConfigModel):
     approval: Approval
     drill: Drill | None
     concurrency: Literal["wait", "supersede"] = "wait"
+    ladder: Ladder = Ladder()
 
     def recipe(self, name: str) -> QuantizationRecipe:
         """The recipe of that name.

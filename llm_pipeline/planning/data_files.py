@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.errors import ConfigError
 
 
@@ -19,8 +20,15 @@ def check_data_files(loaded: LoadedRelease) -> None:
     _check_lines(loaded.configs_root / loaded.release.workload.prompts, "prompt", 1)
     for recipe in loaded.release.recipes:
         if recipe.calibration:
-            path = loaded.configs_root / recipe.calibration.dataset
-            _check_lines(path, "text", recipe.calibration.samples, f"calibration.samples of recipe {recipe.name}")
+            _check_calibration(loaded, recipe.name, recipe.calibration)
+
+
+def _check_calibration(loaded: LoadedRelease, recipe: str, calibration: Calibration) -> None:
+    files = [source.dataset for source in calibration.sources if not source.dataset.startswith(NAMED_SET)]
+    least = calibration.samples if len(calibration.sources) == 1 else 1
+    for file in files:
+        path = loaded.configs_root / file
+        _check_lines(path, "text", least, f"calibration.samples of recipe {recipe}")
 
 
 def _check_lines(path: Path, field: str, least: int, asked_by: str = "the release") -> None:

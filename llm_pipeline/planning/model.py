@@ -81,6 +81,7 @@ class Plan(Frozen):
         checkpoint_bytes: Size of the published model; None where its shape is not known.
         stages: Every step, in order.
         disk: None where the model's shape is not known.
+        ladders: Names of the recipes that are legal on each target, cheapest first.
         warnings: Nothing of this stops the release; all of it deserves a look.
     """
 
@@ -95,6 +96,7 @@ class Plan(Frozen):
     stages: tuple[PlannedStage, ...]
     targets: tuple[TargetPlan, ...]
     disk: DiskPlan | None
+    ladders: dict[str, tuple[str, ...]]
     warnings: tuple[str, ...]
 
 

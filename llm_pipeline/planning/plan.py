@@ -14,6 +14,7 @@ from pathlib import Path
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.planning import host
@@ -21,6 +22,7 @@ from llm_pipeline.planning.catalog import containers, find_gpu
 from llm_pipeline.planning.compatibility import NEEDS_CUDA, BaselinePrecision, Refused, judge_compatibility
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.disk import disk_need
+from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.model import DiskPlan, Plan, RecipePlan, TargetPlan
 from llm_pipeline.planning.model_shape import ModelShape, known_shape
 from llm_pipeline.planning.stage_graph import planned_stages
@@ -61,8 +63,15 @@ def plan_release(path: Path) -> Plan:
         stages=planned_stages(release),
         targets=targets,
         disk=disk,
+        ladders=_ladders(release, targets),
         warnings=(*unknown, *_target_warnings(targets), *_host_warnings(loaded, obstacles, here=here)),
     )
+
+
+def _ladders(release: ResolvedRelease, targets: tuple[TargetPlan, ...]) -> dict[str, tuple[str, ...]]:
+    order = climbing_order(release)
+    legal = {target.name: {recipe.recipe for recipe in target.recipes if recipe.legal} for target in targets}
+    return {name: tuple(recipe for recipe in order if recipe in there) for name, there in legal.items()}
 
 
 def _plan_target(loaded: LoadedRelease, target: Target, shape: ModelShape | None) -> TargetPlan:

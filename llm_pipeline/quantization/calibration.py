@@ -82,14 +82,15 @@ def draw_calibration(
     if len(texts) < calibration.samples:
         raise ConfigError(
             f"{calibration.samples} calibration samples wanted, the data set has {len(texts)}",
-            where=calibration.dataset,
+            where=", ".join(source.dataset for source in calibration.sources),
             hint="lower `samples` or give more data",
         )
     chosen = random.Random(calibration.seed).sample(list(texts), calibration.samples)  # noqa: S311 - a draw, no secret
     cut = sorted((tokens[: calibration.maximum_tokens] for tokens in encode(chosen)), key=len)
+    size = 32 if calibration.batch_size == "auto" else calibration.batch_size
     batches = [
         tuple(same_length[start : start + calibration.batch_size])
         for same_length in (list(group) for _, group in groupby(cut, key=len))
-        for start in range(0, len(same_length), calibration.batch_size)
+        for start in range(0, len(same_length), size)
     ]
     return CalibrationSet(tuple(batches), len(cut), sha256_json([list(batch) for batch in batches]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         deployment=loaded.deployment,
         model=model,
         datasets=datasets,
+        ladders=plan.ladders,
         created_at=datetime.now(UTC),
     )
     replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
@@ -151,25 +153,30 @@ def name_release(loaded: LoadedRelease, model: PinnedModel, datasets: dict[str, 
 
 def _publish_datasets(context: StageContext[ResolveConfig], loaded: LoadedRelease) -> dict[str, ArtifactRef]:
     release = loaded.release
-    sources = {PROMPTS_DATASET: release.workload.prompts}
+    sources = {PROMPTS_DATASET: [release.workload.prompts]}
     if release.evaluation.task_directory:
-        sources[TASKS_DATASET] = release.evaluation.task_directory
+        sources[TASKS_DATASET] = [release.evaluation.task_directory]
     for recipe in release.recipes:
         if recipe.calibration:
-            sources[calibration_dataset(recipe.name)] = recipe.calibration.dataset
-    return {name: _publish(context, name, loaded.configs_root / source) for name, source in sources.items()}
+            sources[calibration_dataset(recipe.name)] = [source.dataset for source in recipe.calibration.sources]
+    return {
+        name: _publish(context, name, [loaded.configs_root / path for path in paths]) for name, paths in sources.items()
+    }
 
 
-def _publish(context: StageContext[ResolveConfig], name: str, source: Path) -> ArtifactRef:
+def _publish(context: StageContext[ResolveConfig], name: str, sources: Sequence[Path]) -> ArtifactRef:
+    """One directory with the files; several of them are numbered, in their order."""
     staged = context.workdir / name
     shutil.rmtree(staged, ignore_errors=True)
-    if source.is_dir():
-        shutil.copytree(source, staged, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    if len(sources) == 1 and sources[0].is_dir():
+        shutil.copytree(sources[0], staged, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     else:
         staged.mkdir(parents=True)
-        shutil.copy2(source, staged / source.name)
-    ref = publish_spared(context.store, "dataset", staged, Provenance(config={"source": source.name}, **here()))
-    log.info(f"dataset {name}", file=source.name, artifact=str(ref))
+        for number, source in enumerate(sources):
+            shutil.copy2(source, staged / (source.name if len(sources) == 1 else f"{number}-{source.name}"))
+    names = ", ".join(source.name for source in sources)
+    ref = publish_spared(context.store, "dataset", staged, Provenance(config={"source": names}, **here()))
+    log.info(f"dataset {name}", file=names, artifact=str(ref))
     return ref
 
 

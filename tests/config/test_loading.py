@@ -213,7 +213,7 @@ def test_a_port_used_twice_is_refused(configs: Path, edit):
 def test_a_recipe_whose_calibration_set_is_missing_is_named(configs: Path, edit):
     line = edit("quantization/fp8.yaml", "calibration/demo.jsonl", "calibration/none.jsonl")
     error = mistake_of(configs / "releases" / "demo.yaml")
-    fragments = ("calibration.dataset: calibration/none.jsonl does not exist",)
+    fragments = ("calibration.sources: calibration/none.jsonl does not exist",)
     assert_says_once(error, configs / "quantization" / "fp8.yaml", line, *fragments)
 
 

@@ -39,7 +39,7 @@ def cpu_target(**changes: Any) -> Target:
 def recipe(weights: str, kv_cache: str = "none") -> QuantizationRecipe:
     fields: dict[str, Any] = {"name": "r", "weights": weights, "kv_cache": kv_cache}
     if weights in CALIBRATED or kv_cache != "none":
-        fields["calibration"] = {"dataset": "c.jsonl", "samples": 1, "maximum_tokens": 8}
+        fields["calibration"] = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
     return QuantizationRecipe.model_validate(fields)
 
 

@@ -36,7 +36,7 @@ TINY = shape_of("demo/tiny-llama")
 def recipe(weights: str, **changes: Any) -> QuantizationRecipe:
     fields: dict[str, Any] = {"name": "r", "weights": weights} | changes
     if weights in CALIBRATED or fields.get("kv_cache", "none") != "none":
-        fields["calibration"] = {"dataset": "c.jsonl", "samples": 1, "maximum_tokens": 8}
+        fields["calibration"] = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
     return QuantizationRecipe.model_validate(fields)
 
 

@@ -17,7 +17,7 @@ TEXTS = [f"text {'x' * (index % 7)} {index}" for index in range(40)]
 
 
 def drawn(**changes):
-    options = {"dataset": "d.jsonl", "samples": 16, "maximum_tokens": 12, "batch_size": 4, **changes}
+    options = {"sources": ["d.jsonl"], "samples": 16, "maximum_tokens": 12, "batch_size": 4, **changes}
     return draw_calibration(TEXTS, Calibration(**options), encode)
 
 
