@@ -1,96 +1,184 @@
-"""Calibration sets: which texts modelopt sees, as exactly reproducible batches of tokens."""
+"""Calibration sets: which texts modelopt sees, as exactly reproducible sequences of tokens."""
 
 from __future__ import annotations
 
-import json
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import groupby
-from pathlib import Path
+from typing import Any, Protocol
 
 from llm_pipeline.config.quantization import Calibration
-from llm_pipeline.digest import sha256_json
+from llm_pipeline.digest import sha256_bytes, sha256_json
 from llm_pipeline.errors import ConfigError
+from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.calibration_samples import Sample
 
-Tokens = list[int]
+log = get_logger(__name__)
+
+Tokens = tuple[int, ...]
+
+
+class Tokenizer(Protocol):
+    """What is used of a tokenizer of transformers."""
+
+    chat_template: Any
+    eos_token_id: int | None
+    all_special_ids: list[int]
+
+    def __call__(self, text: list[str], **options: Any) -> Any:
+        """Token ids under the key `input_ids`."""
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """A chat as text."""
 
 
 @dataclass(frozen=True)
 class CalibrationSet:
-    """Batches for the calibration forward passes.
+    """Token sequences for the calibration forward passes.
 
     Attributes:
-        batches: Token ids; all texts of a batch have the same length, so no scale ever sees a padding token.
-        samples: Texts in all batches together.
-        digest: SHA-256 over the exact batches, in order.
+        sequences: Token ids, shortest sequence first.
+        digest: SHA-256 over the exact sequences.
+        texts: Texts that they are made from: as many as sequences, unless texts are packed.
     """
 
-    batches: tuple[tuple[Tokens, ...], ...]
-    samples: int
+    sequences: tuple[Tokens, ...]
     digest: str
+    texts: int
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences together."""
+        return sum(map(len, self.sequences))
 
-def dataset_file(directory: Path) -> Path:
-    """The one jsonl file of a dataset directory.
-
-    Raises:
-        ConfigError: There is none, or more than one.
-    """
-    files = sorted(directory.glob("*.jsonl"))
-    if len(files) != 1:
-        raise ConfigError(f"{len(files)} jsonl files, expected one", where=str(directory))
-    return files[0]
-
-
-def read_texts(path: Path) -> list[str]:
-    """The `text` field of every line.
-
-    Raises:
-        ConfigError: The file is unreadable, or a line has no text.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"unreadable calibration data: {error}", where=str(path)) from error
-    return [_text(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
-
-
-def _text(line: str, where: str) -> str:
-    try:
-        text = json.loads(line)["text"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError("not a JSON object with a `text` field", where=where) from error
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError("an empty `text`", where=where)
-    return text
+    def batches(self, size: int) -> tuple[tuple[Tokens, ...], ...]:
+        """At most `size` sequences each, all of one length: no padding token ever influences a scale."""
+        return tuple(
+            tuple(same_length[start : start + size])
+            for same_length in (list(group) for _, group in groupby(self.sequences, key=len))
+            for start in range(0, len(same_length), size)
+        )
 
 
 def draw_calibration(
-    texts: Sequence[str], calibration: Calibration, encode: Callable[[list[str]], list[Tokens]]
+    sources: Sequence[Sequence[Sample]], calibration: Calibration, tokenizer: Tokenizer
 ) -> CalibrationSet:
-    """Draw, tokenize, cut and batch.
+    """Choose samples, tokenize them, and cut or pack them.
 
     Args:
-        texts: All texts of the data set.
+        sources: Samples of every source, in the order of `calibration.sources`, from `read_sources`.
         calibration: How many to draw, by which seed, cut at which length.
-        encode: The tokenizer: texts to token ids.
+        tokenizer: The model's tokenizer.
 
     Raises:
-        ConfigError: The data set has fewer texts than the recipe wants.
+        ConfigError: Too few samples, the model has no chat template, or a text has no tokens.
     """
-    if len(texts) < calibration.samples:
+    chosen = choose_samples(sources, calibration)
+    encoded = _encode(chosen, calibration, tokenizer)
+    special = frozenset(tokenizer.all_special_ids)
+    for sample, tokens in zip(chosen, encoded, strict=True):
+        if special.issuperset(tokens):
+            raise ConfigError("the text has no tokens", where=sample.where, hint="remove the line")
+    cut = _packed(encoded, calibration, tokenizer) if calibration.packing else _cut(encoded, calibration)
+    sequences = tuple(sorted(cut, key=len))
+    drawn = CalibrationSet(sequences, sha256_json(sequences), len(chosen))
+    lengths = f"{len(sequences[0])} to {len(sequences[-1])} tokens"
+    log.info("calibration set", sequences=len(sequences), lengths=lengths, tokens=drawn.tokens, digest=drawn.digest)
+    return drawn
+
+
+def choose_samples(sources: Sequence[Sequence[Sample]], calibration: Calibration) -> tuple[Sample, ...]:
+    """Draw every source's share, no content twice, in an order that depends on the contents and the seed only.
+
+    Raises:
+        ConfigError: A source has fewer different texts than its share, or its share is none.
+    """
+    taken: dict[str, Sample] = {}
+    for source, samples, share in zip(calibration.sources, sources, apportion(calibration), strict=True):
+        rest = {sample.content: sample for sample in samples if sample.content not in taken}
+        if len(rest) < share:
+            elsewhere = " that no earlier source has" if taken else ""
+            raise ConfigError(
+                f"{share} calibration samples wanted, there are {len(rest)} different ones{elsewhere}",
+                where=source.dataset,
+                hint="lower `samples`, or give more data",
+            )
+        if len(sources) > 1:
+            log.info("calibration source", dataset=source.dataset, samples=share, of=len(rest))
+        first = sorted(rest, key=lambda content: _rank(content, calibration.seed))[:share]
+        taken |= {content: rest[content] for content in first}
+    return tuple(taken[content] for content in sorted(taken, key=lambda content: _rank(content, calibration.seed)))
+
+
+def apportion(calibration: Calibration) -> tuple[int, ...]:
+    """How many samples each source gives: exactly `samples` together, by the method of largest remainders.
+
+    Raises:
+        ConfigError: A source would give none.
+    """
+    weights = [Fraction(source.weight) for source in calibration.sources]
+    quotas = [calibration.samples * weight / sum(weights) for weight in weights]
+    shares = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(quotas)), key=lambda index: (shares[index] - quotas[index], index))
+    for index in by_remainder[: calibration.samples - sum(shares)]:
+        shares[index] += 1
+    if not all(shares):
         raise ConfigError(
-            f"{calibration.samples} calibration samples wanted, the data set has {len(texts)}",
-            where=", ".join(source.dataset for source in calibration.sources),
-            hint="lower `samples` or give more data",
+            f"its weight gives it none of the {calibration.samples} calibration samples",
+            where=calibration.sources[shares.index(0)].dataset,
+            hint="raise `samples` or its weight, or leave the source out",
         )
-    chosen = random.Random(calibration.seed).sample(list(texts), calibration.samples)  # noqa: S311 - a draw, no secret
-    cut = sorted((tokens[: calibration.maximum_tokens] for tokens in encode(chosen)), key=len)
-    size = 32 if calibration.batch_size == "auto" else calibration.batch_size
-    batches = [
-        tuple(same_length[start : start + calibration.batch_size])
-        for same_length in (list(group) for _, group in groupby(cut, key=len))
-        for start in range(0, len(same_length), size)
-    ]
-    return CalibrationSet(tuple(batches), len(cut), sha256_json([list(batch) for batch in batches]))
+    return tuple(shares)
+
+
+def _rank(content: str, seed: int) -> str:
+    """A random order that no other sample and no position in a file changes."""
+    return sha256_bytes(f"{seed}\0{content}".encode(errors="surrogatepass"))
+
+
+def _encode(samples: Sequence[Sample], calibration: Calibration, tokenizer: Tokenizer) -> list[Tokens]:
+    texts = [sample.content for sample in samples]
+    if calibration.chat_template:
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                "chat_template: true, but the model has no chat template",
+                where="calibration",
+                hint="calibrate on texts, or give the model's repository a template",
+            )
+        texts = [_rendered(sample, tokenizer) for sample in samples]
+    # A chat template writes the special tokens itself.
+    encoded = tokenizer(texts, add_special_tokens=not calibration.chat_template, verbose=False)
+    return [tuple(ids) for ids in encoded["input_ids"]]
+
+
+def _rendered(sample: Sample, tokenizer: Tokenizer) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(sample.messages, tokenize=False))
+    except (TemplateError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"the model's chat template refuses the chat: {error}", where=sample.where) from error
+
+
+def _cut(encoded: Iterable[Tokens], calibration: Calibration) -> list[Tokens]:
+    return [tokens[: calibration.maximum_tokens] for tokens in encoded]
+
+
+def _packed(encoded: Sequence[Tokens], calibration: Calibration, tokenizer: Tokenizer) -> list[Tokens]:
+    """All texts after each other, each closed by the end token, in pieces of one length; the rest is left out."""
+    end, length = tokenizer.eos_token_id, calibration.maximum_tokens
+    if end is None:
+        raise ConfigError(
+            "packing: true, but the model's tokenizer has no end token", where="calibration", hint="set packing: false"
+        )
+    stream = [token for tokens in encoded for token in (*tokens, *((end,) if tokens[-1] != end else ()))]
+    count, rest = divmod(len(stream), length)
+    if not count:
+        raise ConfigError(
+            f"packed, the texts have {len(stream)} tokens: fewer than one sequence of {length}",
+            where="calibration",
+            hint="raise `samples`, or lower `maximum_tokens`",
+        )
+    log.info("packed", texts=len(encoded), sequences=count, tokens_each=length, tokens_left_out=rest)
+    return [tuple(stream[start : start + length]) for start in range(0, count * length, length)]

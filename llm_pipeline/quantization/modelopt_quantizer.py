@@ -18,7 +18,8 @@ from transformers import AutoTokenizer
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
-from llm_pipeline.quantization.calibration import CalibrationSet, draw_calibration, read_texts
+from llm_pipeline.quantization.calibration import CalibrationSet, draw_calibration
+from llm_pipeline.quantization.calibration_samples import read_sources
 from llm_pipeline.quantization.checkpoint import copy_companions
 from llm_pipeline.quantization.modelopt_configs import modelopt_config, refuse_unsupported
 from llm_pipeline.quantization.readback import load_model
@@ -34,7 +35,7 @@ class QuantizerFacts:
 
     Attributes:
         calibration_samples: Texts seen; 0 for formats without calibration.
-        calibration_digest: SHA-256 over the exact token batches; empty without.
+        calibration_digest: SHA-256 over the exact token sequences; empty without.
         seconds: Wall time by phase: load, quantize, export.
     """
 
@@ -60,11 +61,13 @@ def quantize_checkpoint(
     """
     refuse_unsupported(recipe, device)
     clock = _Phases()
-    model = load_model(source, dtype, device)
     calibration = _calibration(source, recipe, calibration_file)
+    model = load_model(source, dtype, device)
     clock.end("load")
     with _quiet():
-        mtq.quantize(model, modelopt_config(recipe), _forward_loop(calibration, device) if calibration else None)
+        mtq.quantize(
+            model, modelopt_config(recipe), _forward_loop(calibration, recipe, device) if calibration else None
+        )
     clock.end("quantize")
     with torch.inference_mode(), _quiet():
         # modelopt misreads the dtype of a config that was saved before; it is always given here.
@@ -72,7 +75,7 @@ def quantize_checkpoint(
     copy_companions(source, destination)
     clock.end("export")
     return QuantizerFacts(
-        calibration_samples=calibration.samples if calibration else 0,
+        calibration_samples=calibration.texts if calibration else 0,
         calibration_digest=calibration.digest if calibration else "",
         seconds=clock.seconds,
     )
@@ -83,25 +86,23 @@ def _calibration(source: Path, recipe: QuantizationRecipe, file: Path | None) ->
         return None
     if file is None:
         raise ConfigError("the recipe is calibrated, but no calibration data were given", where=recipe.name)
+    samples = read_sources(file, recipe.calibration)
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-
-    def encode(texts: list[str]) -> list[list[int]]:
-        return [list(tokens) for tokens in tokenizer(texts)["input_ids"]]
-
-    drawn = draw_calibration(read_texts(file), recipe.calibration, encode)
-    log.info("calibration set", samples=drawn.samples, batches=len(drawn.batches), token_digest=drawn.digest[:12])
-    return drawn
+    return draw_calibration(samples, recipe.calibration, tokenizer)
 
 
-def _forward_loop(calibration: CalibrationSet, device: str) -> Callable[[Any], None]:
+def _forward_loop(calibration: CalibrationSet, recipe: QuantizationRecipe, device: str) -> Callable[[Any], None]:
+    asked = recipe.calibration.batch_size if recipe.calibration else "auto"
+    batches = calibration.batches(32 if asked == "auto" else asked)
+
     def forward(model: Any) -> None:
         reported = time.monotonic()
-        for number, batch in enumerate(calibration.batches, start=1):
+        for number, batch in enumerate(batches, start=1):
             with torch.no_grad():
                 model(input_ids=torch.tensor(batch, device=device))
-            if (now := time.monotonic()) - reported >= _PROGRESS_SECONDS or number == len(calibration.batches):
+            if (now := time.monotonic()) - reported >= _PROGRESS_SECONDS or number == len(batches):
                 reported = now
-                log.info("calibration pass", batch=f"{number}/{len(calibration.batches)}")
+                log.info("calibration pass", batch=f"{number}/{len(batches)}")
 
     return forward
 

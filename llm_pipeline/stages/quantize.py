@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.logging import get_logger
-from llm_pipeline.quantization.calibration import dataset_file
 from llm_pipeline.quantization.modelopt_configs import refuse_unsupported
 from llm_pipeline.stages.contract import Metric, Produced, Stage, StageContext, StageOutput
 
@@ -67,9 +66,10 @@ def _quantize(context: StageContext[QuantizeConfig], destination: Path) -> Stage
 
     import_seconds = round(time.monotonic() - started, 3)
     log.info("quantizing", recipe=recipe.name, weights=recipe.weights, kv_cache=recipe.kv_cache, device=device)
-    calibration = dataset_file(context.inputs["calibration"]) if "calibration" in context.inputs else None
     dtype = getattr(torch, context.config.dtype)
-    quantizer = quantize_checkpoint(source, destination, recipe, calibration, dtype=dtype, device=device)
+    quantizer = quantize_checkpoint(
+        source, destination, recipe, context.inputs.get("calibration"), dtype=dtype, device=device
+    )
     export = validate_export(source, destination, recipe)
     tool_seconds = import_seconds + sum(quantizer.seconds.values())
     metrics = _metrics(destination, quantizer, export, import_seconds)

@@ -1,62 +1,211 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llm_pipeline.config.quantization import Calibration
 from llm_pipeline.errors import ConfigError
-from llm_pipeline.quantization.calibration import dataset_file, draw_calibration, read_texts
+from llm_pipeline.quantization.calibration import apportion, choose_samples, draw_calibration
+from llm_pipeline.quantization.calibration_samples import Sample, read_sources
+
+START, END = 1, 2
 
 
-def encode(texts):
-    return [[ord(letter) for letter in text] for text in texts]
+class LetterTokenizer:
+    """A token a letter behind a start token, with what is used of a tokenizer of transformers."""
+
+    all_special_ids = (START, END)
+
+    def __init__(self, *, chat_template=None, eos_token_id=END):
+        self.chat_template = chat_template
+        self.eos_token_id = eos_token_id
+
+    def __call__(self, texts, *, add_special_tokens=True, verbose):  # noqa: ARG002
+        start = [START] if add_special_tokens else []
+        return {"input_ids": [start + [ord(letter) for letter in text if letter != "~"] for text in texts]}
+
+    def apply_chat_template(self, messages, *, tokenize):
+        assert not tokenize
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
 
 TEXTS = [f"text {'x' * (index % 7)} {index}" for index in range(40)]
 
 
-def drawn(**changes):
-    options = {"sources": ["d.jsonl"], "samples": 16, "maximum_tokens": 12, "batch_size": 4, **changes}
-    return draw_calibration(TEXTS, Calibration(**options), encode)
+def settings(**changes):
+    return Calibration(**{"sources": ["d.jsonl"], "samples": 16, "maximum_tokens": 12, **changes})
 
 
-def test_the_same_seed_draws_the_same_tokens():
-    assert drawn(seed=1) == drawn(seed=1)
+def samples(texts):
+    return [Sample(text, f"d.jsonl:{number}") for number, text in enumerate(texts, start=1)]
 
 
-@pytest.mark.parametrize("change", [{"seed": 2}, {"maximum_tokens": 11}, {"samples": 15}, {"batch_size": 1}])
+def drawn(texts=TEXTS, tokenizer=None, **changes):
+    return draw_calibration([samples(texts)], settings(**changes), tokenizer or LetterTokenizer())
+
+
+def text_of(tokens):
+    return "".join(chr(token) for token in tokens if token not in (START, END))
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_same_seed_draws_the_same_tokens_however_the_file_is_ordered():
+    assert drawn(seed=1) == drawn(TEXTS[::-1], seed=1)
+
+
+@pytest.mark.parametrize("change", [{"seed": 2}, {"maximum_tokens": 11}, {"samples": 15}, {"packing": True}])
 def test_the_digest_changes_with_what_the_model_sees(change):
     assert drawn(seed=1).digest != drawn(**{"seed": 1, **change}).digest
 
 
+def test_the_digest_changes_with_a_letter_of_the_data_and_with_the_tokenizer():
+    class Shifted(LetterTokenizer):
+        def __call__(self, texts, **options):
+            return {
+                "input_ids": [[token + 1 for token in ids] for ids in super().__call__(texts, **options)["input_ids"]]
+            }
+
+    every = {"samples": 40}
+    assert drawn([*TEXTS[:-1], TEXTS[-1] + "!"], **every).digest != drawn(**every).digest
+    assert drawn(tokenizer=Shifted()).digest != drawn().digest
+
+
+def test_how_the_sequences_are_batched_is_no_part_of_the_digest():
+    assert drawn(batch_size=1) == drawn(batch_size=4)
+
+
 def test_a_batch_needs_no_padding_and_no_text_is_too_long():
-    for batch in drawn().batches:
+    for batch in drawn().batches(4):
         assert len({len(tokens) for tokens in batch}) == 1
         assert len(batch) <= 4
         assert len(batch[0]) <= 12
 
 
-def test_every_drawn_text_is_seen_once():
-    assert drawn().samples == sum(map(len, drawn().batches)) == 16
+def test_every_drawn_text_is_in_one_batch():
+    every = drawn()
+    batched = [tokens for batch in every.batches(3) for tokens in batch]
+    assert sorted(batched) == sorted(every.sequences)
+    assert len(batched) == every.texts == 16
 
 
-def test_too_few_texts_are_refused():
-    with pytest.raises(ConfigError, match="41 calibration samples wanted, the data set has 40"):
-        drawn(samples=41)
+def test_too_few_different_texts_are_refused():
+    with pytest.raises(ConfigError, match="41 calibration samples wanted, there are 40 different ones"):
+        drawn([*TEXTS, *TEXTS], samples=41)
 
 
-@pytest.mark.parametrize("line", ["{}", "no json", '{"text": ""}', '{"text": 3}', "[]"])
-def test_a_line_without_text_is_named(tmp_path, line):
+def test_a_text_of_two_sources_is_drawn_once():
+    mixture = settings(sources=["a.jsonl", "b.jsonl"], samples=40)
+    chosen = choose_samples([samples(TEXTS[:20]), samples(TEXTS)], mixture)
+    assert sorted(sample.content for sample in chosen) == sorted(TEXTS)
+    with pytest.raises(ConfigError, match=r"20 .*wanted, there are 19 different ones that no earlier source") as error:
+        choose_samples([samples(TEXTS[:21]), samples(TEXTS)], settings(sources=mixture.sources, samples=41))
+    assert error.value.where == "b.jsonl"
+
+
+@given(
+    weights=st.lists(st.floats(min_value=0.1, max_value=10.0), min_size=1, max_size=6),
+    count=st.integers(min_value=200, max_value=5000),
+)
+def test_the_shares_of_a_mixture_are_whole_and_within_one_of_the_weights(weights, count):
+    sources = [{"dataset": f"{index}.jsonl", "weight": weight} for index, weight in enumerate(weights)]
+    shares = apportion(settings(sources=sources, samples=count))
+    assert sum(shares) == count
+    for share, weight in zip(shares, weights, strict=True):
+        assert abs(share - count * weight / sum(weights)) < 1.0 + 1e-6
+
+
+def test_a_source_whose_weight_gives_it_nothing_is_named():
+    sources = [{"dataset": "a.jsonl", "weight": 99}, {"dataset": "b.jsonl", "weight": 1}]
+    with pytest.raises(ConfigError, match="none of the 10 calibration samples") as error:
+        apportion(settings(sources=sources, samples=10))
+    assert error.value.where == "b.jsonl"
+
+
+def test_packed_sequences_have_one_length_an_end_token_between_texts_and_lose_only_the_rest():
+    packed = drawn(packing=True, samples=40, maximum_tokens=32)
+    assert {len(tokens) for tokens in packed.sequences} == {32}
+    assert len(packed.sequences) == sum(len(text) + 2 for text in TEXTS) // 32
+    assert packed.texts == 40
+    joined = [token for sequence in packed.sequences for token in sequence]
+    starts = [index for index, token in enumerate(joined) if token == START]
+    assert all(joined[index - 1] == END for index in starts if index % 32)
+
+
+def test_packing_needs_an_end_token_and_enough_text():
+    with pytest.raises(ConfigError, match="no end token"):
+        drawn(packing=True, tokenizer=LetterTokenizer(eos_token_id=None))
+    with pytest.raises(ConfigError, match=r"the texts have \d+ tokens: fewer than one sequence of 4096"):
+        drawn(packing=True, maximum_tokens=4096)
+
+
+def test_a_text_without_tokens_is_named():
+    with pytest.raises(ConfigError, match="has no tokens") as error:
+        drawn([*TEXTS, "~"], samples=41)
+    assert error.value.where == "d.jsonl:41"
+
+
+def test_chats_are_rendered_by_the_models_own_template(tmp_path):
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    path = write(tmp_path / "c.jsonl", {"messages": chat})
+    asked = settings(samples=1, maximum_tokens=99, chat_template=True)
+    with_template = draw_calibration(read_sources(path, asked), asked, LetterTokenizer(chat_template="{{ x }}"))
+    assert text_of(with_template.sequences[0]) == "<user>Hi<assistant>Ho"
+    assert START not in with_template.sequences[0]
+    with pytest.raises(ConfigError, match="the model has no chat template"):
+        draw_calibration(read_sources(path, asked), asked, LetterTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{}", "'text' is missing"),
+        (b"no json", "not a JSON object"),
+        (b'{"text": ""}', "'text' is empty"),
+        (b'{"text": " "}', "'text' is empty"),
+        (b'{"text": 3}', "'text' is no text"),
+        (b"[]", "not a JSON object"),
+        (b'{"text": "\xff"}', "not UTF-8"),
+        (b'{"messages": [{"role": "user", "content": "a"}]}', "'text' is missing"),
+    ],
+)
+def test_a_line_without_text_is_named(tmp_path, line, message):
     path = tmp_path / "d.jsonl"
-    path.write_text(json.dumps({"text": "fine"}) + "\n" + line + "\n")
-    with pytest.raises(ConfigError, match="text") as error:
-        read_texts(path)
-    assert error.value.where == f"{path}:2"
+    path.write_bytes(b'{"text": "fine"}\n\n' + line + b"\n")
+    with pytest.raises(ConfigError, match=message) as error:
+        read_sources(path, settings())
+    assert error.value.where == f"{path}:3"
 
 
-def test_a_dataset_is_one_file(tmp_path):
-    with pytest.raises(ConfigError, match="0 jsonl files"):
-        dataset_file(tmp_path)
-    (tmp_path / "a.jsonl").touch()
-    assert dataset_file(tmp_path).name == "a.jsonl"
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "a"}, "'messages' is missing"),
+        ({"messages": "a"}, "'messages' is no text"),
+        ({"messages": []}, "'messages' is empty"),
+        ({"messages": [{"content": "a"}]}, "without a role"),
+        ({"messages": [{"role": "user"}]}, "without content"),
+        ({"messages": [{"role": "user", "content": " "}]}, "'messages' is empty"),
+    ],
+)
+def test_a_line_without_a_chat_is_named(tmp_path, row, message):
+    path = write(tmp_path / "d.jsonl", row)
+    with pytest.raises(ConfigError, match=message) as error:
+        read_sources(path, settings(chat_template=True))
+    assert error.value.where == f"{path}:1"
+
+
+def test_a_published_calibration_set_is_read_in_the_order_of_its_sources(tmp_path):
+    for number in range(11):
+        write(tmp_path / f"{number}-d.jsonl", {"text": f"source {number}"})
+    asked = settings(sources=[f"{number}.jsonl" for number in range(11)])
+    assert [source[0].content for source in read_sources(tmp_path, asked)] == [f"source {n}" for n in range(11)]
+    with pytest.raises(ConfigError, match=re.escape("11 jsonl or parquet files for 1 sources")):
+        read_sources(tmp_path, settings())
