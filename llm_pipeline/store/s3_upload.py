@@ -30,11 +30,16 @@ from llm_pipeline.store.s3_session import Changed, UploadGone
 
 log = get_logger(__name__)
 
-PART_BYTES = 8 * 1024 * 1024
-"""Size of a part, and of the largest file that is sent in one request."""
+PART_BYTES = 16 * 1024 * 1024
+"""Size of a part. Files of up to half of it are sent whole, in one request each."""
 
 _PARTS_AT_MOST = 10_000
-_IN_FLIGHT_BYTES = WORKERS * PART_BYTES
+_FILES_AT_ONCE = 2
+"""Large files: while S3 joins the parts of one, those of the next are on their way."""
+
+_IN_FLIGHT_BYTES = 2 * PART_BYTES
+"""Parts of one file in memory."""
+
 _ATTEMPTS = 5
 
 
@@ -76,20 +81,29 @@ def upload(bucket: Bucket, files: Sequence[LocalFile], present: Mapping[str, S3O
         IntegrityError: A file is not, or no longer, what the manifest says.
         Transient: S3 did not take it; what was sent so far is used by the next attempt.
     """
-    with _pool() as pool:
-        for file in files:
-            if file.listed.size > PART_BYTES:
-                _place(bucket, file, present, lambda *given: _put_in_parts(pool, *given))
-        small = [pool.submit(_place, bucket, file, present, _put) for file in files if file.listed.size <= PART_BYTES]
-        failed = [future for future in wait(small, return_when=FIRST_EXCEPTION).done if future.exception()]
-        for future in failed or small:
-            future.result()
+    large = [file for file in files if file.listed.size > PART_BYTES // 2]
+    small = [file for file in files if file.listed.size <= PART_BYTES // 2]
+    with _pool(WORKERS, "s3 part") as requests, _pool(_FILES_AT_ONCE, "s3 file") as readers:
+        sender = _PartSender(requests)
+        try:
+            _wait_for([readers.submit(_place, bucket, file, present, sender.put) for file in large])
+            _wait_for([requests.submit(_place, bucket, file, present, _put) for file in small])
+        except BaseException as error:
+            sender.stopped_by = error
+            raise
+
+
+def _wait_for(futures: Sequence[Future[None]]) -> None:
+    """Until all are done, or the first fails: its error is raised."""
+    failed = [future for future in wait(futures, return_when=FIRST_EXCEPTION).done if future.exception()]
+    for future in failed or futures:
+        future.result()
 
 
 @contextmanager
-def _pool() -> Iterator[ThreadPoolExecutor]:
+def _pool(threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
     """Threads that end with the block: orderly, or without beginning anything more when it fails."""
-    pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="s3 upload")
+    pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
     try:
         yield pool
     finally:
@@ -124,20 +138,54 @@ def _put(bucket: Bucket, file: LocalFile, replaces: str | None) -> None:
     bucket.put(file.name, data, revision_is(replaces), claimed=file.listed.sha256)
 
 
-def _put_in_parts(pool: ThreadPoolExecutor, bucket: Bucket, file: LocalFile, replaces: str | None) -> None:
-    begun, known = _to_go_on_with(bucket, file) or (bucket.begin_upload(file.name, file.listed.sha256), {})
-    try:
-        parts = _send_parts(pool, bucket, begun, file, known)
-        bucket.complete_upload(begun, parts, revision_is(replaces))
-    except UploadGone:
-        raise
-    except Transient as error:
-        if isinstance(error, Changed):  # else the parts stay: the next attempt goes on with them
+class _PartSender:
+    """Uploads large files in parts, which the threads of a pool send.
+
+    Attributes:
+        stopped_by: The error that ended the upload of another file, and with it that of all.
+    """
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self.stopped_by: BaseException | None = None
+
+    def put(self, bucket: Bucket, file: LocalFile, replaces: str | None) -> None:
+        begun, known = _to_go_on_with(bucket, file) or (bucket.begin_upload(file.name, file.listed.sha256), {})
+        try:
+            parts = self._send(bucket, begun, file, known)
+            bucket.complete_upload(begun, parts, revision_is(replaces))
+        except UploadGone:
+            raise
+        except Transient as error:
+            if isinstance(error, Changed):  # else the parts stay: the next attempt goes on with them
+                _abort(bucket, begun)
+            raise
+        except BaseException:
             _abort(bucket, begun)
-        raise
-    except BaseException:
-        _abort(bucket, begun)
-        raise
+            raise
+
+    def _send(self, bucket: Bucket, begun: S3Upload, file: LocalFile, known: Mapping[int, S3Part]) -> list[S3Part]:
+        """Read the file once, in order; hash and send its parts in threads, a bounded number of them in memory."""
+        sent: list[S3Part] = []
+        window: deque[Future[S3Part]] = deque()
+        whole = hashlib.sha256()
+        try:
+            with file.source.open("rb") as stream:
+                for number, data in enumerate(_blocks(stream, file.part_bytes), start=1):
+                    if self.stopped_by is not None:
+                        raise self.stopped_by
+                    whole.update(data)
+                    window.append(self._pool.submit(_send_part, bucket, begun, number, data, known.get(number)))
+                    if len(window) * file.part_bytes >= _IN_FLIGHT_BYTES:
+                        sent.append(window.popleft().result())
+            sent += [future.result() for future in window]
+        finally:
+            for future in window:
+                future.cancel()
+            wait(window)  # a part that arrives after the upload was aborted would stay in S3
+        if whole.hexdigest() != file.listed.sha256:
+            raise file.changed()
+        return sent
 
 
 def _to_go_on_with(bucket: Bucket, file: LocalFile) -> tuple[S3Upload, dict[int, S3Part]] | None:
@@ -152,30 +200,6 @@ def _to_go_on_with(bucket: Bucket, file: LocalFile) -> tuple[S3Upload, dict[int,
     best = max(found, key=lambda candidate: len(candidate[1]))
     log.info("going on with an interrupted upload", file=file.listed.path, parts=len(best[1]))
     return best
-
-
-def _send_parts(
-    pool: ThreadPoolExecutor, bucket: Bucket, begun: S3Upload, file: LocalFile, known: Mapping[int, S3Part]
-) -> list[S3Part]:
-    """Read the file once, in order; hash and send its parts in threads, a bounded number of them in memory."""
-    sent: list[S3Part] = []
-    window: deque[Future[S3Part]] = deque()
-    whole = hashlib.sha256()
-    try:
-        with file.source.open("rb") as stream:
-            for number, data in enumerate(_blocks(stream, file.part_bytes), start=1):
-                whole.update(data)
-                window.append(pool.submit(_send_part, bucket, begun, number, data, known.get(number)))
-                if len(window) * file.part_bytes >= _IN_FLIGHT_BYTES:
-                    sent.append(window.popleft().result())
-        sent += [future.result() for future in window]
-    finally:
-        for future in window:
-            future.cancel()
-        wait(window)  # a part that arrives after the upload was aborted would stay in S3
-    if whole.hexdigest() != file.listed.sha256:
-        raise file.changed()
-    return sent
 
 
 def _blocks(stream: BinaryIO, size: int) -> Iterator[bytes]:
