@@ -11,16 +11,33 @@ would decide. Nothing is rounded before it is compared, and a bound that equals 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from statistics import NormalDist
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from llm_pipeline.accuracy.intervals import FEW_CHANGES, holm, items_to_decide, tango_statistic
+from llm_pipeline.accuracy.intervals import items_to_decide
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy, compare
+from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy, TaskPairs, compare, pair_items, summarise
+from llm_pipeline.accuracy.score_test import SCORE_TEST, LossTest
 from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
+
+
+@dataclass(frozen=True)
+class DecisionRule:
+    """How a look at the data decides.
+
+    Attributes:
+        test: Bounds the losses.
+        level: The error that this look may make, of the error that all looks together may.
+    """
+
+    test: LossTest = SCORE_TEST
+    level: Callable[[float], float] = lambda alpha: alpha
+
+
+AT_ONCE = DecisionRule()
+"""One look at all items, with the whole error to spend."""
 
 
 def judge_accuracy(
@@ -34,7 +51,7 @@ def judge_accuracy(
     Args:
         baseline: Items of the unquantized model.
         candidate: Items of the model that is judged.
-        policy: Margins, confidence and smallest sample.
+        policy: Margins, confidence, smallest sample and required tasks.
         tasks: Tasks that must be judged (the served ones, say); None for every task that either side has.
 
     Returns:
@@ -43,7 +60,7 @@ def judge_accuracy(
     Raises:
         IntegrityError: The two evaluations asked different questions, hold an item twice, or score outside 0 to 1.
     """
-    return judge_comparison(compare(baseline, candidate, policy.confidence, tasks), policy)
+    return judge_pairs(pair_items(baseline, candidate, tasks), policy)
 
 
 def comparison_table(
@@ -60,18 +77,13 @@ def comparison_table(
     return format_comparison(compare(baseline, candidate, policy.confidence, tasks), policy)
 
 
-def judge_comparison(comparison: Comparison, policy: AccuracyPolicy) -> Judgement:
-    """Judge a comparison that was made already.
-
-    Raises:
-        ValueError: The comparison was made at another confidence than the policy's.
-    """
-    if comparison.confidence != policy.confidence:
-        raise ValueError(f"compared at confidence {comparison.confidence}, the policy says {policy.confidence}")
+def judge_pairs(tasks: Sequence[TaskPairs], policy: AccuracyPolicy, rule: DecisionRule = AT_ONCE) -> Judgement:
+    """Judge what was paired already, at one look."""
+    comparison = summarise(tasks, 1.0 - rule.level(1.0 - policy.confidence), rule.test)
     enough = comparison.pooled.pairs >= policy.minimum_items
     verdict = _pooled_verdict(comparison.pooled, policy) if enough else Verdict.INCONCLUSIVE
     pooled = _evidence(comparison.pooled, policy.margin, policy, verdict)
-    verdicts = _task_verdicts(comparison.tasks, policy) if enough else {}
+    verdicts = _task_verdicts(tasks, comparison.tasks, policy, rule) if enough else {}
     facts = [
         _evidence(task, policy.task_margin, policy, verdicts.get(task.name, Verdict.INCONCLUSIVE))
         for task in comparison.tasks
@@ -90,19 +102,36 @@ def _pooled_verdict(pooled: PairedAccuracy, policy: AccuracyPolicy) -> Verdict:
     return Verdict.GO if _may_pass(pooled, policy.margin) else Verdict.INCONCLUSIVE
 
 
-def _task_verdicts(tasks: Sequence[PairedAccuracy], policy: AccuracyPolicy) -> dict[str, Verdict]:
-    alpha = 1.0 - policy.confidence
-    harm = holm([_p_loss_beyond(task, policy.task_margin) for task in tasks])
-    luck = holm([_p_loss_beyond(_mirrored(task), policy.anomalous_gain) for task in tasks])
+def _task_verdicts(
+    tasks: Sequence[TaskPairs], compared: Sequence[PairedAccuracy], policy: AccuracyPolicy, rule: DecisionRule
+) -> dict[str, Verdict]:
+    samples = [task.sample() if task.scores else None for task in tasks]
+    harm = [rule.test.p_value(sample, policy.task_margin) if sample else 1.0 for sample in samples]
+    luck = [rule.test.p_value(sample.mirrored(), policy.anomalous_gain) if sample else 1.0 for sample in samples]
+    harmed, lucky = (_rejected(p_values, policy, rule) for p_values in (harm, luck))
     verdicts = {}
-    for task, p_harm, p_luck in zip(tasks, harm, luck, strict=True):
-        if p_luck < alpha:
+    for number, task in enumerate(compared):
+        if number in lucky:
             verdicts[task.name] = Verdict.ANOMALOUS
-        elif p_harm < alpha:
+        elif number in harmed:
             verdicts[task.name] = Verdict.NO_GO
         else:
             verdicts[task.name] = Verdict.GO if _may_pass(task, policy.task_margin) else Verdict.INCONCLUSIVE
     return verdicts
+
+
+def _rejected(p_values: Sequence[float], policy: AccuracyPolicy, rule: DecisionRule) -> set[int]:
+    """What Holm's procedure rejects; at a look each of its levels is the one that its share of the error buys there.
+
+    W. Maurer and F. Bretz, Multiple testing in group sequential trials using graphical approaches, Statistics in
+    Biopharmaceutical Research 5 (2013) 311-320.
+    """
+    rejected = set[int]()
+    for number in sorted(range(len(p_values)), key=p_values.__getitem__):
+        if p_values[number] >= rule.level((1.0 - policy.confidence) / (len(p_values) - len(rejected))):
+            break
+        rejected.add(number)
+    return rejected
 
 
 def _may_pass(part: PairedAccuracy, margin: float) -> bool:
@@ -112,31 +141,6 @@ def _may_pass(part: PairedAccuracy, margin: float) -> bool:
 def _is_too_weak(part: PairedAccuracy, margin: float) -> bool:
     """A baseline that scores no more than the margin cannot lose more than the margin: its pass would say nothing."""
     return part.baseline is not None and part.baseline.estimate <= margin
-
-
-def _p_loss_beyond(part: PairedAccuracy, limit: float) -> float:
-    """P-value of "the loss is at most `limit`": small when the loss is surely beyond."""
-    if part.loss is None or limit >= 1.0:
-        return 1.0
-    if not part.graded:
-        return NormalDist().cdf(-tango_statistic(part.lost, part.gained, part.pairs, limit))
-    if part.flips < FEW_CHANGES:
-        return 1.0
-    error = math.sqrt(part.variance / (part.pairs - 1))
-    excess = part.loss.estimate - limit
-    from scipy import special
-
-    return float(special.stdtr(part.pairs - 1, -excess / error)) if error else float(excess <= 0.0)
-
-
-def _mirrored(part: PairedAccuracy) -> PairedAccuracy:
-    """The same comparison seen from the candidate: its gain becomes the loss."""
-    if part.loss is None:
-        return part
-    loss = part.loss.model_copy(
-        update={"estimate": -part.loss.estimate, "lower": -part.loss.upper, "upper": -part.loss.lower}
-    )
-    return part.model_copy(update={"loss": loss, "lost": part.gained, "gained": part.lost})
 
 
 def _evidence(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdict: Verdict) -> Evidence:
@@ -156,7 +160,8 @@ def _evidence(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdi
 def _detail(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdict: Verdict) -> str:
     if part.loss is None:
         return "No item is scored on both sides."
-    flips = f"{part.lost} lost, {part.gained} gained."
+    clusters = f" in {part.clusters} clusters" if part.clusters is not None else ""
+    flips = f"{part.lost} lost, {part.gained} gained{clusters}."
     if verdict is Verdict.ANOMALOUS:
         return (
             f"{flips} Quantization does not make models this much better: look for leaked answers or a broken baseline."
@@ -187,6 +192,12 @@ def _completeness(comparison: Comparison, policy: AccuracyPolicy) -> list[Eviden
     if pooled.unpaired:
         gaps = ", ".join(f"{task.name}: {task.unpaired}" for task in comparison.tasks if task.unpaired)
         facts.append(_shortage("items without a partner or a score", pooled.unpaired, 0, f"By task: {gaps}."))
+    judged = {task.name for task in comparison.tasks if task.pairs}
+    if missing := [task for task in policy.required_tasks if task not in judged]:
+        required = len(policy.required_tasks)
+        facts.append(
+            _shortage("required tasks", required - len(missing), required, f"Not evaluated: {', '.join(missing)}.")
+        )
     if not comparison.tasks:
         facts.append(_shortage("tasks compared", 0, 1, "No task was evaluated."))
     return facts

@@ -29,7 +29,7 @@ class Bounds:
     upper: float
 
 
-def tango_statistic(lost: int, gained: int, pairs: int, loss: float) -> float:
+def tango_statistic(lost: float, gained: float, pairs: float, loss: float) -> float:
     """Tango's score statistic for the hypothesis that the paired difference of proportions is `loss`.
 
     Source: T. Tango, Equivalence test and confidence interval for the difference in proportions for the
@@ -46,15 +46,22 @@ def tango_statistic(lost: int, gained: int, pairs: int, loss: float) -> float:
     return excess / math.sqrt(variance)
 
 
-def tango_upper(lost: int, gained: int, pairs: int, confidence: float) -> float:
+def score_upper(lost: float, gained: float, pairs: float, confidence: float, degrees: float = math.inf) -> float:
     """One-sided upper bound of the loss `(lost - gained) / pairs`, by inverting Tango's score test.
 
     With nothing gained the difference is a plain proportion of lost items, for which the score bound is a little
     too low (2.7 / pairs where the exact one is 3.0 / pairs); there the exact Clopper-Pearson bound is taken.
+
+    Args:
+        lost: Items on which the candidate scored less; may be fractional when clusters shrink the sample.
+        gained: Items on which it scored more.
+        pairs: All items.
+        confidence: Confidence of the bound.
+        degrees: Degrees of freedom of Student's quantile; infinite for the normal one.
     """
+    quantile = _quantile(confidence, degrees)
     if gained == 0:
-        return clopper_pearson_upper(lost, pairs, confidence)
-    quantile = _NORMAL.inv_cdf(confidence)
+        return clopper_pearson_upper(lost, pairs, _NORMAL.cdf(quantile))
     estimate = (lost - gained) / pairs
     if estimate >= _WIDEST or tango_statistic(lost, gained, pairs, _WIDEST) > -quantile:
         return 1.0
@@ -68,10 +75,21 @@ def tango_upper(lost: int, gained: int, pairs: int, confidence: float) -> float:
     return high
 
 
-def _t_quantile(confidence: float, degrees: int) -> float:
+def _quantile(confidence: float, degrees: float) -> float:
+    if math.isinf(degrees):
+        return _NORMAL.inv_cdf(confidence)
     from scipy import special
 
     return float(special.stdtrit(degrees, confidence))
+
+
+def tail_of(statistic: float, degrees: float = math.inf) -> float:
+    """The chance of a larger statistic, normal or Student's."""
+    if math.isinf(degrees):
+        return _NORMAL.cdf(-statistic)
+    from scipy import special
+
+    return float(special.stdtr(degrees, -statistic)) if degrees > 0.0 else 1.0
 
 
 def tango_bounds(lost: int, gained: int, pairs: int, confidence: float) -> Bounds:
@@ -84,37 +102,16 @@ def tango_bounds(lost: int, gained: int, pairs: int, confidence: float) -> Bound
         raise ValueError(f"{lost} lost and {gained} gained of {pairs} pairs")
     return Bounds(
         estimate=(lost - gained) / pairs,
-        lower=-tango_upper(gained, lost, pairs, confidence),
-        upper=tango_upper(lost, gained, pairs, confidence),
+        lower=-score_upper(gained, lost, pairs, confidence),
+        upper=score_upper(lost, gained, pairs, confidence),
     )
 
 
-def clopper_pearson_upper(events: int, trials: int, confidence: float) -> float:
+def clopper_pearson_upper(events: float, trials: float, confidence: float) -> float:
     """Exact one-sided upper bound of a proportion (Clopper and Pearson 1934)."""
     from scipy import special
 
     return 1.0 if events >= trials else float(special.betaincinv(events + 1, trials - events, confidence))
-
-
-def graded_bounds(losses: Sequence[float], confidence: float) -> Bounds:
-    """The mean of per-item losses in [-1, 1] with one-sided bounds: paired t, or exact when few items changed.
-
-    With fewer than `FEW_CHANGES` changed items the spread says little about the tail. Then each changed item
-    counts as a whole one: a mean loss is at most the share of items that lost anything, whose exact bound is taken.
-
-    Raises:
-        ValueError: There are no losses.
-    """
-    values = np.asarray(losses, dtype=float)
-    if values.size == 0:
-        raise ValueError("no losses")
-    estimate = float(values.mean())
-    lost, gained = int((values > 0).sum()), int((values < 0).sum())
-    if lost + gained < FEW_CHANGES:
-        upper = clopper_pearson_upper(lost, values.size, confidence)
-        return Bounds(estimate, -clopper_pearson_upper(gained, values.size, confidence), upper)
-    reach = _t_quantile(confidence, values.size - 1) * float(values.std(ddof=1)) / math.sqrt(values.size)
-    return Bounds(estimate, max(-1.0, estimate - reach), min(1.0, estimate + reach))
 
 
 def wilson_bounds(right: int, items: int, confidence: float) -> Bounds:
@@ -132,7 +129,7 @@ def mean_bounds(scores: Sequence[float], confidence: float) -> Bounds:
     if np.isin(values, (0.0, 1.0)).all():
         return wilson_bounds(int(values.sum()), values.size, confidence)
     mean = float(values.mean())
-    reach = _t_quantile(confidence, values.size - 1) * float(values.std(ddof=1)) / math.sqrt(values.size)
+    reach = _quantile(confidence, values.size - 1) * float(values.std(ddof=1)) / math.sqrt(values.size)
     return Bounds(mean, max(0.0, mean - reach), min(1.0, mean + reach))
 
 
@@ -150,13 +147,3 @@ def items_to_decide(variance: float, distance: float, confidence: float, power: 
     factor = (_NORMAL.inv_cdf(confidence) + _NORMAL.inv_cdf(power)) ** 2
     without_flips = math.log(1.0 - confidence) / math.log1p(-min(abs(distance), 0.999))
     return math.ceil(max(factor * variance / distance**2, without_flips))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) adjusted p-values, in the order given: comparing each with alpha controls the family-wise error."""
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted

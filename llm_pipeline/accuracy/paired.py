@@ -7,13 +7,16 @@ pooled comparison treats all pairs as one sample: its bound is a little wide whe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.accuracy.intervals import Bounds, graded_bounds, mean_bounds, tango_bounds
+from llm_pipeline.accuracy.intervals import Bounds, mean_bounds
 from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.losses import LossSample, group_numbers
+from llm_pipeline.accuracy.score_test import SCORE_TEST, LossTest
 from llm_pipeline.errors import IntegrityError
 
 POOLED = "all tasks"
@@ -40,9 +43,10 @@ class PairedAccuracy(BaseModel):
         baseline: Mean score of the baseline over the pairs.
         candidate: Mean score of the candidate over the pairs.
         loss: Baseline minus candidate; negative is a gain.
-        variance: Variance of one item's loss.
+        variance: Variance of one item's loss, inflated by what its likeness to its cluster costs.
         lost: Items on which the candidate scored less.
         gained: Items on which the candidate scored more.
+        clusters: Groups of items that belong together; None when every item stands for itself.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,6 +61,7 @@ class PairedAccuracy(BaseModel):
     variance: float = 0.0
     lost: int = 0
     gained: int = 0
+    clusters: int | None = None
 
     @property
     def flips(self) -> int:
@@ -80,11 +85,35 @@ class Comparison(BaseModel):
     tasks: tuple[PairedAccuracy, ...]
 
 
+@dataclass(frozen=True)
+class TaskPairs:
+    """The items of one task (or of all) that are scored on both sides.
+
+    Attributes:
+        name: The task, or `POOLED`.
+        scores: Baseline's and candidate's score of each pair.
+        clusters: The cluster of each pair, as named by the task; empty for none.
+        unpaired: Items that one side lacks or has no score for.
+    """
+
+    name: str
+    scores: tuple[tuple[float, float], ...]
+    clusters: tuple[str, ...]
+    unpaired: int
+
+    def sample(self) -> LossSample:
+        """The losses, for a test."""
+        scores = np.asarray(self.scores, dtype=float).reshape(-1, 2)
+        graded = not bool(np.isin(scores, (0.0, 1.0)).all())
+        return LossSample(scores[:, 0] - scores[:, 1], group_numbers(self.clusters), graded)
+
+
 def compare(
     baseline: Sequence[ScoredItem],
     candidate: Sequence[ScoredItem],
     confidence: float,
     tasks: Iterable[str] | None = None,
+    asked: Collection[tuple[str, int]] | None = None,
 ) -> Comparison:
     """Pair two evaluations and bound the loss.
 
@@ -93,22 +122,71 @@ def compare(
         candidate: Items of the model that is judged.
         confidence: Confidence of each one-sided bound.
         tasks: Tasks to compare; None for every task that either side has.
+        asked: Task and number of the items that the candidate was asked; None for all of the baseline's.
 
     Raises:
-        IntegrityError: An item occurs twice, asks another question than its partner, or its score is outside 0 to 1.
+        IntegrityError: An item occurs twice, asks another question than its partner, has a score outside 0 to 1, or
+            was not asked.
+    """
+    return summarise(pair_items(baseline, candidate, tasks, asked), confidence)
+
+
+def pair_items(
+    baseline: Sequence[ScoredItem],
+    candidate: Sequence[ScoredItem],
+    tasks: Iterable[str] | None = None,
+    asked: Collection[tuple[str, int]] | None = None,
+) -> tuple[TaskPairs, ...]:
+    """Pair two evaluations, task by task, sorted by name.
+
+    A baseline's item that was not asked of the candidate is left out; one that was asked and is missing on either
+    side, or has no score, is unpaired. A task of which nothing was asked stays, without pairs.
+
+    Raises:
+        IntegrityError: As `compare`.
     """
     before, after = _by_task(baseline, "baseline"), _by_task(candidate, "candidate")
     names = sorted(set(tasks) if tasks is not None else {*before, *after})
-    sides = {name: (before.get(name, {}), after.get(name, {})) for name in names}
-    _refuse_other_questions(sides)
-    pairs = {name: _pairs(*both) for name, both in sides.items()}
-    unpaired = {name: len({*both[0], *both[1]}) - len(pairs[name]) for name, both in sides.items()}
-    everything = [pair for name in names for pair in pairs[name]]
+    wanted = None if asked is None else _numbers_by_task(asked)
+    paired = []
+    for name in names:
+        own, other = before.get(name, {}), after.get(name, {})
+        numbers = {*own, *other} if wanted is None else wanted.get(name, set())
+        if strangers := other.keys() - numbers:
+            raise IntegrityError(
+                f"{len(strangers)} items of task {name} were not asked (first: item {min(strangers)})",
+                where="candidate evaluation",
+                hint="evaluate again: which items are judged must be fixed before their answers are known",
+            )
+        _refuse_other_questions(name, own, other)
+        paired.append(_pair(name, own, other, numbers))
+    return tuple(paired)
+
+
+def pool(tasks: Sequence[TaskPairs]) -> TaskPairs:
+    """All pairs of all tasks as one sample; clusters of two tasks are never the same."""
+    return TaskPairs(
+        name=POOLED,
+        scores=tuple(scores for task in tasks for scores in task.scores),
+        clusters=tuple(cluster and f"{task.name}\0{cluster}" for task in tasks for cluster in task.clusters),
+        unpaired=sum(task.unpaired for task in tasks),
+    )
+
+
+def summarise(tasks: Sequence[TaskPairs], confidence: float, test: LossTest = SCORE_TEST) -> Comparison:
+    """Bound the loss of each task and of all together, one-sided, by a test's own bounds."""
     return Comparison(
         confidence=confidence,
-        pooled=_summarise(POOLED, everything, sum(unpaired.values()), confidence),
-        tasks=tuple(_summarise(name, pairs[name], unpaired[name], confidence) for name in names),
+        pooled=_summarise(pool(tasks), confidence, test),
+        tasks=tuple(_summarise(task, confidence, test) for task in tasks),
     )
+
+
+def _numbers_by_task(asked: Iterable[tuple[str, int]]) -> dict[str, set[int]]:
+    numbers: dict[str, set[int]] = {}
+    for task, number in asked:
+        numbers.setdefault(task, set()).add(number)
+    return numbers
 
 
 def _by_task(items: Sequence[ScoredItem], side: str) -> dict[str, dict[int, ScoredItem]]:
@@ -135,48 +213,50 @@ def _refuse_other_scale(item: ScoredItem, side: str) -> None:
         )
 
 
-def _refuse_other_questions(sides: Mapping[str, tuple[Mapping[int, ScoredItem], Mapping[int, ScoredItem]]]) -> None:
-    for task, (before, after) in sides.items():
-        shared = sorted(before.keys() & after.keys())
-        if other := [number for number in shared if before[number].fingerprint != after[number].fingerprint]:
-            raise IntegrityError(
-                f"{len(other)} of {len(shared)} items of task {task} are other questions (first: item {other[0]})",
-                where="baseline and candidate evaluations",
-                hint="evaluate both with the same dataset revision, prompt template and few-shot seed",
-            )
+def _refuse_other_questions(task: str, before: Mapping[int, ScoredItem], after: Mapping[int, ScoredItem]) -> None:
+    shared = sorted(before.keys() & after.keys())
+    if other := [number for number in shared if before[number].fingerprint != after[number].fingerprint]:
+        raise IntegrityError(
+            f"{len(other)} of {len(shared)} items of task {task} are other questions (first: item {other[0]})",
+            where="baseline and candidate evaluations",
+            hint="evaluate both with the same dataset revision, prompt template and few-shot seed",
+        )
 
 
 def _is_scored(item: ScoredItem) -> bool:
     return item.score is not None and not math.isnan(item.score)
 
 
-def _pairs(before: Mapping[int, ScoredItem], after: Mapping[int, ScoredItem]) -> list[tuple[float, float]]:
-    shared = sorted(before.keys() & after.keys())
-    both = ((before[number], after[number]) for number in shared)
-    return [(a.score or 0.0, b.score or 0.0) for a, b in both if _is_scored(a) and _is_scored(b)]
-
-
-def _summarise(name: str, pairs: Sequence[tuple[float, float]], unpaired: int, confidence: float) -> PairedAccuracy:
-    if not pairs:
-        return PairedAccuracy(name=name, pairs=0, unpaired=unpaired)
-    scores = np.asarray(pairs, dtype=float)
-    losses = scores[:, 0] - scores[:, 1]
-    lost, gained = int((losses > 0).sum()), int((losses < 0).sum())
-    graded = not bool(np.isin(scores, (0.0, 1.0)).all())
-    bounds = (
-        graded_bounds(losses.tolist(), confidence) if graded else tango_bounds(lost, gained, len(pairs), confidence)
-    )
-    return PairedAccuracy(
+def _pair(
+    name: str, before: Mapping[int, ScoredItem], after: Mapping[int, ScoredItem], numbers: Collection[int]
+) -> TaskPairs:
+    shared = sorted(before.keys() & after.keys() & set(numbers))
+    both = [(before[number], after[number]) for number in shared]
+    scored = [(one, other) for one, other in both if _is_scored(one) and _is_scored(other)]
+    return TaskPairs(
         name=name,
-        pairs=len(pairs),
-        unpaired=unpaired,
-        graded=graded,
+        scores=tuple((one.score or 0.0, other.score or 0.0) for one, other in scored),
+        clusters=tuple(one.cluster for one, _ in scored),
+        unpaired=len(numbers) - len(scored),
+    )
+
+
+def _summarise(pairs: TaskPairs, confidence: float, test: LossTest) -> PairedAccuracy:
+    if not pairs.scores:
+        return PairedAccuracy(name=pairs.name, pairs=0, unpaired=pairs.unpaired)
+    sample, scores = pairs.sample(), np.asarray(pairs.scores, dtype=float)
+    return PairedAccuracy(
+        name=pairs.name,
+        pairs=len(pairs.scores),
+        unpaired=pairs.unpaired,
+        graded=sample.graded,
         baseline=_interval(mean_bounds(scores[:, 0].tolist(), confidence)),
         candidate=_interval(mean_bounds(scores[:, 1].tolist(), confidence)),
-        loss=_interval(bounds),
-        variance=float(losses.var()),
-        lost=lost,
-        gained=gained,
+        loss=_interval(test.bounds(sample, confidence)),
+        variance=sample.variance,
+        lost=int(sample.lost),
+        gained=int(sample.gained),
+        clusters=None if sample.groups is None else int(sample.independent),
     )
 
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from llm_pipeline.accuracy import paired
-from llm_pipeline.accuracy.gate import comparison_table, judge_accuracy, judge_comparison
+from llm_pipeline.accuracy.gate import comparison_table, judge_accuracy, judge_pairs
 from llm_pipeline.accuracy.intervals import tango_bounds
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.paired import Comparison, compare
+from llm_pipeline.accuracy.paired import TaskPairs
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.verdict import Judgement, Verdict
@@ -32,11 +31,10 @@ def pair(lost: int, gained: int, pairs: int, task: str = "gsm8k") -> tuple[list[
     return items([1.0] * lost + [0.0] * gained + same, task), items([0.0] * lost + [1.0] * gained + same, task)
 
 
-def compared(lost: int, gained: int, pairs: int) -> Comparison:
-    """What `compare` gives for these flips, without the cost of building thousands of items."""
-    scores = [(1.0, 0.0)] * lost + [(0.0, 1.0)] * gained + [(1.0, 1.0)] * (pairs - lost - gained)
-    pooled = paired._summarise(paired.POOLED, scores, 0, POLICY.confidence)
-    return Comparison(confidence=POLICY.confidence, pooled=pooled, tasks=(pooled.model_copy(update={"name": "gsm8k"}),))
+def paired(lost: int, gained: int, pairs: int) -> list[TaskPairs]:
+    """What `pair_items` gives for these flips, without the cost of building thousands of items."""
+    scores = ((1.0, 0.0),) * lost + ((0.0, 1.0),) * gained + ((1.0, 1.0),) * (pairs - lost - gained)
+    return [TaskPairs("gsm8k", scores, ("",) * pairs, unpaired=0)]
 
 
 def verdict(lost: int, gained: int, pairs: int, policy: AccuracyPolicy = POLICY) -> Verdict:
@@ -202,8 +200,8 @@ def test_lossless_models_are_rarely_rejected_and_bad_ones_rarely_pass() -> None:
     for loss in (0.0, 0.01, 0.04):
         for _ in range(60):
             kinds = draw.choices(("lost", "gained", "same"), ((0.05 + loss) / 2, (0.05 - loss) / 2, 0.95), k=4300)
-            comparison = compared(kinds.count("lost"), kinds.count("gained"), 4300)
-            verdicts.setdefault(loss, []).append(judge_comparison(comparison, POLICY).verdict)
+            pairs = paired(kinds.count("lost"), kinds.count("gained"), 4300)
+            verdicts.setdefault(loss, []).append(judge_pairs(pairs, POLICY).verdict)
     assert verdicts[0.0].count(Verdict.GO) >= 48
     assert Verdict.NO_GO not in verdicts[0.0]
     assert verdicts[0.01].count(Verdict.GO) <= 8
@@ -224,12 +222,6 @@ def test_graded_scores_are_compared_by_their_mean() -> None:
     far = [score - 0.05 for score in near]
     assert judge_accuracy(items(before), items(near), POLICY).verdict is Verdict.GO
     assert judge_accuracy(items(before), items(far), POLICY).verdict is Verdict.NO_GO
-
-
-def test_a_comparison_at_another_confidence_is_refused() -> None:
-    comparison = compare(*pair(0, 0, 3000), confidence=0.8)
-    with pytest.raises(ValueError, match="confidence"):
-        judge_comparison(comparison, POLICY)
 
 
 def test_the_table_is_aligned_and_starts_on_its_own_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,18 +11,24 @@ from scipy import optimize, stats
 
 from llm_pipeline.accuracy.intervals import (
     FEW_CHANGES,
+    Bounds,
     clopper_pearson_upper,
-    graded_bounds,
-    holm,
     items_to_decide,
     mean_bounds,
+    score_upper,
     tango_bounds,
     tango_statistic,
-    tango_upper,
     wilson_bounds,
 )
+from llm_pipeline.accuracy.losses import LossSample
+from llm_pipeline.accuracy.score_test import SCORE_TEST
 
 Z95 = float(stats.norm.ppf(0.95))
+
+
+def bounds_of(losses: Sequence[float], confidence: float) -> Bounds:
+    """Bounds of graded losses."""
+    return SCORE_TEST.bounds(LossSample(np.asarray(losses), graded=True), confidence)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +69,7 @@ def test_bound_is_where_a_numerically_profiled_likelihood_rejects(lost: int, gai
         ).x
         return float((lost - gained - pairs * loss) / math.sqrt(pairs * (2 * share + loss * (1 - loss))))
 
-    upper = tango_upper(lost, gained, pairs, 0.95)
+    upper = score_upper(lost, gained, pairs, 0.95)
     assert statistic(upper) == pytest.approx(-Z95, abs=2e-3)
 
 
@@ -79,7 +86,7 @@ def test_no_flips_still_leave_a_loss_that_cannot_be_excluded() -> None:
 
 @pytest.mark.parametrize("lost", [0, 1, 3, 10])
 def test_with_nothing_gained_the_bound_is_the_exact_one(lost: int) -> None:
-    upper = tango_upper(lost, 0, 400, 0.95)
+    upper = score_upper(lost, 0, 400, 0.95)
     assert stats.binom.cdf(lost, 400, upper) == pytest.approx(0.05)
 
 
@@ -143,34 +150,23 @@ def test_both_bounds_cover_the_truth_as_often_as_stated(pairs: int, flips: float
 def test_graded_bounds_cover_the_truth_as_often_as_stated() -> None:
     random = np.random.default_rng(7)
     losses = random.normal(0.01, 0.1, size=(1500, 600)).clip(-1, 1)
-    bounds = [graded_bounds(row.tolist(), 0.95) for row in losses]
+    bounds = [bounds_of(row.tolist(), 0.95) for row in losses]
     assert 0.935 <= np.mean([bound.upper >= 0.01 for bound in bounds]) <= 0.965
     assert 0.935 <= np.mean([bound.lower <= 0.01 for bound in bounds]) <= 0.965
 
 
 def test_graded_bounds_stay_honest_when_hardly_an_item_changed() -> None:
     """Student's t on mostly equal pairs would say that 600 equal scores exclude any loss at all."""
-    unchanged = graded_bounds([0.0] * 600, 0.95)
+    unchanged = bounds_of([0.0] * 600, 0.95)
     assert unchanged.upper == clopper_pearson_upper(0, 600, 0.95) > 0.0
-    few = graded_bounds([0.3] * (FEW_CHANGES - 1) + [0.0] * 600, 0.95)
+    few = bounds_of([0.3] * (FEW_CHANGES - 1) + [0.0] * 600, 0.95)
     assert few.upper == clopper_pearson_upper(FEW_CHANGES - 1, 600 + FEW_CHANGES - 1, 0.95)
-
-
-def test_graded_bounds_of_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="no losses"):
-        graded_bounds([], 0.95)
 
 
 def test_an_accuracy_of_right_and_wrong_answers_has_wilson_bounds() -> None:
     assert mean_bounds([1.0] * 80 + [0.0] * 20, 0.975) == wilson_bounds(80, 100, 0.975)
     bounds = wilson_bounds(80, 100, 0.975)
     assert (round(bounds.lower, 4), round(bounds.upper, 4)) == (0.7112, 0.8666)
-
-
-def test_holm_orders_and_multiplies_and_never_falls() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
 
 
 def test_items_to_decide_is_the_textbook_number() -> None:
@@ -189,4 +185,4 @@ def test_that_many_items_decide_nine_times_out_of_ten() -> None:
 def test_without_any_flip_enough_items_are_those_that_exclude_the_margin() -> None:
     pairs = items_to_decide(0.0, 0.01, 0.95)
     assert pairs is not None
-    assert tango_upper(0, 0, pairs, 0.95) <= 0.01 < tango_upper(0, 0, pairs - 1, 0.95)
+    assert score_upper(0, 0, pairs, 0.95) <= 0.01 < score_upper(0, 0, pairs - 1, 0.95)

@@ -1,0 +1,66 @@
+"""A bet against a loss: evidence that stays right however often, and whenever, it is looked at.
+
+A gambler who believes that the mean loss is below a limit stakes a share of what she has on every item. If the loss
+were at the limit or above, her wealth could not be expected to grow, and the chance that it ever reaches 1 / alpha
+would be at most alpha (J. Ville 1939). So wealth beyond 1 / alpha shows that the loss is below the limit, at any look.
+
+Many gamblers with different stakes share one start; their mean wealth depends on which losses were seen, not on
+their order. I. Waudby-Smith and A. Ramdas, Estimating means of bounded random variables by betting, Journal of the
+Royal Statistical Society B 86 (2024) 1-27. Items of one cluster are one bet, which is right when the clusters are
+independent, however alike their items are.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from llm_pipeline.accuracy.intervals import Bounds
+from llm_pipeline.accuracy.losses import LossSample
+
+_STAKES = np.geomspace(0.002, 0.98, 48)
+_BISECTIONS = 45
+_WIDEST = 1.0 - 1e-9
+
+
+def log_wealth(sample: LossSample, limit: float) -> float:
+    """Logarithm of what was won by betting that the mean loss is below `limit`, from 1."""
+    kept = 1.0 - sample.losses
+    if sample.groups is None:
+        sizes, largest = np.ones_like(kept), 1.0
+    else:
+        kept, sizes = np.bincount(sample.groups, weights=kept), np.bincount(sample.groups).astype(float)
+        largest = float(sizes.max())
+    kinds, counts = np.unique(np.stack([kept, sizes]), axis=1, return_counts=True)
+    gains = (kinds[0] / (1.0 - limit) - kinds[1]) / largest
+    logs = sample.copies * (counts @ np.log1p(np.outer(gains, _STAKES)))
+    highest = float(logs.max())
+    return highest + math.log(float(np.exp(logs - highest).mean()))
+
+
+class BettingTest:
+    """Bounds and p-values from bets; right at every look, at the whole level."""
+
+    def bounds(self, sample: LossSample, confidence: float) -> Bounds:
+        """The mean loss with its one-sided bounds, each of which holds at all looks together."""
+        return Bounds(sample.mean, -_upper(sample.mirrored(), confidence), _upper(sample, confidence))
+
+    def p_value(self, sample: LossSample, limit: float) -> float:
+        """P-value of "the loss is at most `limit`": the inverse of what a bet on more was worth."""
+        return math.exp(-max(0.0, log_wealth(sample.mirrored(), -limit))) if limit < 1.0 else 1.0
+
+
+BETTING_TEST = BettingTest()
+
+
+def _upper(sample: LossSample, confidence: float) -> float:
+    enough = -math.log(1.0 - confidence)
+    low, high = max(sample.mean, -_WIDEST), 1.0
+    for _ in range(_BISECTIONS):  # the higher the limit, the more a bet on less has won
+        middle = (low + high) / 2.0
+        if middle < _WIDEST and log_wealth(sample, middle) < enough:
+            low = middle
+        else:
+            high = middle
+    return high

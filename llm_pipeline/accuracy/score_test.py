@@ -1,0 +1,74 @@
+"""The test of a loss on a sample whose size does not depend on what it shows: score, exact or Student's t."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from llm_pipeline.accuracy.intervals import (
+    FEW_CHANGES,
+    Bounds,
+    clopper_pearson_upper,
+    score_upper,
+    tail_of,
+    tango_statistic,
+)
+from llm_pipeline.accuracy.losses import LossSample
+
+
+class LossTest(Protocol):
+    """A way to bound a mean loss, and to test it against a limit."""
+
+    def bounds(self, sample: LossSample, confidence: float) -> Bounds:
+        """The mean loss with its one-sided bounds."""
+
+    def p_value(self, sample: LossSample, limit: float) -> float:
+        """P-value of "the loss is at most `limit`": small when the loss is surely beyond."""
+
+
+class ScoreTest:
+    """Tango's score test for right and wrong answers, Student's t for graded ones; both know clusters.
+
+    Clusters divide the counts by their design effect (J. N. K. Rao and A. J. Scott, Biometrics 48 (1992) 577-585) and
+    replace the normal quantile by Student's with one degree of freedom less than there are clusters.
+    """
+
+    def bounds(self, sample: LossSample, confidence: float) -> Bounds:
+        """The mean loss with its one-sided bounds."""
+        return Bounds(sample.mean, -_upper(sample.mirrored(), confidence), _upper(sample, confidence))
+
+    def p_value(self, sample: LossSample, limit: float) -> float:
+        """P-value of "the loss is at most `limit`"."""
+        if limit >= 1.0:
+            return 1.0
+        if not sample.graded:
+            effect = sample.design_effect
+            statistic = tango_statistic(sample.lost / effect, sample.gained / effect, sample.pairs / effect, limit)
+            return tail_of(statistic, _degrees(sample))
+        error = math.sqrt(sample.variance / max(1.0, sample.pairs - 1.0))
+        if sample.lost + sample.gained < FEW_CHANGES or not error:
+            return 1.0
+        return tail_of((sample.mean - limit) / error, _degrees(sample))
+
+
+SCORE_TEST = ScoreTest()
+
+
+def _degrees(sample: LossSample) -> float:
+    return sample.independent - 1.0 if sample.graded or sample.groups is not None else math.inf
+
+
+def _upper(sample: LossSample, confidence: float) -> float:
+    degrees = _degrees(sample)
+    if degrees <= 0.0:
+        return 1.0
+    effect = sample.design_effect
+    if not sample.graded:
+        return score_upper(sample.lost / effect, sample.gained / effect, sample.pairs / effect, confidence, degrees)
+    if sample.lost + sample.gained < FEW_CHANGES:
+        # The spread of few changes says little about the tail: each changed item counts as a whole one.
+        return clopper_pearson_upper(sample.lost / effect, sample.pairs / effect, confidence)
+    from scipy import special
+
+    error = math.sqrt(sample.variance / (sample.pairs - 1.0))
+    return min(1.0, sample.mean + float(special.stdtrit(degrees, confidence)) * error)

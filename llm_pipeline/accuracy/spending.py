@@ -1,0 +1,138 @@
+"""Group-sequential boundaries: how much of the error is spent at each look, and what a look may decide by.
+
+    levels = [nominal_level((0.2, 0.4, 0.6, 0.8, 1.0), look, 0.05) for look in range(1, 6)]
+
+K. K. G. Lan and D. L. DeMets, Discrete sequential boundaries for clinical trials, Biometrika 70 (1983) 659-663: the
+error spent until a share t of the items is a function fixed beforehand, so any look sizes are right. The function is
+theirs of O'Brien and Fleming's type: almost nothing early, almost the whole level left for the last look. Boundaries
+come from the recursive integration of Armitage, McPherson and Rowe (1969), as in C. Jennison and B. W. Turnbull,
+Group Sequential Methods with Applications to Clinical Trials (2000), chapter 19.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FLOOR = 1e-6
+"""Spent at least until the last look, in proportion: an early look can then stop what is wholly broken."""
+
+_NORMAL = NormalDist()
+_WIDTH = 8.0
+_STEPS_PER_DEVIATION = 6
+_MOST_STEPS = 1500
+_BISECTIONS = 60
+
+
+def spent(alpha: float, share: float) -> float:
+    """Error spent when this share of the items was asked: O'Brien and Fleming's type, one-sided."""
+    if share >= 1.0:
+        return alpha
+    return max(2.0 * _NORMAL.cdf(_NORMAL.inv_cdf(alpha / 2.0) / math.sqrt(share)), _FLOOR * share * alpha)
+
+
+def nominal_level(shares: tuple[float, ...], look: int, alpha: float) -> float:
+    """The one-sided level at which look `look` (the first is 1) tests, so that all looks together keep `alpha`.
+
+    Args:
+        shares: Share of all items that each look has seen; rising, the last one 1.
+        look: Which of them.
+        alpha: One-sided error of all looks together.
+    """
+    return _NORMAL.cdf(-boundaries(shares[:look], alpha)[-1])
+
+
+@lru_cache(maxsize=512)
+def boundaries(shares: tuple[float, ...], alpha: float) -> tuple[float, ...]:
+    """The z-values that the looks test by, given only what each look has seen until then."""
+    walk, found, before = _Walk.start(), list[float](), 0.0
+    for share in shares:
+        target, before = spent(alpha, share) - before, spent(alpha, share)
+        low, high = 0.0, 12.0
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if walk.beyond(share, middle) > target else (low, middle)
+        found.append(high)
+        walk = walk.on(share, -math.inf, high)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class StoppingChances:
+    """Chance to stop at each look: above the upper boundary, or below the lower one."""
+
+    above: tuple[float, ...]
+    below: tuple[float, ...]
+
+
+def stopping_chances(
+    shares: Sequence[float], upper: Sequence[float], lower: Sequence[float], drift: float
+) -> StoppingChances:
+    """Follow a test statistic through its looks.
+
+    Args:
+        shares: Share of all items that each look has seen.
+        upper: Upper boundaries as z-values.
+        lower: Lower boundaries; minus infinity where a look cannot stop below.
+        drift: Expected z-value when all items are seen.
+    """
+    walk = _Walk.start(drift)
+    above, below = [], []
+    for share, high, low in zip(shares, upper, lower, strict=True):
+        above.append(walk.beyond(share, high))
+        below.append(walk.below(share, low))
+        walk = walk.on(share, low, high)
+    return StoppingChances(tuple(above), tuple(below))
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """Where a Brownian motion may be that no boundary has stopped: points with their weights of probability."""
+
+    share: float
+    drift: float
+    points: NDArray[np.float64]
+    weights: NDArray[np.float64]
+
+    @classmethod
+    def start(cls, drift: float = 0.0) -> _Walk:
+        return cls(0.0, drift, np.zeros(1), np.ones(1))
+
+    def beyond(self, share: float, boundary: float) -> float:
+        return float(self.weights @ _normal_cdf(-self._standardised(share, boundary)))
+
+    def below(self, share: float, boundary: float) -> float:
+        return float(self.weights @ _normal_cdf(self._standardised(share, boundary)))
+
+    def on(self, share: float, lower: float, upper: float) -> _Walk:
+        """Go on to the next look, and keep what lies between its boundaries (Simpson's rule)."""
+        root, step = math.sqrt(share), math.sqrt(share - self.share)
+        low = max(lower * root, self.drift * share - _WIDTH * root)
+        high = min(upper * root, self.drift * share + _WIDTH * root)
+        if high <= low:
+            return _Walk(share, self.drift, np.zeros(1), np.zeros(1))
+        steps = 2 * min(_MOST_STEPS, max(20, math.ceil(_STEPS_PER_DEVIATION * (high - low) / step / 2)))
+        points = np.linspace(low, high, steps + 1)
+        simpson = np.where(np.arange(steps + 1) % 2, 4.0, 2.0)
+        simpson[[0, -1]] = 1.0
+        moved = (points[:, None] - self.points[None, :] - self.drift * (share - self.share)) / step
+        density = np.exp(-0.5 * moved * moved) @ self.weights / (step * math.sqrt(2.0 * math.pi))
+        return _Walk(share, self.drift, points, density * simpson * (high - low) / steps / 3.0)
+
+    def _standardised(self, share: float, boundary: float) -> NDArray[np.float64]:
+        ahead = share - self.share
+        distance: NDArray[np.float64] = boundary * math.sqrt(share) - self.points - self.drift * ahead
+        return distance / math.sqrt(ahead)
+
+
+def _normal_cdf(values: NDArray[np.float64]) -> Any:
+    from scipy import special
+
+    return special.ndtr(values)
