@@ -170,6 +170,16 @@ class QuantizationRecipe(ConfigModel):
             return self.name
         return self.name.removesuffix(f"-{self.search.effective_bits[0]:g}")
 
+    @property
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """What a layer may become, besides unquantized."""
+        return self.search.formats if self.search else (self.weights,)
+
+    @property
+    def needs_cuda(self) -> bool:
+        """Whether it can be quantized on an NVIDIA GPU only, as far as the names of its formats say."""
+        return self.kv_cache == "nvfp4" or not NEEDS_CUDA.isdisjoint(self.formats)
+
     def rungs(self) -> tuple[QuantizationRecipe, ...]:
         """The recipe itself; or one for each number of effective bits of its search, cheapest first."""
         search = self.search

@@ -37,6 +37,8 @@ class Gpu(_Fact):
         memory_gib_usable: What the driver was seen to report, if known.
         memory_mib_nvidia_smi: The same in MiB, if known.
         mem_bw_gb_s: Memory bandwidth in GB/s.
+        dense_tflops: Peak of the tensor cores without sparsity, by `bf16`, `fp8` and `fp4`; None where they have none.
+        int8_tops_dense: The same for INT8, if known.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Gpu(_Fact):
     memory_gib_usable: float | None = None
     memory_mib_nvidia_smi: float | None = None
     mem_bw_gb_s: float
+    dense_tflops: dict[str, float | None]
+    int8_tops_dense: float | None = None
     source: str
 
     @property
@@ -129,6 +133,21 @@ def find_support(sm: str, row: str, column: Column) -> SupportCell:
     if cell is None:
         return SupportCell(value="unknown", why=f"the support matrix has no entry for {row} on {sm}")
     return SupportCell.model_validate(cell)
+
+
+def find_reader_support(algorithm: str, column: Column) -> SupportCell:
+    """Whether a TensorRT-LLM backend reads checkpoints of modelopt's name for a format."""
+    table = _table("checkpoint_reader")
+    if algorithm in table["members"]:
+        return SupportCell(value="yes", why="a member of QuantAlgo")
+    cell = table["others"].get(algorithm, {}).get(column)
+    return SupportCell.model_validate(cell or {"value": "unknown", "why": f"nothing is known of {algorithm}"})
+
+
+def first_reader_version() -> str:
+    """The oldest TensorRT-LLM that modelopt names for its unified Hugging Face checkpoints."""
+    version: str = _table("checkpoint_reader")["first_version"]
+    return version
 
 
 @cache

@@ -1,54 +1,41 @@
 """Which recipe is legal on which target: GPU generation, backend and version, container, CPU engine. Pure.
 
-The support matrix says yes, no, partial or unknown. Only `no` refuses; `partial` and `unknown` are legal with a
-warning that says so, since a missing entry in a vendor's table proves nothing.
+The tables say yes, no, partial or unknown. Only `no` refuses; `partial` and `unknown` are legal with a warning that
+says so, since a missing entry in a vendor's table proves nothing.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
 from typing import Literal
 
-from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
-from llm_pipeline.planning.catalog import Column, containers, find_gpu, find_support, runtime_releases
-from llm_pipeline.stages.contract import Frozen
-
-BaselinePrecision = Literal["float16", "bfloat16"]
-
-NEEDS_CUDA: frozenset[WeightFormat] = frozenset({"nvfp4"})
-"""Formats that modelopt can only calibrate with a CUDA device (its dynamic block quantizer refuses CPU tensors)."""
-
-_CPU_FORMATS: tuple[WeightFormat, ...] = (
-    "none",
-    "fp8",
-    "int8_smoothquant",
-    "int8_weight_only",
-    "int4_blockwise",
-    "int4_awq",
+from llm_pipeline.planning.catalog import (
+    Column,
+    containers,
+    find_gpu,
+    first_reader_version,
+    runtime_releases,
 )
-"""Formats whose packed weights the CPU engine builder can put into its graph."""
-
-_MATRIX_ROWS: dict[WeightFormat, str] = {
-    "fp8": "fp8",
-    "int8_smoothquant": "int8_sq",
-    "int8_weight_only": "int8_wo",
-    "int4_blockwise": "int4_wo",
-    "int4_awq": "int4_awq",
-    "w4a8_awq": "w4a8_awq",
-    "nvfp4": "nvfp4",
-}
-_BITS: dict[WeightFormat, int] = {
-    "fp8": 8,
-    "int4_awq": 4,
-    "int8_smoothquant": 8,
-    "w4a8_awq": 4,
-    "int8_weight_only": 8,
-    "nvfp4": 4,
-    "int4_blockwise": 4,
-    "none": 16,
-}
-"""Bits of a weight; formats of the same size in the order we would offer them."""
+from llm_pipeline.planning.formats import (
+    CPU_FORMATS,
+    CPU_KV_FORMATS,
+    BaselinePrecision,
+    Platform,
+    Support,
+    kv_support,
+    legal_kv_caches,
+    legal_weights,
+    nearest_kv_cache,
+    nearest_weights,
+    reader_support,
+    weights_support,
+    worse,
+)
+from llm_pipeline.planning.weight_storage import bits_per_weight
+from llm_pipeline.stages.contract import Frozen
 
 
 class Legal(Frozen):
@@ -84,7 +71,7 @@ def judge_compatibility(target: Target, recipe: QuantizationRecipe, dtype: Basel
         return refused
     if target.engine == "transformers_torch":
         return _judge_transformers(recipe)
-    return _judge_format(gpu.sm, _column(target), recipe, dtype)
+    return _judge_on_gpu(Platform(gpu.sm, _column(target)), target, recipe, dtype)
 
 
 def has_engine_compiler(version: str) -> bool:
@@ -101,16 +88,27 @@ def release_numbers(version: str) -> tuple[int, int]:
 def _judge_on_cpu(target: Target, recipe: QuantizationRecipe) -> Legal | Refused:
     if target.engine != "openvino_cpu":
         return Refused(reason=f"engine {target.engine} does not run on a CPU", nearest="engine: openvino_cpu")
-    if recipe.weights not in _CPU_FORMATS:
-        cuda = "; modelopt needs CUDA to calibrate it, too" if recipe.weights in NEEDS_CUDA else ""
-        nearest = _nearest_format(recipe.weights, _CPU_FORMATS)
-        return Refused(reason=f"the CPU engine cannot serve {recipe.weights}{cuda}", nearest=f"weights: {nearest}")
-    warnings = []
+    kv_cache = nearest_kv_cache(recipe.kv_cache, CPU_KV_FORMATS)
+    unserved = [name for name in recipe.formats if name not in CPU_FORMATS and name != "modelopt"]
+    if unserved:
+        cuda = "; modelopt needs CUDA to quantize it, too" if recipe.needs_cuda else ""
+        reason = f"the CPU engine cannot serve {', '.join(unserved)}{cuda}"
+        return Refused(reason=reason, nearest=_nearest(recipe, unserved, CPU_FORMATS, kv_cache))
+    if recipe.kv_cache != kv_cache:
+        reason = f"the CPU engine cannot round its KV cache to {recipe.kv_cache}"
+        return Refused(reason=reason, nearest=f"kv_cache: {kv_cache}")
+    return Legal(warnings=tuple(_cpu_warnings(target, recipe)))
+
+
+def _cpu_warnings(target: Target, recipe: QuantizationRecipe) -> Iterator[str]:
     if recipe.kv_cache != "none":
-        warnings.append(f"the CPU engine keeps its KV cache in 32 bit: kv_cache {recipe.kv_cache} is not served there")
+        yield f"the CPU engine keeps its KV cache in 32 bit: kv_cache {recipe.kv_cache} is not served there"
+    if recipe.weights == "fp8_per_channel_token":
+        yield "the CPU engine does not quantize activations token by token; only served accuracy sees it"
+    if recipe.weights == "modelopt":
+        yield _unknown_recipe(recipe)
     if target.weight_format in ("int8", "int4"):
-        warnings.append(f"the engine compiler quantizes again ({target.weight_format}); only served accuracy sees it")
-    return Legal(warnings=tuple(warnings))
+        yield f"the engine compiler quantizes again ({target.weight_format}); only served accuracy sees it"
 
 
 def _judge_runtime(target: Target) -> Refused | None:
@@ -164,42 +162,68 @@ def _judge_transformers(recipe: QuantizationRecipe) -> Legal | Refused:
     )
 
 
-def _judge_format(sm: str, column: Column, recipe: QuantizationRecipe, dtype: BaselinePrecision) -> Legal | Refused:
-    row = _MATRIX_ROWS.get(recipe.weights, "fp16" if dtype == "float16" else "bf16")
-    cell = find_support(sm, row, column)
-    if cell.value == "no":
-        legal = [name for name, other in _MATRIX_ROWS.items() if find_support(sm, other, column).value == "yes"]
-        nearest = _nearest_format(recipe.weights, (*legal, "none"))
-        return Refused(
-            reason=f"{recipe.weights} does not run on {sm} with {_BACKENDS[column]} ({cell.why})",
-            nearest=f"weights: {nearest}",
-        )
-    warnings = []
-    if cell.value != "yes":
-        warnings.append(f"{recipe.weights} on {sm} with {_BACKENDS[column]} is {cell.value} in our tables ({cell.why})")
-    if recipe.kv_cache == "fp8":
-        kv_cell = find_support(sm, "kv_fp8", column)
-        if kv_cell.value == "no":
-            return Refused(reason=f"an fp8 KV cache does not run on {sm} ({kv_cell.why})", nearest="kv_cache: none")
-        if kv_cell.value != "yes":
-            warnings.append(f"an fp8 KV cache on {sm} is {kv_cell.value} in our tables ({kv_cell.why})")
-    return Legal(warnings=tuple(warnings))
+def _judge_on_gpu(
+    platform: Platform, target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision
+) -> Legal | Refused:
+    formats = {name: _weights_support(platform, name, recipe, dtype) for name in recipe.formats}
+    kv_cache = kv_support(platform, recipe.kv_cache)
+    supports = (*formats.values(), kv_cache)
+    reasons = dict.fromkeys(support.text for support in supports if support.value == "no")
+    if reasons:
+        refused = [name for name, support in formats.items() if support.value == "no"]
+        kv_nearest = recipe.kv_cache
+        if kv_cache.value == "no":
+            kv_nearest = nearest_kv_cache(recipe.kv_cache, legal_kv_caches(platform))
+        nearest = _nearest(recipe, refused, legal_weights(platform, dtype), kv_nearest)
+        return Refused(reason="; ".join(reasons), nearest=nearest)
+    if target.engine == "tensorrt_llm_engine" and recipe.weights != "none" and not recipe.tensorrt_llm_checkpoint:
+        reason = "engines are built from TensorRT-LLM checkpoints, which the recipe does not export"
+        return Refused(reason=reason, nearest="tensorrt_llm_checkpoint: true")
+    warnings = [*dict.fromkeys(support.text for support in supports if support.value != "yes")]
+    if recipe.weights == "modelopt":
+        warnings.append(_unknown_recipe(recipe))
+    return Legal(warnings=(*warnings, *_version_warnings(target, recipe)))
 
 
-_BACKENDS: dict[Column, str] = {
-    "engine_1_2": "TensorRT engines",
-    "pytorch_1_2": "TensorRT-LLM 1.x",
-    "pytorch_main": "TensorRT-LLM 1.3 and later",
-}
+def _weights_support(
+    platform: Platform, weights: WeightFormat, recipe: QuantizationRecipe, dtype: BaselinePrecision
+) -> Support:
+    if weights == "modelopt":
+        return Support("yes", "")
+    support = weights_support(platform, weights, dtype)
+    return worse(support, reader_support(platform, "auto")) if recipe.search else support
+
+
+def _version_warnings(target: Target, recipe: QuantizationRecipe) -> Iterator[str]:
+    version, first = target.runtime_version or "", first_reader_version()
+    unified = target.engine == "tensorrt_llm_llmapi" and recipe.weights != "none"
+    if unified and release_numbers(version) < release_numbers(first):
+        yield f"modelopt names TensorRT-LLM {first} as the first to read its checkpoints, this is {version}"
+
+
+def _unknown_recipe(recipe: QuantizationRecipe) -> str:
+    return f"what modelopt's recipe {recipe.modelopt_recipe} makes of the weights is not known, so it is not judged"
+
+
+def _nearest(
+    recipe: QuantizationRecipe,
+    refused: Collection[WeightFormat],
+    weights: Collection[WeightFormat],
+    kv_cache: KvCacheFormat,
+) -> str:
+    """What to change: the fewest lines of the recipe that make it legal."""
+    changes = []
+    kept = [name for name in recipe.formats if name not in refused]
+    if refused and kept:
+        changes.append(f"search.formats: [{', '.join(kept)}]")
+    elif refused:
+        changes.append(f"weights: {nearest_weights(bits_per_weight(recipe), weights)}")
+    if kv_cache != recipe.kv_cache:
+        changes.append(f"kv_cache: {kv_cache}")
+    return ", ".join(changes)
 
 
 def _column(target: Target) -> Column:
     if target.engine == "tensorrt_llm_engine":
         return "engine_1_2"
     return "pytorch_1_2" if release_numbers(target.runtime_version or "") < (1, 3) else "pytorch_main"
-
-
-def _nearest_format(wanted: WeightFormat, legal: tuple[WeightFormat, ...]) -> WeightFormat:
-    """The legal format whose weights are nearest in size."""
-    order = list(_BITS)
-    return min(legal, key=lambda name: (abs(_BITS[name] - _BITS[wanted]), order.index(name)))

@@ -7,41 +7,22 @@ exports them. KV cache of one token: 2 (key, value) x layers x KV heads x head s
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 from math import ceil
-from typing import NamedTuple
 
-from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe
 from llm_pipeline.config.target import EngineLimits, Parallelism
 from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.planning.weight_storage import HALF_PRECISION, Share, is_excluded, mixture, stored_bytes
 from llm_pipeline.stages.contract import Frozen
-
-HALF_PRECISION = 2
-"""Bytes of one float16 or bfloat16 element."""
 
 KV_SHARE = 0.9
 """Share of the memory left after loading that TensorRT-LLM gives its KV cache
 (`kv_cache_config.free_gpu_memory_fraction`, default of 1.0 to 1.2)."""
 
 
-class _Storage(NamedTuple):
-    """How a format stores one element: its bits, and the scale that each group of elements shares."""
-
-    bits: int
-    group: int = 0
-    scale_bytes: int = 0
-
-
-_STORAGE: dict[WeightFormat, _Storage] = {
-    "fp8": _Storage(8),
-    "int8_smoothquant": _Storage(8),
-    "int8_weight_only": _Storage(8),
-    "int4_blockwise": _Storage(4, group=128, scale_bytes=2),
-    "int4_awq": _Storage(4, group=128, scale_bytes=2),
-    "w4a8_awq": _Storage(4, group=128, scale_bytes=2),
-    "nvfp4": _Storage(4, group=16, scale_bytes=1),
-}
-"""modelopt's defaults; per-tensor and per-channel scales are too few to count."""
+_KV_BYTES: dict[KvCacheFormat, float] = {"fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + 1 / 16}
+"""Bytes of one element of a quantized KV cache, the scale of a block of 16 included."""
 
 
 class Engine(Frozen):
@@ -96,9 +77,14 @@ def weight_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_byte
     return _layer_bytes(shape, recipe, unquantized_bytes) + edges + heads
 
 
-def kv_bytes_per_token(shape: ModelShape, element_bytes: int = HALF_PRECISION) -> int:
+def kv_bytes_per_token(shape: ModelShape, element_bytes: float = HALF_PRECISION) -> int:
     """KV cache of one token over all layers and heads, in bytes."""
-    return 2 * shape.layers * shape.key_value_heads * shape.head_size * element_bytes
+    return ceil(2 * shape.layers * shape.key_value_heads * shape.head_size * element_bytes)
+
+
+def kv_element_bytes(recipe: QuantizationRecipe, unquantized_bytes: int = HALF_PRECISION) -> float:
+    """Bytes of one element of the KV cache that a recipe asks for."""
+    return _KV_BYTES.get(recipe.kv_cache, unquantized_bytes)
 
 
 def rank_weight_bytes(
@@ -113,10 +99,10 @@ def rank_weight_bytes(
     return ceil((layers + edges) / parallelism.tensor) + shape.norm_parameters * unquantized_bytes
 
 
-def rank_kv_bytes_per_token(shape: ModelShape, parallelism: Parallelism, element_bytes: int) -> int:
+def rank_kv_bytes_per_token(shape: ModelShape, parallelism: Parallelism, element_bytes: float) -> int:
     """KV cache of one token on the fullest rank; heads are copied where there are more ranks than heads."""
     layers = ceil(shape.layers / parallelism.pipeline)
-    return 2 * layers * ceil(shape.key_value_heads / parallelism.tensor) * shape.head_size * element_bytes
+    return ceil(2 * layers * ceil(shape.key_value_heads / parallelism.tensor) * shape.head_size * element_bytes)
 
 
 def activation_bytes(shape: ModelShape, limits: EngineLimits, parallelism: Parallelism) -> int:
@@ -136,7 +122,7 @@ def fit_memory(
     """Whether a recipe's weights and the wanted KV cache fit on each rank, and the largest batch that does."""
     weights = rank_weight_bytes(shape, recipe, parallelism, engine.unquantized_bytes)
     runtime = engine.runtime + activation_bytes(shape, limits, parallelism)
-    element = 1 if recipe.kv_cache == "fp8" and engine.quantizes_kv else engine.kv_bytes
+    element = kv_element_bytes(recipe, engine.kv_bytes) if engine.quantizes_kv else engine.kv_bytes
     per_token = rank_kv_bytes_per_token(shape, parallelism, element)
     available = max(0, int((engine.capacity - weights - runtime) * KV_SHARE))
     request = per_token * limits.maximum_tokens_per_request
@@ -152,16 +138,20 @@ def fit_memory(
 
 
 def _layer_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
-    return sum(_linear_bytes(name, size, recipe, unquantized_bytes) for name, size in shape.linears())
+    shares = mixture(shape, recipe)
+    return sum(_linear_bytes(name, size, recipe, shares, unquantized_bytes) for name, size in shape.linears())
 
 
 def _head_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
-    return _linear_bytes("lm_head", shape.embedding_parameters, recipe, unquantized_bytes)
+    shares = mixture(shape, recipe)
+    return _linear_bytes("lm_head", shape.embedding_parameters, recipe, shares, unquantized_bytes)
 
 
-def _linear_bytes(name: str, parameters: int, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
-    storage = _STORAGE.get(recipe.weights)
-    if storage is None or any(fnmatchcase(name, pattern) for pattern in recipe.exclude):
+def _linear_bytes(
+    name: str, parameters: int, recipe: QuantizationRecipe, shares: Sequence[Share], unquantized_bytes: int
+) -> int:
+    if is_excluded(name, recipe):
         return parameters * unquantized_bytes
-    scales = ceil(parameters / storage.group) * storage.scale_bytes if storage.group else 0
-    return parameters * storage.bits // 8 + scales
+    plain = sum(share.fraction for share in shares if share.weights == "none")
+    quantized = [share for share in shares if share.weights != "none"]
+    return int(parameters * plain) * unquantized_bytes + stored_bytes(parameters, quantized)

@@ -36,19 +36,21 @@ def cpu_target(**changes: Any) -> Target:
     return Target.model_validate(fields | changes)
 
 
-def recipe(weights: str, kv_cache: str = "none") -> QuantizationRecipe:
-    fields: dict[str, Any] = {"name": "r", "weights": weights, "kv_cache": kv_cache}
+def recipe(weights: str, kv_cache: str = "none", **changes: Any) -> QuantizationRecipe:
+    fields: dict[str, Any] = {"name": "r", "weights": weights, "kv_cache": kv_cache} | changes
     if weights in CALIBRATED or kv_cache != "none":
         fields["calibration"] = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
     return QuantizationRecipe.model_validate(fields)
 
 
-def judge(target: Target, weights: str, kv_cache: str = "none", dtype: Any = "bfloat16") -> Legal | Refused:
-    return judge_compatibility(target, recipe(weights, kv_cache), dtype)
+def judge(
+    target: Target, weights: str, kv_cache: str = "none", dtype: Any = "bfloat16", **changes: Any
+) -> Legal | Refused:
+    return judge_compatibility(target, recipe(weights, kv_cache, **changes), dtype)
 
 
-def refusal(target: Target, weights: str = "fp8", kv_cache: str = "none") -> Refused:
-    judged = judge(target, weights, kv_cache)
+def refusal(target: Target, weights: str = "fp8", kv_cache: str = "none", **changes: Any) -> Refused:
+    judged = judge(target, weights, kv_cache, **changes)
     assert isinstance(judged, Refused), judged
     return judged
 
@@ -96,9 +98,10 @@ def test_what_the_matrix_does_not_know_is_legal_with_a_warning_that_says_so(weig
 
 def test_an_fp8_kv_cache_is_judged_with_the_weights():
     assert judge(gpu_target(), "fp8", "fp8") == Legal()
-    judged = judge(gpu_target("A100-SXM4-80GB", engine="tensorrt_llm_engine"), "int4_awq", "fp8")
+    target = gpu_target("A100-SXM4-80GB", engine="tensorrt_llm_engine")
+    judged = judge(target, "int4_awq", "fp8", tensorrt_llm_checkpoint=True)
     assert isinstance(judged, Legal)
-    assert "fp8 KV cache on sm80 is unknown" in judged.warnings[0]
+    assert "fp8 KV cache on sm80 with TensorRT engines is unknown" in judged.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -168,9 +171,9 @@ def test_the_cpu_engine_cannot_serve_w4a8():
     assert refusal(cpu_target(), "w4a8_awq").nearest == "weights: int4_awq"
 
 
-def test_nvfp4_on_a_cpu_is_refused_for_serving_and_for_calibration():
+def test_nvfp4_on_a_cpu_is_refused_for_serving_and_for_quantizing():
     judged = refusal(cpu_target(), "nvfp4")
-    assert "needs CUDA to calibrate" in judged.reason
+    assert "needs CUDA to quantize" in judged.reason
     assert judged.nearest == "weights: int4_awq"
 
 
@@ -205,3 +208,114 @@ def test_versions_are_read_as_numbers():
     assert release_numbers("1.10.0") == (1, 10)
     assert release_numbers("1.3.0rc22") == (1, 3)
     assert release_numbers("latest") == (0, 0)
+
+
+B200, H200, L40S, A100, RTX = (
+    "B200-SXM-180GB",
+    "H200-SXM-141GB",
+    "L40S",
+    "A100-SXM4-80GB",
+    "RTX-PRO-6000-Blackwell-Server",
+)
+
+
+@pytest.mark.parametrize(
+    ("weights", "legal_on", "refused_on"),
+    [
+        ("fp8", [L40S, H200, B200, RTX], {A100: "weights: int4_awq"}),
+        ("fp8_per_channel_token", [H200], {L40S: "weights: fp8", A100: "weights: int4_awq", B200: "weights: fp8"}),
+        ("fp8_block", [H200, B200], {L40S: "weights: fp8", RTX: "weights: fp8"}),
+        ("int4_awq", [A100, L40S, H200], {B200: "weights: nvfp4", RTX: "weights: nvfp4"}),
+        ("w4a8_awq", [L40S, H200], {A100: "weights: int4_awq", B200: "weights: nvfp4"}),
+        ("nvfp4", [B200, RTX], {A100: "weights: int4_awq", L40S: "weights: int4_awq", H200: "weights: int4_awq"}),
+    ],
+)
+def test_each_generation_runs_what_its_tables_say_and_is_offered_the_same_bits_first(
+    weights: str, legal_on: list[str], refused_on: dict[str, str]
+):
+    for accelerator in legal_on:
+        assert judge(gpu_target(accelerator), weights) == Legal(), accelerator
+    assert {accelerator: refusal(gpu_target(accelerator), weights).nearest for accelerator in refused_on} == refused_on
+
+
+@pytest.mark.parametrize("weights", ["nvfp4_awq", "mxfp4"])
+def test_what_no_reader_of_tensorrt_llm_1_2_knows_is_refused_on_the_gpu_that_has_kernels_for_it(weights: str):
+    judged = refusal(gpu_target(B200), weights)
+    assert f"does not read {weights} checkpoints" in judged.reason
+    assert judged.nearest == "weights: nvfp4"
+
+
+def test_a_reader_of_which_too_little_is_known_is_a_warning():
+    judged = judge(gpu_target(B200, runtime_version="1.3.0rc22", container=RELEASE_1_3), "nvfp4_awq")
+    assert isinstance(judged, Legal)
+    assert "nvfp4_awq checkpoints (NVFP4_AWQ) read by TensorRT-LLM 1.3 and later is unknown" in judged.warnings[0]
+
+
+def test_a_version_before_the_one_that_modelopt_names_is_a_warning():
+    judged = judge(gpu_target(runtime_version="1.1.0", container=TRITON_1_1_0), "fp8")
+    assert isinstance(judged, Legal)
+    assert "modelopt names TensorRT-LLM 1.2.0 as the first to read its checkpoints" in judged.warnings[0]
+    assert judge(gpu_target(runtime_version="1.1.0", container=TRITON_1_1_0), "none") == Legal()
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "kv_cache", "nearest"),
+    [(H200, "nvfp4", "kv_cache: fp8"), (H200, "int8", "kv_cache: fp8"), (B200, "int8", "kv_cache: fp8")],
+)
+def test_a_kv_cache_format_that_does_not_run_is_refused_towards_the_nearest_that_does(
+    accelerator: str, kv_cache: str, nearest: str
+):
+    judged = refusal(gpu_target(accelerator), "fp8", kv_cache)
+    assert f"an {kv_cache} KV cache does not run" in judged.reason
+    assert judged.nearest == nearest
+
+
+def test_an_int8_kv_cache_is_for_engines_and_an_nvfp4_one_for_blackwell_on_1_3():
+    engine = gpu_target(H200, engine="tensorrt_llm_engine")
+    assert judge(engine, "int8_smoothquant", "int8", tensorrt_llm_checkpoint=True) == Legal()
+    assert judge(gpu_target(B200, runtime_version="1.3.0rc22", container=RELEASE_1_3), "nvfp4", "nvfp4") == Legal()
+    judged = judge(gpu_target(B200), "nvfp4", "nvfp4")
+    assert isinstance(judged, Legal)
+    assert "an nvfp4 KV cache on sm100" in judged.warnings[0]
+
+
+def test_weights_and_kv_cache_that_are_both_refused_are_both_replaced():
+    assert refusal(gpu_target(H200), "nvfp4", "nvfp4").nearest == "weights: int4_awq, kv_cache: fp8"
+
+
+def test_engines_are_built_from_tensorrt_llm_checkpoints_only():
+    target = gpu_target(H200, engine="tensorrt_llm_engine")
+    assert refusal(target, "fp8").nearest == "tensorrt_llm_checkpoint: true"
+    assert judge(target, "fp8", tensorrt_llm_checkpoint=True) == Legal()
+    assert judge(target, "none") == Legal()
+
+
+def search(*formats: str) -> dict[str, Any]:
+    calibration = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
+    return {"search": {"formats": formats, "effective_bits": [6.0]}, "calibration": calibration}
+
+
+def test_a_search_is_legal_where_all_its_formats_are_and_mixed_checkpoints_are_read():
+    assert judge(gpu_target(H200), "auto", **search("int4_awq", "fp8")) == Legal()
+    assert judge(cpu_target(), "auto", **search("int4_awq", "fp8")) == Legal()
+    engine = gpu_target(H200, engine="tensorrt_llm_engine")
+    judged = judge(engine, "auto", tensorrt_llm_checkpoint=True, **search("int4_awq", "fp8"))
+    assert isinstance(judged, Legal)
+    assert any("MIXED_PRECISION" in warning for warning in judged.warnings)
+
+
+def test_a_search_with_a_format_that_does_not_run_is_refused_towards_those_that_do():
+    judged = refusal(gpu_target(H200), "auto", **search("nvfp4", "fp8"))
+    assert "nvfp4 does not run on sm90" in judged.reason
+    assert judged.nearest == "search.formats: [fp8]"
+    assert refusal(gpu_target(A100), "auto", **search("nvfp4", "fp8")).nearest == "weights: int4_awq"
+    assert refusal(cpu_target(), "auto", **search("nvfp4", "int4_awq")).nearest == "search.formats: [int4_awq]"
+
+
+def test_the_cpu_engine_serves_no_blocks_and_no_kv_cache_but_fp8():
+    assert refusal(cpu_target(), "fp8_block").nearest == "weights: fp8"
+    assert refusal(cpu_target(), "mxfp4").nearest == "weights: int4_awq"
+    assert refusal(cpu_target(), "int8_smoothquant", "int8").nearest == "kv_cache: fp8"
+    judged = judge(cpu_target(), "fp8_per_channel_token")
+    assert isinstance(judged, Legal)
+    assert "token by token" in judged.warnings[0]

@@ -1,0 +1,118 @@
+"""How formats store the weights that they quantize: bits, scales, and how an AutoQuantize search mixes them. Pure.
+
+A search is asked for mean bits of a weight, counted by modelopt over all linear modules, the head and the excluded
+ones at 16 bits among them. Which layer gets what is known only when it is solved; planning mixes the two formats
+whose bits are next to the mean that is left for the layers that may be quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from math import ceil
+from typing import NamedTuple
+
+from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe, WeightFormat
+from llm_pipeline.planning.model_shape import ModelShape
+
+HALF_PRECISION = 2
+"""Bytes of one float16 or bfloat16 element."""
+
+_UNQUANTIZED_BITS = 8.0 * HALF_PRECISION
+
+
+class _Scales(NamedTuple):
+    """The scale that each group of elements shares."""
+
+    group: int
+    scale_bytes: int
+
+
+_SCALES: Mapping[WeightFormat, _Scales] = {
+    "int4_blockwise": _Scales(group=128, scale_bytes=2),
+    "int4_awq": _Scales(group=128, scale_bytes=2),
+    "w4a8_awq": _Scales(group=128, scale_bytes=2),
+    "nvfp4": _Scales(group=16, scale_bytes=1),
+    "nvfp4_awq": _Scales(group=16, scale_bytes=1),
+    "mxfp4": _Scales(group=32, scale_bytes=1),
+}
+"""modelopt's defaults; scales of whole tensors, channels and 128 x 128 blocks are too few to count."""
+
+_SEARCHED_BITS: Mapping[WeightFormat, float] = {"nvfp4": 4.5, "nvfp4_awq": 4.5}
+"""Bits that a search of modelopt counts with, where they are not those of the stored weight."""
+
+
+class Share(NamedTuple):
+    """A fraction of the weights that a recipe may quantize, and the format that they get."""
+
+    weights: WeightFormat
+    fraction: float
+
+
+def format_bits(weights: WeightFormat) -> float:
+    """Bits of a stored weight without its scales; those of an unquantized one where the format does not say."""
+    return float(WEIGHT_BITS[weights] or _UNQUANTIZED_BITS)
+
+
+def bits_per_weight(recipe: QuantizationRecipe) -> float:
+    """Mean bits of a stored weight, without its scales, as far as the recipe alone says."""
+    return recipe.search.effective_bits[0] if recipe.search else format_bits(recipe.weights)
+
+
+def stored_bytes(parameters: int, shares: Sequence[Share]) -> int:
+    """Bytes of weights that are stored in some mixture of formats, their scales included."""
+    return sum(_format_bytes(ceil(parameters * share.fraction), share.weights) for share in shares)
+
+
+def is_excluded(name: str, recipe: QuantizationRecipe) -> bool:
+    """Whether the recipe keeps a module at the baseline's precision."""
+    return any(fnmatchcase(name, pattern) for pattern in recipe.exclude)
+
+
+def mixture(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[Share, ...]:
+    """Formats of the weights that the recipe may quantize.
+
+    A recipe of modelopt's own is counted as unquantized: nothing of it is larger.
+    """
+    if recipe.search is None:
+        return (Share("none" if recipe.weights == "modelopt" else recipe.weights, 1.0),)
+    bits = _bits_left(shape, recipe)
+    known = sorted({searched_bits(name): name for name in reversed((*recipe.search.formats, "none"))}.items())
+    for (low, cheap), (high, dear) in pairwise(known):
+        if bits < high:
+            fraction = min(1.0, (high - bits) / (high - low))
+            return (Share(cheap, fraction), Share(dear, 1.0 - fraction))
+    return (Share("none", 1.0),)
+
+
+def least_effective_bits(shape: ModelShape, recipe: QuantizationRecipe) -> float:
+    """The fewest mean bits that a recipe's search can reach on a model."""
+    quantized, all_linear = _linear_parameters(shape, recipe)
+    least = min(searched_bits(name) for name in recipe.formats)
+    return (quantized * least + (all_linear - quantized) * _UNQUANTIZED_BITS) / all_linear
+
+
+def searched_bits(weights: WeightFormat) -> float:
+    """Bits of a weight as a search counts them."""
+    return _SEARCHED_BITS.get(weights, format_bits(weights))
+
+
+def _bits_left(shape: ModelShape, recipe: QuantizationRecipe) -> float:
+    """Mean bits of the weights that may be quantized, when all linear modules together have the mean asked for."""
+    quantized, all_linear = _linear_parameters(shape, recipe)
+    kept = (all_linear - quantized) * _UNQUANTIZED_BITS
+    return (bits_per_weight(recipe) * all_linear - kept) / quantized if quantized else _UNQUANTIZED_BITS
+
+
+def _linear_parameters(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[int, int]:
+    """Parameters that may be quantized, and all that a search counts."""
+    linears = [*shape.linears(), ("lm_head", shape.embedding_parameters)]
+    quantized = sum(size for name, size in linears if not is_excluded(name, recipe))
+    return quantized, sum(size for _, size in linears)
+
+
+def _format_bytes(parameters: int, weights: WeightFormat) -> int:
+    scales = _SCALES.get(weights)
+    extra = ceil(parameters / scales.group) * scales.scale_bytes if scales else 0
+    return int(parameters * format_bits(weights)) // 8 + extra
