@@ -158,7 +158,7 @@ class QuantizationRecipe(ConfigModel):
     weights: WeightFormat
     kv_cache: KvCacheFormat = "none"
     exclude: tuple[str, ...] = ("*lm_head*",)
-    modelopt_recipe: str | None = Field(default=None, pattern=r"^[a-z0-9_./-]+$")
+    modelopt_recipe: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_./-]+$")
     search: Search | None = None
     calibration: Calibration | None = None
     tensorrt_llm_checkpoint: bool = False
