@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -15,11 +16,14 @@ from pydantic_core import ErrorDetails
 
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import Policy
-from llm_pipeline.config.quantization import NAMED_SET, QuantizationRecipe
+from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
 from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import ConfigError
+from llm_pipeline.quantization.calibration import apportion
+from llm_pipeline.quantization.modelopt_recipes import check_kv_cache, check_modelopt_recipe
+from llm_pipeline.quantization.named_sets import named_set
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Location = tuple[int | str, ...]
@@ -88,9 +92,7 @@ def load_release(path: Path) -> LoadedRelease:
         recipes=tuple(
             rung
             for name in config.recipes
-            for rung in load_yaml(
-                _named(root, "quantization", name, path, "recipes"), QuantizationRecipe, name=name
-            ).rungs()
+            for rung in _load_recipe(_named(root, "quantization", name, path, "recipes"))
         ),
         targets=tuple(
             load_yaml(_named(root, "targets", name, path, "targets"), Target, name=name) for name in config.targets
@@ -106,6 +108,15 @@ def load_release(path: Path) -> LoadedRelease:
     _check_data_files(path, root, release)
     _check_places(path, release, deployment)
     return LoadedRelease(path=path, configs_root=root, config=config, release=release, deployment=deployment)
+
+
+def _load_recipe(path: Path) -> tuple[QuantizationRecipe, ...]:
+    recipe = load_yaml(path, QuantizationRecipe, name=path.stem)
+    with _errors_at(path, ("modelopt_recipe",)):
+        check_modelopt_recipe(recipe)
+    with _errors_at(path, ("kv_cache",)):
+        check_kv_cache(recipe)
+    return recipe.rungs()
 
 
 def load_deployment(path: Path) -> Deployment:
@@ -268,6 +279,17 @@ def _where(path: Path, location: Location) -> str:
     return f"{path}:{_line(_compose(path, _read(path)), location)}"
 
 
+@contextmanager
+def _errors_at(path: Path, location: Location) -> Iterator[None]:
+    """Give an error the place in the file that it is about."""
+    try:
+        yield
+    except ConfigError as error:
+        key = ".".join(part for part in location if isinstance(part, str))
+        about = f"{error.where}: " if error.where else ""
+        raise ConfigError(f"{key}: {about}{error.message}", where=_where(path, location), hint=error.hint) from error
+
+
 def _named(root: Path, folder: str, name: str, source: Path, key: str) -> Path:
     path = root / folder / f"{name}.yaml"
     if not path.is_file():
@@ -282,22 +304,28 @@ def _named(root: Path, folder: str, name: str, source: Path, key: str) -> Path:
 
 def _check_data_files(path: Path, root: Path, release: ResolvedRelease) -> None:
     wanted: list[tuple[Path, Location, str]] = [(path, ("workload", "prompts"), release.workload.prompts)]
-    for recipe in release.recipes:
-        if recipe.calibration:
-            named_in = root / "quantization" / f"{recipe.file_name}.yaml"
-            wanted += [
-                (named_in, ("calibration", "sources"), source.dataset)
-                for source in recipe.calibration.sources
-                if not source.dataset.startswith(NAMED_SET)
-            ]
     if release.evaluation.task_directory:
         wanted.append((path, ("evaluation", "task_directory"), release.evaluation.task_directory))
     for source, location, name in wanted:
         _check_data_file(root, name, source, location)
+    for recipe in release.recipes:
+        if recipe.calibration:
+            _check_calibration(root, root / "quantization" / f"{recipe.file_name}.yaml", recipe.calibration)
+
+
+def _check_calibration(root: Path, path: Path, calibration: Calibration) -> None:
+    for number, source in enumerate(calibration.sources):
+        if source.dataset.startswith(NAMED_SET):
+            with _errors_at(path, ("calibration", "sources", number)):
+                named_set(source.dataset, chat=calibration.chat_template)
+        else:
+            _check_data_file(root, source.dataset, path, ("calibration", "sources", number))
+    with _errors_at(path, ("calibration", "samples")):
+        apportion(calibration)
 
 
 def _check_data_file(root: Path, name: str, source: Path, location: Location) -> None:
-    key = ".".join(map(str, location))
+    key = ".".join(part for part in location if isinstance(part, str))
     found = (root / name).resolve()
     if not found.is_relative_to(root):
         raise ConfigError(f"{key}: {name} lies outside {root}", where=_where(source, location))

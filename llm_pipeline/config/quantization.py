@@ -145,9 +145,12 @@ class QuantizationRecipe(ConfigModel):
         name: The recipe's name: the file's name without `.yaml`; a rung of a search has `-<bits>` behind it.
         description: One line for the report and the UI.
         weights: The format.
-        kv_cache: The format of the KV cache that the exported checkpoint asks for.
-        exclude: Module name patterns kept at the baseline's precision.
-        modelopt_recipe: For `weights: modelopt`: the name of a recipe file that modelopt brings.
+        kv_cache: The format of the KV cache that the exported checkpoint asks for; with `weights: modelopt`, `none`
+            leaves what that recipe says.
+        exclude: Module name patterns kept at the baseline's precision; with `weights: modelopt` none by default, as
+            that recipe has its own.
+        modelopt_recipe: For `weights: modelopt`: the name of a recipe file that modelopt brings, such as
+            `general/ptq/fp8_default-kv_fp8`.
         search: For `weights: auto`: what AutoQuantize may choose from.
         calibration: Required by formats with calibrated scales, refused by others.
         tensorrt_llm_checkpoint: Export a TensorRT-LLM checkpoint too, for the engine builder of 1.0 to 1.2.x.
@@ -170,16 +173,6 @@ class QuantizationRecipe(ConfigModel):
             return self.name
         return self.name.removesuffix(f"-{self.search.effective_bits[0]:g}")
 
-    @property
-    def formats(self) -> tuple[WeightFormat, ...]:
-        """What a layer may become, besides unquantized."""
-        return self.search.formats if self.search else (self.weights,)
-
-    @property
-    def needs_cuda(self) -> bool:
-        """Whether it can be quantized on an NVIDIA GPU only, as far as the names of its formats say."""
-        return self.kv_cache == "nvfp4" or not NEEDS_CUDA.isdisjoint(self.formats)
-
     def rungs(self) -> tuple[QuantizationRecipe, ...]:
         """The recipe itself; or one for each number of effective bits of its search, cheapest first."""
         search = self.search
@@ -194,6 +187,13 @@ class QuantizationRecipe(ConfigModel):
             )
             for bits in search.effective_bits
         )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _modelopt_excludes_itself(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("weights") == "modelopt":
+            return {"exclude": (), **given}
+        return given
 
     @model_validator(mode="after")
     def _sections_fit(self) -> QuantizationRecipe:

@@ -9,6 +9,8 @@ from pathlib import Path
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.errors import ConfigError
+from llm_pipeline.quantization.calibration import choose_samples
+from llm_pipeline.quantization.calibration_samples import read_source
 
 
 def check_data_files(loaded: LoadedRelease) -> None:
@@ -24,14 +26,21 @@ def check_data_files(loaded: LoadedRelease) -> None:
 
 
 def _check_calibration(loaded: LoadedRelease, recipe: str, calibration: Calibration) -> None:
-    files = [source.dataset for source in calibration.sources if not source.dataset.startswith(NAMED_SET)]
-    least = calibration.samples if len(calibration.sources) == 1 else 1
-    for file in files:
-        path = loaded.configs_root / file
-        _check_lines(path, "text", least, f"calibration.samples of recipe {recipe}")
+    """Draw from files of one's own as the quantize stage will; named sets are fetched when the release is resolved."""
+    local = [source for source in calibration.sources if not source.dataset.startswith(NAMED_SET)]
+    root, chat = loaded.configs_root, calibration.chat_template
+    samples = [read_source(root / source.dataset, source, chat=chat) for source in local]
+    if len(local) < len(calibration.sources):
+        return
+    try:
+        choose_samples(samples, calibration)
+    except ConfigError as error:
+        raise ConfigError(
+            f"recipe {recipe}: {error.message}", where=str(root / error.where), hint=error.hint
+        ) from error
 
 
-def _check_lines(path: Path, field: str, least: int, asked_by: str = "the release") -> None:
+def _check_lines(path: Path, field: str, least: int) -> None:
     """Read only as many lines as are asked for: a large file costs no more than a small one."""
     try:
         with path.open(encoding="utf-8") as lines:
@@ -43,7 +52,7 @@ def _check_lines(path: Path, field: str, least: int, asked_by: str = "the releas
         _check_line(line, field, f"{path}:{number}")
     if len(first) < least:
         raise ConfigError(
-            f"{asked_by} asks for {least} lines, the file has {len(first)}",
+            f"the release asks for {least} lines, the file has {len(first)}",
             where=str(path),
             hint="add lines, or ask for fewer",
         )

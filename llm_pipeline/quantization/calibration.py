@@ -75,6 +75,8 @@ def draw_calibration(
         ConfigError: Too few samples, the model has no chat template, or a text has no tokens.
     """
     chosen = choose_samples(sources, calibration)
+    for source, samples, share in zip(calibration.sources, sources, apportion(calibration), strict=True):
+        log.info("calibration source", dataset=source.dataset, samples=share, of=len(samples))
     encoded = _encode(chosen, calibration, tokenizer)
     special = frozenset(tokenizer.all_special_ids)
     for sample, tokens in zip(chosen, encoded, strict=True):
@@ -104,8 +106,6 @@ def choose_samples(sources: Sequence[Sequence[Sample]], calibration: Calibration
                 where=source.dataset,
                 hint="lower `samples`, or give more data",
             )
-        if len(sources) > 1:
-            log.info("calibration source", dataset=source.dataset, samples=share, of=len(rest))
         first = sorted(rest, key=lambda content: _rank(content, calibration.seed))[:share]
         taken |= {content: rest[content] for content in first}
     return tuple(taken[content] for content in sorted(taken, key=lambda content: _rank(content, calibration.seed)))

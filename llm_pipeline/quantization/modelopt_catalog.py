@@ -70,7 +70,7 @@ def _recipe_files() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _describe(name: str, content: Mapping[str, Any]) -> ModeloptRecipe:
     kind = content.get("metadata", {}).get("recipe_type")
-    _, owner, *rest = name.split("/")
+    family, owner, checkpoint, *_ = name.split("/")
     if "/distillation/" in name:
         return ModeloptRecipe(refused=_TRAINING)
     if refused := _REFUSED_TYPES.get(kind) or _OTHER_MODELS.get(owner):
@@ -79,7 +79,7 @@ def _describe(name: str, content: Mapping[str, Any]) -> ModeloptRecipe:
     method = _method(config)
     if method == "lsq":
         return ModeloptRecipe(refused=_TRAINING)
-    made_for = {"general": "", "huggingface": owner}.get(name.split("/")[0], f"{owner}/{rest[0]}")
+    made_for = {"general": "", "huggingface": owner}.get(family, f"{owner}/{checkpoint}")
     return _from_quantizers(config, method, made_for)
 
 
@@ -107,7 +107,7 @@ def _from_quantizers(config: Mapping[str, Any], method: str, made_for: str) -> M
     )
 
 
-def _format(cfg: Any, method: str, *, has_input: bool) -> WeightFormat:  # noqa: PLR0911 - one line a format
+def _format(cfg: Any, method: str, *, has_input: bool) -> WeightFormat:
     awq = method.startswith("awq")
     if isinstance(cfg, list):
         return "w4a8_awq"
@@ -118,7 +118,7 @@ def _format(cfg: Any, method: str, *, has_input: bool) -> WeightFormat:  # noqa:
         return "mxfp4"
     if bits == (4, 3):
         return "fp8_block" if block else "fp8_per_channel_token" if cfg.get("axis") == 0 else "fp8"
-    if bits == 4:
+    if block:
         return "int4_awq" if awq else "int4_blockwise"
     return "int8_smoothquant" if has_input else "int8_weight_only"
 

@@ -1,4 +1,4 @@
-"""From a recipe to modelopt's own configuration."""
+"""From a recipe to modelopt's own configurations."""
 
 from __future__ import annotations
 
@@ -7,31 +7,43 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from llm_pipeline.config.quantization import NEEDS_CUDA, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.errors import Unsupported
+from llm_pipeline.quantization.modelopt_catalog import load_modelopt_recipe
+from llm_pipeline.quantization.modelopt_recipes import formats_of, known_modelopt_recipe
 
 _MODELOPT_NAMES: Mapping[WeightFormat, str] = {
     "fp8": "FP8_DEFAULT_CFG",
+    "fp8_per_channel_token": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
+    "fp8_block": "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG",
     "int8_smoothquant": "INT8_SMOOTHQUANT_CFG",
     "int8_weight_only": "INT8_WEIGHT_ONLY_CFG",
     "int4_blockwise": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
     "int4_awq": "INT4_AWQ_CFG",
     "w4a8_awq": "W4A8_AWQ_BETA_CFG",
     "nvfp4": "NVFP4_DEFAULT_CFG",
+    "nvfp4_awq": "NVFP4_AWQ_LITE_CFG",
+    "mxfp4": "MXFP4_DEFAULT_CFG",
 }
-_KV_CACHE_NAMES = {"fp8": "FP8_KV_CFG"}
-_WHOLE_QUANTIZERS = frozenset({"*", "*weight_quantizer", "*input_quantizer"})
+_KV_CACHE_NAMES: Mapping[KvCacheFormat, str] = {"fp8": "FP8_KV_CFG", "nvfp4": "NVFP4_KV_CFG"}
+_INT8_KV_CACHE = {"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": 8, "axis": None}}
+"""modelopt has no configuration of its own for it."""
+_NEVER_SEARCHED = "configs/auto_quantize/units/base_disabled_layers"
+
+QuantizerEntries = list[dict[str, Any]]
 
 
 def refuse_unsupported(recipe: QuantizationRecipe, device: str) -> None:
     """Refuse, before any work, what this device cannot quantize.
 
     Raises:
-        Unsupported: The format quantizes on CUDA only.
+        Unsupported: A format of the recipe quantizes on CUDA only.
+        ConfigError: It names a recipe of modelopt's that is unknown or cannot be used.
     """
-    if recipe.weights in NEEDS_CUDA and not device.startswith("cuda"):
+    cuda = sorted(formats_of(recipe) & NEEDS_CUDA)
+    if cuda and not device.startswith("cuda"):
         raise Unsupported(
-            f"weights: {recipe.weights} can be quantized on an NVIDIA GPU only, this stage runs on {device}",
+            f"{', '.join(cuda)} can be quantized on an NVIDIA GPU only, this stage runs on {device}",
             where=f"recipe {recipe.name}",
             hint="run the quantize stage on a GPU, or take another recipe",
         )
@@ -40,33 +52,92 @@ def refuse_unsupported(recipe: QuantizationRecipe, device: str) -> None:
 def modelopt_config(recipe: QuantizationRecipe) -> dict[str, Any]:
     """The configuration for `mtq.quantize`; later entries of its list win.
 
-    A KV cache format is appended to the weights' configuration. Given alone it would leave modelopt's default
-    for the weights, INT8 on every linear layer, because nothing in it disables them.
+    Raises:
+        ValueError: The recipe keeps the baseline's precision or is a search: there is no one configuration.
+        ConfigError: It names a recipe of modelopt's that is unknown or cannot be used.
+    """
+    config = _of_modelopt(recipe.modelopt_recipe) if recipe.modelopt_recipe else _of_format(recipe.weights)
+    return _complete(config, recipe)
+
+
+def search_formats(recipe: QuantizationRecipe) -> list[dict[str, Any]]:
+    """The configurations that AutoQuantize may give to a layer, without the KV cache, which is not searched.
+
+    AutoQuantize looks at one layer at a time and passes over exclusions by name: `disabled_layers` has them.
 
     Raises:
-        ValueError: The recipe keeps the baseline's precision, so there is nothing to configure.
+        ValueError: The recipe is no search.
+    """
+    if recipe.search is None:
+        raise ValueError("the recipe is no search")
+    return [_of_format(name) for name in recipe.search.formats]
+
+
+def disabled_layers(recipe: QuantizationRecipe) -> list[str]:
+    """Name patterns of modules that AutoQuantize keeps out of its search: the recipe's, and modelopt's own."""
+    from modelopt.recipe import load_config
+
+    ours = [pattern for given in recipe.exclude for pattern in _modules(given)]
+    return [*ours, *map(str, load_config(_NEVER_SEARCHED))]
+
+
+def kv_cache_config(recipe: QuantizationRecipe) -> dict[str, Any] | None:
+    """What a recipe's KV cache adds to a configuration that says what happens to the weights; None for no format.
+
+    Never to be given to `mtq.quantize` alone: nothing in it disables the weights, and modelopt's default for them is
+    INT8 on every linear layer.
     """
     import modelopt.torch.quantization as mtq
 
-    if recipe.weights == "none":
-        raise ValueError("recipe of weights: none needs no modelopt configuration")
-    config: dict[str, Any] = copy.deepcopy(getattr(mtq, _MODELOPT_NAMES[recipe.weights]))
-    if recipe.kv_cache != "none":
-        config["quant_cfg"] += copy.deepcopy(getattr(mtq, _KV_CACHE_NAMES[recipe.kv_cache])["quant_cfg"])
-    config["quant_cfg"] += [{"quantizer_name": _quantizers(pattern), "enable": False} for pattern in recipe.exclude]
+    if recipe.kv_cache == "none":
+        return None
+    if recipe.kv_cache == "int8":
+        return {"quant_cfg": [copy.deepcopy(_INT8_KV_CACHE)], "algorithm": "max"}
+    config: dict[str, Any] = copy.deepcopy(getattr(mtq, _KV_CACHE_NAMES[recipe.kv_cache]))
     return config
 
 
 def is_excluded(config: Mapping[str, Any], module_name: str) -> bool:
-    """Whether modelopt's configuration keeps a linear layer at its own precision."""
-    patterns = [
-        entry["quantizer_name"]
-        for entry in config["quant_cfg"]
-        if entry.get("enable") is False and "parent_class" not in entry
-    ]
+    """Whether modelopt's configuration keeps a linear layer at its own precision: the last entry about it decides."""
     quantizer = f"{module_name}.weight_quantizer"
-    return any(fnmatchcase(quantizer, pattern) for pattern in patterns if pattern not in _WHOLE_QUANTIZERS)
+    enabled = [
+        entry.get("enable") is not False
+        for entry in config["quant_cfg"]
+        if "parent_class" not in entry and fnmatchcase(quantizer, entry["quantizer_name"])
+    ]
+    return not (enabled and enabled[-1])
+
+
+def _of_format(weights: WeightFormat) -> dict[str, Any]:
+    import modelopt.torch.quantization as mtq
+
+    if weights not in _MODELOPT_NAMES:
+        raise ValueError(f"there is no one modelopt configuration for weights: {weights}")
+    config: dict[str, Any] = copy.deepcopy(getattr(mtq, _MODELOPT_NAMES[weights]))
+    return config
+
+
+def _of_modelopt(name: str) -> dict[str, Any]:
+    known_modelopt_recipe(name)
+    config: dict[str, Any] = load_modelopt_recipe(name)
+    if isinstance(config["algorithm"], dict) and isinstance(config["algorithm"].get("layerwise"), dict):
+        # A directory relative to wherever the process runs; a later run with other data would resume from it.
+        config["algorithm"]["layerwise"].pop("checkpoint_dir", None)
+    return config
+
+
+def _complete(config: dict[str, Any], recipe: QuantizationRecipe) -> dict[str, Any]:
+    """Exclusions, then the KV cache: excluding a layer's weights says nothing about the cache."""
+    cache = kv_cache_config(recipe)
+    excluded = [{"quantizer_name": _quantizers(pattern), "enable": False} for pattern in recipe.exclude]
+    config["quant_cfg"] = [*config["quant_cfg"], *excluded, *(cache["quant_cfg"] if cache else ())]
+    return config
 
 
 def _quantizers(pattern: str) -> str:
     return pattern if pattern.endswith("*") else f"{pattern}.*"
+
+
+def _modules(pattern: str) -> tuple[str, ...]:
+    """A module by name excludes all that is in it, too."""
+    return (pattern,) if pattern.endswith("*") else (pattern, f"{pattern}.*")

@@ -79,6 +79,35 @@ def known_modelopt_recipe(name: str) -> ModeloptRecipe:
     return found
 
 
+def check_modelopt_recipe(recipe: QuantizationRecipe) -> None:
+    """Refuse a recipe of ours whose recipe of modelopt's cannot be used.
+
+    Raises:
+        ConfigError: It is unknown, cannot be used here, or needs calibration data that are not given.
+    """
+    if recipe.modelopt_recipe is None:
+        return
+    known = known_modelopt_recipe(recipe.modelopt_recipe)
+    needed = known.calibrated or recipe.kv_cache != "none"
+    if needed and recipe.calibration is None:
+        raise ConfigError(f"{recipe.modelopt_recipe} has calibrated scales: add a calibration section")
+    if not needed and recipe.calibration is not None:
+        raise ConfigError(f"{recipe.modelopt_recipe} uses no calibration: remove the calibration section")
+
+
+def check_kv_cache(recipe: QuantizationRecipe) -> None:
+    """Refuse a KV cache that could not be exported.
+
+    Raises:
+        ConfigError: It is INT8, and no TensorRT-LLM checkpoint is asked for.
+    """
+    if recipe.kv_cache == "int8" and not recipe.tensorrt_llm_checkpoint:
+        raise ConfigError(
+            "modelopt's unified checkpoint cannot say that the KV cache is INT8, only FP8 and NVFP4",
+            hint="take kv_cache: fp8, or add tensorrt_llm_checkpoint: true",
+        )
+
+
 def formats_of(recipe: QuantizationRecipe) -> frozenset[WeightFormat]:
     """The formats that a recipe of ours may give to a layer.
 

@@ -144,8 +144,8 @@ def test_a_calibration_set_with_too_few_lines_is_refused(configs: Path):
     (configs / "calibration" / "demo.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\n')
     error = error_of(demo(configs))
     assert isinstance(error, ConfigError)
-    assert "calibration.samples of recipe int4_awq asks for" in error.message
-    assert "the file has 2" in error.message
+    assert "recipe int4_awq: 256 calibration samples wanted" in error.message
+    assert "there are 2 different ones" in error.message
 
 
 @pytest.mark.parametrize("line", ['{"text": "no prompt"}', '["prompt"]', '{"prompt": 3}', '{"prompt": "open'])
