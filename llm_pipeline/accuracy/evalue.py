@@ -13,8 +13,10 @@ independent, however alike their items are.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llm_pipeline.accuracy.intervals import Bounds
 from llm_pipeline.accuracy.losses import LossSample
@@ -28,15 +30,34 @@ def log_wealth(sample: LossSample, limit: float) -> float:
     """Logarithm of what was won by betting that the mean loss is below `limit`, from 1."""
     kept = 1.0 - sample.losses
     if sample.groups is None:
-        sizes, largest = np.ones_like(kept), 1.0
+        values, counts = np.unique(kept, return_counts=True)
+        gains = values / (1.0 - limit) - 1.0
     else:
-        kept, sizes = np.bincount(sample.groups, weights=kept), np.bincount(sample.groups).astype(float)
-        largest = float(sizes.max())
-    kinds, counts = np.unique(np.stack([kept, sizes]), axis=1, return_counts=True)
-    gains = (kinds[0] / (1.0 - limit) - kinds[1]) / largest
-    logs = sample.copies * (counts @ np.log1p(np.outer(gains, _STAKES)))
-    highest = float(logs.max())
-    return highest + math.log(float(np.exp(logs - highest).mean()))
+        sizes = np.bincount(sample.groups)
+        gains = (np.bincount(sample.groups, weights=kept) / (1.0 - limit) - sizes) / sizes.max()
+        counts = np.ones_like(sizes)
+    return float(log_mixture(gains, sample.copies * counts))
+
+
+def log_mixture(gains: NDArray[np.float64], counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Logarithm of the gamblers' mean wealth.
+
+    Args:
+        gains: What a whole stake wins with each kind of item, shape (kinds,); never below -1.
+        counts: How often each kind was seen, shape (..., kinds).
+
+    Returns:
+        Shape (...).
+    """
+    logs = counts @ np.log1p(np.outer(gains, _STAKES))
+    highest = logs.max(axis=-1)
+    wealth: NDArray[np.float64] = highest + np.log(np.exp(logs - highest[..., None]).mean(axis=-1))
+    return wealth
+
+
+def wealth_needed(confidence: float) -> float:
+    """Logarithm of the wealth that decides."""
+    return -math.log(1.0 - confidence)
 
 
 class BettingTest:
@@ -55,7 +76,7 @@ BETTING_TEST = BettingTest()
 
 
 def _upper(sample: LossSample, confidence: float) -> float:
-    enough = -math.log(1.0 - confidence)
+    enough = wealth_needed(confidence)
     low, high = max(sample.mean, -_WIDEST), 1.0
     for _ in range(_BISECTIONS):  # the higher the limit, the more a bet on less has won
         middle = (low + high) / 2.0

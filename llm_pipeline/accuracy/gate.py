@@ -180,7 +180,7 @@ def _more_items(part: PairedAccuracy, margin: float, policy: AccuracyPolicy) -> 
     return (
         f"About {more} more items would decide (90 % power)."
         if more > 0
-        else "Decided alone, not over all tasks together."
+        else "Enough items for this alone and at once, not for all tasks and looks together."
     )
 
 

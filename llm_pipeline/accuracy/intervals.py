@@ -59,23 +59,51 @@ def score_upper(lost: float, gained: float, pairs: float, confidence: float, deg
         confidence: Confidence of the bound.
         degrees: Degrees of freedom of Student's quantile; infinite for the normal one.
     """
-    quantile = _quantile(confidence, degrees)
+    reach = critical_value(confidence, degrees)
     if gained == 0:
-        return clopper_pearson_upper(lost, pairs, _NORMAL.cdf(quantile))
+        return clopper_pearson_upper(lost, pairs, _NORMAL.cdf(reach))
+    return _tango_upper(lost, gained, pairs, reach)
+
+
+def score_lower(lost: float, gained: float, pairs: float, confidence: float, degrees: float = math.inf) -> float:
+    """One-sided lower bound of the loss, by Tango's score test, and no higher than the exact one for the net loss.
+
+    The score test alone says too often that little was lost for certain: with 2 % flips of 500 items 6.7 % of the
+    time at five looks, for a stated 5 %. The exact bound takes the net loss for items that were lost with none gained.
+    """
+    lower = -score_upper(gained, lost, pairs, confidence, degrees)
+    net = lost - gained
+    if net <= 0.0:
+        return lower
+    from scipy import special
+
+    level = _NORMAL.cdf(-critical_value(confidence, degrees))
+    return min(lower, float(special.betaincinv(net, pairs - net + 1.0, level)))
+
+
+def binomial_tail(events: float, trials: float, share: float) -> float:
+    """The chance of so many events or more."""
+    from scipy import special
+
+    return 1.0 if events <= 0.0 else float(special.betainc(events, trials - events + 1.0, share))
+
+
+def _tango_upper(lost: float, gained: float, pairs: float, reach: float) -> float:
     estimate = (lost - gained) / pairs
-    if estimate >= _WIDEST or tango_statistic(lost, gained, pairs, _WIDEST) > -quantile:
+    if estimate >= _WIDEST or tango_statistic(lost, gained, pairs, _WIDEST) > -reach:
         return 1.0
     low, high = max(estimate, -_WIDEST), _WIDEST
     for _ in range(_BISECTIONS):  # the statistic falls as the assumed loss rises
         middle = (low + high) / 2.0
-        if tango_statistic(lost, gained, pairs, middle) > -quantile:
+        if tango_statistic(lost, gained, pairs, middle) > -reach:
             low = middle
         else:
             high = middle
     return high
 
 
-def _quantile(confidence: float, degrees: float) -> float:
+def critical_value(confidence: float, degrees: float = math.inf) -> float:
+    """Student's quantile, or the normal one for infinite degrees of freedom."""
     if math.isinf(degrees):
         return _NORMAL.inv_cdf(confidence)
     from scipy import special
@@ -102,7 +130,7 @@ def tango_bounds(lost: int, gained: int, pairs: int, confidence: float) -> Bound
         raise ValueError(f"{lost} lost and {gained} gained of {pairs} pairs")
     return Bounds(
         estimate=(lost - gained) / pairs,
-        lower=-score_upper(gained, lost, pairs, confidence),
+        lower=score_lower(lost, gained, pairs, confidence),
         upper=score_upper(lost, gained, pairs, confidence),
     )
 
@@ -129,7 +157,7 @@ def mean_bounds(scores: Sequence[float], confidence: float) -> Bounds:
     if np.isin(values, (0.0, 1.0)).all():
         return wilson_bounds(int(values.sum()), values.size, confidence)
     mean = float(values.mean())
-    reach = _quantile(confidence, values.size - 1) * float(values.std(ddof=1)) / math.sqrt(values.size)
+    reach = critical_value(confidence, values.size - 1) * float(values.std(ddof=1)) / math.sqrt(values.size)
     return Bounds(mean, max(0.0, mean - reach), min(1.0, mean + reach))
 
 

@@ -1,11 +1,29 @@
-"""How many items a margin needs, before one of them is asked."""
+"""How many items a margin needs, before one of them is asked.
+
+    items_needed(margin=0.01, flips=0.05, confidence=0.95)  # 4,282: asked when no look decides earlier
+    expected_items(0.01, 0.05, 0.95, plan_looks({"gsm8k": 4282}, policy))  # what the looks make of it
+
+Flips are unknown beforehand. What earlier releases of a model flipped is the best guess; without any, `TYPICAL_FLIPS`.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llm_pipeline.accuracy.evalue import log_wealth, wealth_needed
 from llm_pipeline.accuracy.intervals import items_to_decide
+from llm_pipeline.accuracy.losses import LossSample
+from llm_pipeline.accuracy.spending import boundaries, futility_boundaries, stopping_chances
+
+if TYPE_CHECKING:
+    from llm_pipeline.accuracy.looks import LookPlan
 
 TYPICAL_FLIPS = 0.05
 """Share of items that change either way, taken while nothing is measured: 1 to 2 % for FP8, 3 to 8 % for 4 bits."""
+
+_SMALL_SAMPLE = 2000
 
 
 def items_needed(margin: float, flips: float, confidence: float, power: float = 0.9) -> int:
@@ -27,3 +45,37 @@ def items_needed(margin: float, flips: float, confidence: float, power: float = 
     if needed is None:
         raise ValueError(f"no number of items decides a margin of {margin}")
     return needed
+
+
+def expected_items(margin: float, flips: float, confidence: float, plan: LookPlan, loss: float = 0.0) -> int:
+    """Items that a plan's looks are expected to ask.
+
+    Args:
+        margin: Largest acceptable loss.
+        flips: Share of items that change either way; more than `loss`.
+        confidence: Confidence of the gate's one-sided bounds.
+        plan: The looks.
+        loss: What the model truly loses.
+    """
+    if plan.method == "e_value":
+        return _until_the_bet_is_won(margin, flips, confidence, plan, loss)
+    if len(plan.sizes) == 1:
+        return plan.items
+    alpha, shares = 1.0 - confidence, plan.shares
+    drift = (margin - loss) * (plan.items / (max(flips, loss) - loss**2)) ** 0.5
+    chances = stopping_chances(shares, boundaries(shares, alpha), futility_boundaries(shares, alpha), drift)
+    stopping = [above + below for above, below in zip(chances.above[:-1], chances.below[:-1], strict=True)]
+    asked = sum(chance * size for chance, size in zip(stopping, plan.sizes[:-1], strict=True))
+    return round(asked + (1.0 - sum(stopping)) * plan.items)
+
+
+def _until_the_bet_is_won(margin: float, flips: float, confidence: float, plan: LookPlan, loss: float) -> int:
+    """The first look at which a sample with exactly the expected flips decides."""
+    changed = [round(_SMALL_SAMPLE * (flips + sign * loss) / 2) for sign in (1, -1)]
+    sample = LossSample(np.repeat([1.0, -1.0, 0.0], [*changed, _SMALL_SAMPLE - sum(changed)]))
+    if loss > margin:
+        sample, margin = sample.mirrored(), -margin
+    for size in plan.sizes:
+        if log_wealth(sample.grown(size / _SMALL_SAMPLE), margin) >= wealth_needed(confidence):
+            return size
+    return plan.items

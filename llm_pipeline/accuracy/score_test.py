@@ -8,7 +8,10 @@ from typing import Protocol
 from llm_pipeline.accuracy.intervals import (
     FEW_CHANGES,
     Bounds,
+    binomial_tail,
     clopper_pearson_upper,
+    critical_value,
+    score_lower,
     score_upper,
     tail_of,
     tango_statistic,
@@ -35,16 +38,24 @@ class ScoreTest:
 
     def bounds(self, sample: LossSample, confidence: float) -> Bounds:
         """The mean loss with its one-sided bounds."""
-        return Bounds(sample.mean, -_upper(sample.mirrored(), confidence), _upper(sample, confidence))
+        if _degrees(sample) <= 0.0:
+            return Bounds(sample.mean, -1.0, 1.0)
+        if sample.graded:
+            lower = -_graded_upper(sample.mirrored(), confidence)
+            return Bounds(sample.mean, lower, _graded_upper(sample, confidence))
+        counts, degrees = _counts(sample), _degrees(sample)
+        return Bounds(sample.mean, score_lower(*counts, confidence, degrees), score_upper(*counts, confidence, degrees))
 
     def p_value(self, sample: LossSample, limit: float) -> float:
         """P-value of "the loss is at most `limit`"."""
         if limit >= 1.0:
             return 1.0
         if not sample.graded:
-            effect = sample.design_effect
-            statistic = tango_statistic(sample.lost / effect, sample.gained / effect, sample.pairs / effect, limit)
-            return tail_of(statistic, _degrees(sample))
+            lost, gained, pairs = _counts(sample)
+            return max(
+                tail_of(tango_statistic(lost, gained, pairs, limit), _degrees(sample)),
+                binomial_tail(lost - gained, pairs, limit),
+            )
         error = math.sqrt(sample.variance / max(1.0, sample.pairs - 1.0))
         if sample.lost + sample.gained < FEW_CHANGES or not error:
             return 1.0
@@ -54,21 +65,19 @@ class ScoreTest:
 SCORE_TEST = ScoreTest()
 
 
+def _counts(sample: LossSample) -> tuple[float, float, float]:
+    effect = sample.design_effect
+    return sample.lost / effect, sample.gained / effect, sample.pairs / effect
+
+
 def _degrees(sample: LossSample) -> float:
     return sample.independent - 1.0 if sample.graded or sample.groups is not None else math.inf
 
 
-def _upper(sample: LossSample, confidence: float) -> float:
-    degrees = _degrees(sample)
-    if degrees <= 0.0:
-        return 1.0
-    effect = sample.design_effect
-    if not sample.graded:
-        return score_upper(sample.lost / effect, sample.gained / effect, sample.pairs / effect, confidence, degrees)
+def _graded_upper(sample: LossSample, confidence: float) -> float:
     if sample.lost + sample.gained < FEW_CHANGES:
         # The spread of few changes says little about the tail: each changed item counts as a whole one.
-        return clopper_pearson_upper(sample.lost / effect, sample.pairs / effect, confidence)
-    from scipy import special
-
+        lost, _, pairs = _counts(sample)
+        return clopper_pearson_upper(lost, pairs, confidence)
     error = math.sqrt(sample.variance / (sample.pairs - 1.0))
-    return min(1.0, sample.mean + float(special.stdtrit(degrees, confidence)) * error)
+    return min(1.0, sample.mean + critical_value(confidence, _degrees(sample)) * error)

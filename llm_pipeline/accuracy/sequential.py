@@ -27,12 +27,9 @@ from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.losses import LossSample
 from llm_pipeline.accuracy.paired import TaskPairs, pair_items, pool
-from llm_pipeline.accuracy.spending import nominal_level
+from llm_pipeline.accuracy.spending import IMPROBABLE, nominal_level
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.verdict import Evidence, Judgement, Verdict
-
-IMPROBABLE = 0.05
-"""A look at which GO has no more than this chance at the last look is the last one."""
 
 
 def judge_look(
@@ -81,19 +78,14 @@ def decision_rule(plan: LookPlan, look: int) -> DecisionRule:
         return DecisionRule(test=BETTING_TEST)
     if len(plan.sizes) == 1:
         return AT_ONCE
-    return DecisionRule(level=partial(_spent_level, plan.shares, look))
-
-
-def _spent_level(shares: tuple[float, ...], look: int, alpha: float) -> float:
-    return nominal_level(shares, look, alpha)
+    return DecisionRule(level=partial(nominal_level, plan.shares[:look]))
 
 
 def chance_of_go(sample: LossSample, margin: float, plan: LookPlan, look: int, confidence: float) -> float:
     """Predictive probability that the upper bound is below the margin at the last look.
 
-    The loss still to come is as uncertain as what was seen leaves it (D. J. Spiegelhalter, L. S. Freedman and
-    P. R. Blackburn, Controlled Clinical Trials 7 (1986) 8-17); the last bound is the one that the sample, grown to
-    its final size with the same share of flips, would have.
+    The last bound is the one that the sample, grown to its final size with the same share of flips, would have; the
+    loss still to come is as uncertain as what was seen leaves it (`spending.futility_boundaries`).
     """
     share = plan.shares[look - 1]
     rule = decision_rule(plan, len(plan.sizes))
