@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from llm_pipeline.accuracy.choice import RecipeAttempt, recipes_in_words
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.release import ResolvedRelease
@@ -27,10 +28,10 @@ from llm_pipeline.release_record import (
     calibration_dataset,
     read_record,
 )
-from llm_pipeline.stages.contract import ArtifactRef, StageRequest, StageResult
-from llm_pipeline.stages.execute import results_name
+from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.execute import failure_name, read_stage_record, results_name
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.verdict import Verdict
+from llm_pipeline.verdict import Judgement, Verdict
 
 _GOLDEN_MAXIMUM_TOKENS = 32
 
@@ -112,18 +113,39 @@ class Flow:
         if self.release.ladder.strategy == "every":
             return None
         ladders = {target: ladder for target, ladder in self.record.ladders.items() if recipe in ladder}
+        if not ladders:
+            return f"{recipe} is legal on no target"
         passed_before = {target: self._passed_before(recipe, ladder) for target, ladder in ladders.items()}
-        if not all(passed_before.values()):
-            return None
-        return "; ".join(f"on {target} {cheaper} is cheaper and passed" for target, cheaper in passed_before.items())
+        cheaper = {target: name for target, name in passed_before.items() if name}
+        return f"a cheaper recipe passed ({recipes_in_words(cheaper)})" if len(cheaper) == len(ladders) else None
 
     def _passed_before(self, recipe: str, ladder: Sequence[str]) -> str | None:
         cheaper = takewhile(lambda name: name != recipe, ladder)
         return next((name for name in cheaper if self._has_passed(name)), None)
 
     def _has_passed(self, recipe: str) -> bool:
-        gate = self.find("accuracy", recipe)
-        return gate is not None and gate.judgement is not None and gate.judgement.verdict is Verdict.GO
+        judgement = self.judgement_of(recipe)
+        return judgement is not None and judgement.verdict is Verdict.GO
+
+    def judgement_of(self, recipe: str) -> Judgement | None:
+        """What the accuracy gate said of the checkpoint that a recipe made last; None while it said nothing of it.
+
+        A result of an earlier run may be of another checkpoint: the recipe was quantized anew since, with other tools.
+        """
+        gate, quantized = self.find("accuracy", recipe), self.find("quantize", recipe)
+        record = read_stage_record(self.store, gate.key) if gate else None
+        if gate is None or quantized is None or record is None:
+            return None
+        same = record.content.inputs.get("checkpoint") == quantized.artifacts.get("checkpoint")
+        return gate.judgement if same else None
+
+    def failure_of(self, recipe: str) -> StageFailure | None:
+        """The error that quantizing or judging a recipe ended with, if it ended with one."""
+        for stage in ("quantize", "accuracy"):
+            document = self.store.read_document(failure_name(self.record.release_id, stage, recipe))
+            if document is not None:
+                return StageFailure.model_validate(document.value)
+        return None
 
     def canary_steps(self, target: str) -> tuple[str, ...]:
         """Subjects of the canary steps of a target, in order."""
@@ -176,9 +198,12 @@ class Flow:
         """The recipe that `choose` picked for a target.
 
         Raises:
-            MissingResult: It has not run.
+            MissingResult: It has not run, or no recipe passed.
         """
-        return str(self.result("choose", target).metrics["recipe"])
+        recipe = self.result("choose", target).metrics["recipe"]
+        if recipe is None:
+            raise MissingResult(f"no recipe passed for {target}", hint="nothing can be built for it")
+        return str(recipe)
 
     def artifact(self, stage: str, subject: str, name: str) -> ArtifactRef:
         """An artifact that a stage made."""
@@ -234,23 +259,20 @@ def _accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
 
 
 def _choose(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
-    from llm_pipeline.accuracy.choice import RecipeAttempt
     from llm_pipeline.stages.choose import ChooseConfig
 
-    attempts = []
-    for recipe in flow.record.ladders[subject]:
-        accuracy = flow.find("accuracy", recipe)
-        if accuracy is None or accuracy.judgement is None:
-            continue
-        attempts.append(
-            RecipeAttempt(
-                recipe=recipe,
-                verdict=accuracy.judgement.verdict,
-                bytes=int(flow.result("quantize", recipe).metrics["bytes"] or 0),
-                summary=accuracy.judgement.summary,
-            )
-        )
-    return ChooseConfig(attempts=tuple(attempts)), {}
+    attempts = (_attempt(flow, recipe) for recipe in flow.record.ladders.get(subject, ()))
+    return ChooseConfig(attempts=tuple(attempt for attempt in attempts if attempt)), {}
+
+
+def _attempt(flow: Flow, recipe: str) -> RecipeAttempt | None:
+    """How a recipe fared; None when it was not tried."""
+    if judgement := flow.judgement_of(recipe):
+        size = int(flow.result("quantize", recipe).metrics["bytes"] or 0)
+        return RecipeAttempt(recipe=recipe, verdict=judgement.verdict, bytes=size, summary=judgement.summary)
+    if failure := flow.failure_of(recipe):
+        return RecipeAttempt(recipe=recipe, summary=f"{failure.stage} failed: {failure.error.message}")
+    return None
 
 
 def _build(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:

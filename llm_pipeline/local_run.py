@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.claim_state import Claimant, LocalProcess
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ExitCode, PipelineError, Transient
@@ -115,12 +116,25 @@ class LocalRun:
         self._stage(flow.request("download"))
         self._stage(flow.request("baseline"))
         for recipe in flow.recipes:
-            self._stage(flow.request("quantize", recipe))
-            self._stage(flow.request("accuracy", recipe))
-        self._gate(flow.request("choose"))
+            if why := flow.passed_over(recipe):
+                log.info("%s is passed over: %s", recipe, why)
+            else:
+                self._try_recipe(flow, recipe)
+
+    def _try_recipe(self, flow: Flow, recipe: str) -> None:
+        """Quantize and judge; an error ends this recipe only, for the next one may do."""
+        for stage in ("quantize", "accuracy"):
+            request = flow.request(stage, recipe)
+            self._claim.check(request.release_id)
+            try:
+                self._process(request)
+            except PipelineError as error:
+                log.warning("%s %s failed, the next recipe is tried: %s", stage, recipe, error)
+                return
 
     def _judge_targets(self, flow: Flow, staged: list[str]) -> None:
         for target in flow.targets:
+            self._gate(flow.request("choose", target))
             self._stage(flow.request("build", target))
             self._stage(flow.request("package", target))
             staged.append(target)
@@ -146,7 +160,8 @@ class LocalRun:
 
     def _ask_for_production(self, flow: Flow) -> bool | None:
         self._claim.park()
-        return self._approve(f"Promote {flow.record.release_id} ({flow.chosen_recipe}) to production?")
+        recipes = recipes_in_words({target: flow.chosen_recipe(target) for target in flow.targets})
+        return self._approve(f"Promote {flow.record.release_id} ({recipes}) to production?")
 
     def _clean_up(self, flow: Flow, staged: list[str], promoting: list[str]) -> None:
         """Nothing staged outlives the run, no canary is left half-way, and there is always a report."""

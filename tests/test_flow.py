@@ -11,13 +11,16 @@ from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease, Workload
 from llm_pipeline.config.target import Target
+from llm_pipeline.errors import Unsupported
 from llm_pipeline.flow import Flow, MissingResult
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.stages.canary import CanaryConfig
-from llm_pipeline.stages.contract import ArtifactRef, StageResult, Timings
-from llm_pipeline.stages.execute import results_name
+from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageResult, Timings
+from llm_pipeline.stages.execute import KeyContent, StageRecord, failure_name, record_name, results_name
 from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.lease import Lease
+from llm_pipeline.verdict import Evidence, Verdict, judge
 
 MORNING = datetime(2026, 1, 5, 9, tzinfo=UTC)
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
@@ -28,7 +31,7 @@ def store(tmp_path: Path) -> ArtifactStore:
     return open_store(f"file://{tmp_path}/store")
 
 
-def flow(store: ArtifactStore, resolved_at: datetime) -> Flow:
+def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> Flow:
     servers: dict[str, Any] = {
         name: {"http": first, "grpc": first + 1, "metrics": first + 2}
         for name, first in (("staging", 18540), ("blue", 18543), ("green", 18546))
@@ -63,6 +66,7 @@ def flow(store: ArtifactStore, resolved_at: datetime) -> Flow:
         model=PinnedModel(id="demo/tiny", commit="0a1b2c3d" * 5, files=(), license="mit"),
         datasets={},
         created_at=resolved_at,
+        **changes,
     )
     return Flow(store, record)
 
@@ -100,3 +104,70 @@ def test_all_canary_steps_of_one_run_know_the_same_run_and_the_next_run_is_anoth
 def test_a_canary_before_its_package_is_refused(store) -> None:
     with pytest.raises(MissingResult, match="package cpu"):
         flow(store, MORNING).request("canary", "cpu:5")
+
+
+def judged(store: ArtifactStore, recipe: str, verdict: Verdict, *, quantized_again: bool = False) -> None:
+    """A recipe that was quantized and judged; and quantized once more, to another checkpoint, if that is wanted."""
+    first, second = (ArtifactRef(kind="checkpoint", digest=digit * 64) for digit in "12")
+    fact = Evidence(name="loss", verdict=verdict, measured=0.0, samples=900)
+    for stage, inputs, artifacts in (
+        ("quantize", {}, {"checkpoint": second if quantized_again else first}),
+        ("accuracy", {"checkpoint": first}, {}),
+    ):
+        content = KeyContent(stage=stage, version=1, subject=recipe, config={}, inputs=inputs, tools={})
+        result = StageResult(
+            release_id="r1", stage=stage, subject=recipe, key=content.key, artifacts=artifacts, metrics={"bytes": 7},
+            judgement=judge("judged", [fact]) if inputs else None,
+            timings=Timings(started_at=MORNING, total_seconds=1.0),
+        )  # fmt: skip
+        with Lease(store, record_name(content.key)) as lease:
+            lease.conclude(StageRecord(content=content, result=result).model_dump(mode="json"))
+        store.write_document(results_name("r1", stage, recipe), result.model_dump(mode="json"), None)
+
+
+def climbing(store: ArtifactStore, **ladders: tuple[str, ...]) -> Flow:
+    return flow(store, MORNING, ladders=ladders)
+
+
+def test_a_recipe_is_passed_over_once_a_cheaper_one_passed_wherever_it_is_legal(store) -> None:
+    one = climbing(store, cpu=("int4", "fp8"))
+    two = climbing(store, cpu=("int4", "fp8"), gpu=("int3", "fp8"))
+    judged(store, "int4", Verdict.NO_GO)
+    assert one.passed_over("fp8") is None
+    judged(store, "int3", Verdict.GO)
+    assert one.passed_over("int4") is None
+    assert two.passed_over("fp8") is None  # gpu has what it needs, cpu does not
+    judged(store, "int8", Verdict.GO)
+    two = climbing(store, cpu=("int8", "fp8"), gpu=("int3", "fp8"))
+    assert two.passed_over("fp8") == "a cheaper recipe passed (int8 on cpu; int3 on gpu)"
+    assert climbing(store, cpu=("int3", "fp8")).passed_over("fp8") == "a cheaper recipe passed (int3)"
+    assert two.passed_over("nowhere") == "nowhere is legal on no target"
+
+
+def test_a_verdict_on_another_checkpoint_passes_nothing(store) -> None:
+    judged(store, "int4", Verdict.GO, quantized_again=True)
+    assert climbing(store, cpu=("int4", "fp8")).passed_over("fp8") is None
+    assert climbing(store, cpu=("int4",)).request("choose", "cpu").config == {"attempts": []}
+
+
+def test_a_target_chooses_from_its_own_ladder_errors_included(store) -> None:
+    judged(store, "fp8", Verdict.GO)
+    error = Unsupported("infeasible").to_document()
+    failure = StageFailure(release_id="r1", stage="quantize", subject="int3", error=error)
+    store.write_document(failure_name("r1", "quantize", "int3"), failure.model_dump(mode="json"), None)
+    attempts = climbing(store, cpu=("int3", "none", "fp8")).request("choose", "cpu").config["attempts"]
+    assert [(one["recipe"], one["verdict"], one["bytes"]) for one in attempts] == [
+        ("int3", None, None),
+        ("fp8", "GO", 7),
+    ]
+    assert attempts[0]["summary"] == "quantize failed: infeasible"
+
+
+def test_a_target_without_a_recipe_builds_nothing(store) -> None:
+    result = StageResult(
+        release_id="r1", stage="choose", subject="cpu", key="k" * 64, metrics={"recipe": None},
+        timings=Timings(started_at=MORNING, total_seconds=1.0),
+    )  # fmt: skip
+    store.write_document(results_name("r1", "choose", "cpu"), result.model_dump(mode="json"), None)
+    with pytest.raises(MissingResult, match="no recipe passed for cpu"):
+        flow(store, MORNING).request("build", "cpu")

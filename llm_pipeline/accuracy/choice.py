@@ -1,8 +1,8 @@
-"""The choice of recipe: of those that passed their accuracy gate, the one with the fewest bytes."""
+"""The choice of recipe: of a target's ladder, the first recipe that passed its accuracy gate."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -12,18 +12,18 @@ from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 
 class RecipeAttempt(ConfigModel):
-    """One recipe after its accuracy gate.
+    """One recipe after it was tried.
 
     Attributes:
         recipe: The recipe's name.
-        verdict: What its accuracy gate said.
-        bytes: Size of its checkpoint.
-        summary: The gate's sentence.
+        verdict: What its accuracy gate said; None when it failed before the gate could.
+        bytes: Size of its checkpoint; None when it failed.
+        summary: The gate's sentence, or the error.
     """
 
     recipe: Name
-    verdict: Verdict
-    bytes: int = Field(ge=1)
+    verdict: Verdict | None = None
+    bytes: int | None = Field(default=None, ge=1)
     summary: str = ""
 
 
@@ -36,35 +36,40 @@ class Choice:
 
 
 def choose_recipe(attempts: Sequence[RecipeAttempt]) -> Choice:
-    """Choose the smallest checkpoint whose gate said GO; equal sizes are decided by the recipe's name.
+    """Choose the first recipe whose gate said GO.
 
     When none passed the judgement is NO_GO, with every attempt in its evidence: nothing is released on a verdict
     that is not GO, whatever kept it from being one.
+
+    Args:
+        attempts: In the order of the ladder, the cheapest first.
     """
-    passed = sorted((attempt for attempt in attempts if attempt.verdict is Verdict.GO), key=_cost)
-    if not passed:
-        facts = tuple(_fact(attempt) for attempt in sorted(attempts, key=_cost))
+    chosen = next((attempt for attempt in attempts if attempt.verdict is Verdict.GO), None)
+    if chosen is None:
+        facts = tuple(_fact(attempt) for attempt in attempts)
         return Choice(None, Judgement(verdict=Verdict.NO_GO, summary=_refusal(attempts), evidence=facts))
-    best = passed[0]
-    others = sorted((attempt for attempt in attempts if attempt is not best), key=_cost)
-    compared = "; ".join(f"{other.recipe} {other.verdict} at {_megabytes(other)}" for other in others)
-    summary = f"{best.recipe}, {_megabytes(best)}, is the smallest that passed its accuracy gate"
-    return Choice(
-        best.recipe, judge(f"{summary} (others: {compared})." if others else f"{summary}.", map(_fact, passed))
-    )
+    others = ", ".join(_in_words(attempt) for attempt in attempts if attempt is not chosen)
+    size = f", {chosen.bytes / 1e6:.1f} MB," if chosen.bytes else ""
+    summary = f"{chosen.recipe}{size} is the cheapest that passed its accuracy gate"
+    return Choice(chosen.recipe, judge(f"{summary} (others: {others})." if others else f"{summary}.", [_fact(chosen)]))
 
 
-def _cost(attempt: RecipeAttempt) -> tuple[int, str]:
-    return attempt.bytes, attempt.recipe
+def recipes_in_words(chosen: Mapping[str, str]) -> str:
+    """The recipes that targets chose: `fp8`, or `fp8 on h200, int4_awq on l40s` when they differ; empty for none."""
+    recipes = dict.fromkeys(chosen.values())
+    if len(recipes) <= 1:
+        return next(iter(recipes), "")
+    on = {recipe: ", ".join(target for target, name in chosen.items() if name == recipe) for recipe in recipes}
+    return "; ".join(f"{recipe} on {targets}" for recipe, targets in on.items())
 
 
 def _fact(attempt: RecipeAttempt) -> Evidence:
     return Evidence(
         name=f"checkpoint size, {attempt.recipe}",
-        verdict=attempt.verdict,
-        measured=float(attempt.bytes),
+        verdict=attempt.verdict or Verdict.INCONCLUSIVE,
+        measured=attempt.bytes,
         unit="bytes",
-        samples=1,
+        samples=1 if attempt.bytes else 0,
         detail=attempt.summary,
     )
 
@@ -72,9 +77,8 @@ def _fact(attempt: RecipeAttempt) -> Evidence:
 def _refusal(attempts: Sequence[RecipeAttempt]) -> str:
     if not attempts:
         return "No recipe was tried."
-    tried = ", ".join(f"{attempt.recipe} {attempt.verdict}" for attempt in sorted(attempts, key=_cost))
-    return f"No recipe passed its accuracy gate: {tried}."
+    return f"No recipe passed its accuracy gate: {', '.join(map(_in_words, attempts))}."
 
 
-def _megabytes(attempt: RecipeAttempt) -> str:
-    return f"{attempt.bytes / 1e6:.1f} MB"
+def _in_words(attempt: RecipeAttempt) -> str:
+    return f"{attempt.recipe} {attempt.verdict or 'failed'}"

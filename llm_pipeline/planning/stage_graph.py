@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.stages.contract import Frozen
 
 APPROVAL = "approve"
@@ -23,19 +24,21 @@ class PlannedStage(Frozen):
 
 
 def planned_stages(release: ResolvedRelease) -> tuple[PlannedStage, ...]:
-    """Every step of a release that goes well, in the order in which one machine runs them."""
+    """Every step of a release that goes well, in the order in which one machine runs them.
+
+    Of the recipes it has all; on a ladder that is climbed, those behind one that passed everywhere are left out.
+    """
     return tuple(PlannedStage(stage=stage, subject=subject) for stage, subject in _steps(release))
 
 
 def _steps(release: ResolvedRelease) -> Iterator[tuple[str, str]]:
     for stage in ("resolve", "download", "baseline"):
         yield stage, ""
-    for recipe in release.recipes:
-        yield "quantize", recipe.name
-        yield "accuracy", recipe.name
-    yield "choose", ""
+    for recipe in climbing_order(release):
+        yield "quantize", recipe
+        yield "accuracy", recipe
     for target in release.targets:
-        for stage in ("build", "package", "staging", "served_accuracy", "load_test", "staging_down"):
+        for stage in ("choose", "build", "package", "staging", "served_accuracy", "load_test", "staging_down"):
             yield stage, target.name
     if release.approval.required:
         yield APPROVAL, ""

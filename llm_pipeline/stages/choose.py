@@ -1,4 +1,4 @@
-"""Stage `choose`: pick the cheapest recipe that passed its accuracy gate."""
+"""Stage `choose`: of a target's ladder, pick the cheapest recipe that passed its accuracy gate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ log = get_logger(__name__)
 
 
 class ChooseConfig(ConfigModel):
-    """The recipes that were tried, with their verdicts and sizes."""
+    """What the stage reads.
+
+    Attributes:
+        attempts: The recipes that were tried and are legal on the target, the cheapest first.
+    """
 
     attempts: tuple[RecipeAttempt, ...]
 
@@ -20,9 +24,10 @@ def run(context: StageContext[ChooseConfig]) -> StageOutput:
     """Choose; the metric `recipe` is the chosen name, or None."""
     choice = choose_recipe(context.config.attempts)
     for attempt in context.config.attempts:
-        log.info("recipe tried", recipe=attempt.recipe, verdict=attempt.verdict.value, megabytes=attempt.bytes / 1e6)
+        verdict = attempt.verdict.value if attempt.verdict else "failed"
+        log.info("recipe tried", recipe=attempt.recipe, verdict=verdict, bytes=attempt.bytes, why=attempt.summary)
     log.info(choice.judgement.summary, verdict=choice.judgement.verdict.value)
     return StageOutput(metrics={"recipe": choice.recipe}, judgement=choice.judgement)
 
 
-STAGE = Stage(name="choose", version=1, config=ChooseConfig, run=run, environment="control")
+STAGE = Stage(name="choose", version=2, config=ChooseConfig, run=run, environment="control")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import Terminal
 from llm_pipeline.flow import Flow
@@ -121,13 +122,14 @@ def _license_body(flow: Flow, change: str) -> str:
 
 
 def _approval_body(flow: Flow, offered: list[str]) -> str:
-    recipe = flow.chosen_recipe
-    subjects = {recipe, *offered}
+    chosen = {target: flow.chosen_recipe(target) for target in offered}
+    subjects = {*chosen.values(), *offered}
     gates = [result for (_, subject), result in sorted(flow.results().items()) if subject in subjects]
     gates.sort(key=lambda result: result.timings.started_at)
     left_out = [target for target in flow.targets if target not in offered]
+    recipes = recipes_in_words(chosen)
     lines = [
-        f"Release `{flow.record.release_id}`, recipe `{recipe}`, commit `{flow.record.model.commit}`.",
+        f"Release `{flow.record.release_id}`, recipe `{recipes}`, commit `{flow.record.model.commit}`.",
         "",
         markdown_table(gates),
     ]

@@ -1,13 +1,17 @@
 """One DAG for each release config.
 
-    claim -> resolve -> review_license -> download -> baseline -> recipes[quantize -> accuracy] -> choose
-      -> targets[build -> package -> staging -> served_accuracy -> load_test -> staging_down]
+    claim -> resolve -> review_license -> download -> baseline -> recipes_1[quantize -> accuracy] -> recipes_2[...] ...
+      -> targets[choose -> build -> package -> staging -> served_accuracy -> load_test -> staging_down]
       -> approve -> promotion[canary_5 -> ... -> canary_100 -> settle, rollback] -> report -> give_back
 
-Groups in brackets are mapped, over recipes or targets. A failed index stops only itself. The run fails when no
-recipe passed, or when any target was not promoted, because `settle` is its only leaf that counts: `staging_down`,
-`rollback`, `report` and `give_back` are teardowns, which always run and never hide a failure. `claim` is the setup of
-`give_back`: whatever is cleared, the run takes its turn among the model's releases again, and gives it back.
+Groups in brackets are mapped, over recipes or targets. A failed index stops only itself. Recipes are the rungs of a
+ladder, one group each, the cheapest first: the next one begins when the one before has ended, however it did, and
+skips itself when nothing needs it any more. `strategy: every` tries them side by side, in one group `recipes`.
+
+The run fails when no recipe passed, or when any target was not promoted, because `settle` is its only leaf that
+counts: `staging_down`, `rollback`, `report` and `give_back` are teardowns, which always run and never hide a failure.
+`claim` is the setup of `give_back`: whatever is cleared, the run takes its turn among the model's releases again, and
+gives it back.
 """
 
 from __future__ import annotations
@@ -21,8 +25,10 @@ from airflow.sdk import DAG, BaseOperator, Param, TaskGroup, TriggerRule, chain,
 
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.release import ModelSource
+from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline_airflow.approvals import LicenseReviewOperator, ReleaseApprovalOperator
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
+from llm_pipeline_airflow.ladder import ChooseOperator, RecipeOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
 from llm_pipeline_airflow.promotion import CanaryStepOperator, RollbackOperator
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
@@ -32,6 +38,7 @@ from llm_pipeline_airflow.task_docs import TASK_DOCS, dag_doc
 from llm_pipeline_airflow.watch import release_schedule
 
 _LAST_GATE = "targets.load_test"
+_NEEDED = ("download", "baseline")
 _RUNS_AT_ONCE = {"wait": 1, "supersede": 16}
 """A run that is queued supersedes nobody; between those that run, the claim decides."""
 
@@ -70,6 +77,12 @@ class _Tasks:
         """The task of a stage, named after it."""
         return StageOperator(stage=name, subject=subject, **self.shared(name), **options)
 
+    def recipe(self, name: str, recipe: str, loaded: LoadedRelease, **options: Any) -> RecipeOperator:
+        """The task of a stage that works on a recipe."""
+        at_once = loaded.deployment.computing_at_once
+        options["max_active_tis_per_dagrun"] = at_once
+        return RecipeOperator(stage=name, subject=recipe, **self.shared(name), **options)
+
     def shared(self, name: str) -> dict[str, Any]:
         """Arguments of every task of a stage."""
         display_name, documentation = TASK_DOCS[name]
@@ -87,13 +100,12 @@ def _add_tasks(tasks: _Tasks, loaded: LoadedRelease) -> None:
     resolve = ResolveOperator(**tasks.shared("resolve"))
     download = tasks.stage("download")
     baseline = tasks.stage("baseline")
-    choose = tasks.stage("choose", trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
     approve = _approval(tasks, loaded)
     report = tasks.stage("report").as_teardown(on_failure_fail_dagrun=False)
     give_back = GiveBackOperator(**tasks.shared("give_back")).as_teardown(setups=claim, on_failure_fail_dagrun=False)
     chain(claim, resolve, *_license_review(tasks, loaded), download, baseline)
-    _add_recipes(tasks, loaded, after=(download, baseline), before=(choose, report))
-    _add_targets(tasks, loaded, after=choose, before=(approve, report))
+    judged = _add_recipes(tasks, loaded, after=(download, baseline), before=report)
+    _add_targets(tasks, loaded, after=(baseline, *judged), before=(approve, report))
     _add_promotion(tasks, loaded, after=approve, before=report)
     report >> give_back
 
@@ -106,42 +118,68 @@ def _license_review(tasks: _Tasks, loaded: LoadedRelease) -> list[BaseOperator]:
 
 
 def _add_recipes(
+    tasks: _Tasks, loaded: LoadedRelease, *, after: tuple[BaseOperator, BaseOperator], before: BaseOperator
+) -> list[BaseOperator]:
+    """The rungs, each behind the one before; their gates are returned."""
+    order = climbing_order(loaded.release)
+    if loaded.release.ladder.strategy == "every":
+        return [_add_rung(tasks, loaded, "recipes", order, after=after, before=before)]
+    gates: list[BaseOperator] = []
+    for number, recipe in enumerate(order, start=1):
+        group_id = f"recipes_{number}"
+        gates.append(_add_rung(tasks, loaded, group_id, (recipe,), after=after, before=before, behind=gates[-1:]))
+    return gates
+
+
+def _add_rung(
     tasks: _Tasks,
     loaded: LoadedRelease,
+    group_id: str,
+    recipes: tuple[str, ...],
     *,
     after: tuple[BaseOperator, BaseOperator],
-    before: tuple[BaseOperator, BaseOperator],
-) -> TaskGroup:
+    before: BaseOperator,
+    behind: Sequence[BaseOperator] = (),
+) -> BaseOperator:
+    """Recipes that are tried side by side, after the gates `behind` which they stand; their own gate is returned."""
     download, baseline = after
-    choose, report = before
-    at_once = loaded.deployment.computing_at_once
+    title = "Recipes" if group_id == "recipes" else f"Recipe {recipes[0]}"
+    gates: list[BaseOperator] = []
 
-    @task_group(group_id="recipes", group_display_name="Recipes", tooltip="Quantize and judge, recipe by recipe")
-    def recipes(recipe: str) -> None:
-        quantize = tasks.stage("quantize", recipe, max_active_tis_per_dagrun=at_once)
-        accuracy = tasks.stage("accuracy", recipe, max_active_tis_per_dagrun=at_once)
+    @task_group(group_id=group_id, group_display_name=title, tooltip="Quantize and judge, recipe by recipe")
+    def rung(recipe: str) -> None:
+        if behind:
+            quantize = tasks.recipe("quantize", recipe, loaded, needs=_NEEDED, trigger_rule=TriggerRule.ALL_DONE)
+        else:
+            quantize = tasks.recipe("quantize", recipe, loaded)
+        accuracy = tasks.recipe("accuracy", recipe, loaded)
         # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
-        download >> quantize >> accuracy >> choose
-        baseline >> accuracy
-        quantize >> report  # a failed baseline ends the run, but not before quantizing has ended
+        quantize << ([*behind, baseline] if behind else download)
+        [quantize, baseline] >> accuracy
+        quantize >> before  # a failed baseline ends the run, but not before quantizing has ended
+        gates.append(accuracy)
 
-    return recipes.expand(recipe=list(loaded.config.recipes))  # type: ignore[return-value]
+    rung.expand(recipe=list(recipes))
+    return gates[0]
 
 
 def _add_targets(
-    tasks: _Tasks, loaded: LoadedRelease, *, after: BaseOperator, before: Sequence[BaseOperator]
+    tasks: _Tasks, loaded: LoadedRelease, *, after: Sequence[BaseOperator], before: Sequence[BaseOperator]
 ) -> TaskGroup:
     approve, report = before
 
-    @task_group(group_id="targets", group_display_name="Targets", tooltip="Build, serve and judge, target by target")
+    @task_group(group_id="targets", group_display_name="Targets", tooltip="Choose, build and judge, target by target")
     def targets(target: str) -> None:
+        choose = ChooseOperator(
+            subject=target, needs=_NEEDED, trigger_rule=TriggerRule.ALL_DONE, **tasks.shared("choose")
+        )
         build = tasks.stage("build", target, max_active_tis_per_dagrun=loaded.deployment.computing_at_once)
         package = tasks.stage("package", target)
         staging = tasks.stage("staging", target)
         served_accuracy = tasks.stage("served_accuracy", target)
         load_test = tasks.stage("load_test", target)
         staging_down = tasks.stage("staging_down", target)
-        chain(after, build, package, staging, served_accuracy, load_test, staging_down, report)
+        chain(list(after), choose, build, package, staging, served_accuracy, load_test, staging_down, report)
         load_test >> approve
         # Two setups: a teardown runs when one of its setups did, so a server whose own gate failed is stopped too.
         staging_down.as_teardown(setups=[package, staging], on_failure_fail_dagrun=False)

@@ -102,9 +102,11 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """What the stage is asked to do."""
         if not self.release_id:
             raise AirflowSkipException("there is no release: its first stage did not end well")
-        subject = f"{self.subject}:{self.step}" if self.step else self.subject
-        deployment = load_release(Path(self.config_path)).deployment
-        return Flow.open(deployment, self.release_id).request(self.stage, subject)
+        return self.flow().request(self.stage, f"{self.subject}:{self.step}" if self.step else self.subject)
+
+    def flow(self) -> Flow:
+        """The release that the task works for."""
+        return Flow.open(load_release(Path(self.config_path)).deployment, self.release_id)
 
     def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
         """Turn a stage's result into the task's: what is returned crosses XCom."""

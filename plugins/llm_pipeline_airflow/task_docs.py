@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import ReleaseConfig
+from llm_pipeline.planning.ladder import climbing_order
 
 TASK_DOCS: Mapping[str, tuple[str, str]] = {
     "claim": (
@@ -22,7 +23,10 @@ TASK_DOCS: Mapping[str, tuple[str, str]] = {
     ),
     "download": ("Download", "Fetches the weights of that commit; every byte is checked against the hub's hashes."),
     "baseline": ("Baseline", "Scores the unquantized model: every candidate is compared with it, item by item."),
-    "quantize": ("Quantize", "Quantizes with one recipe and exports a checkpoint."),
+    "quantize": (
+        "Quantize",
+        "Quantizes with one recipe and exports a checkpoint. Skipped when a cheaper recipe passed; the log says which.",
+    ),
     "accuracy": (
         "Accuracy gate",
         (
@@ -30,7 +34,7 @@ TASK_DOCS: Mapping[str, tuple[str, str]] = {
             "only; the table in the log says why."
         ),
     ),
-    "choose": ("Choose", "Picks the smallest recipe that passed. Fails when none did."),
+    "choose": ("Choose", "Picks the cheapest recipe that passed for this target. Fails when none did."),
     "build": ("Build", "Builds the engine for one target."),
     "package": ("Package", "Makes the model repository that the server loads, with golden answers beside it."),
     "staging": ("Staging", "Starts a server with the candidate and asks it the golden prompts."),
@@ -61,11 +65,17 @@ _TURNS = {
     "supersede": "an older one stops at its next stage, takes down what it started, and this one begins",
 }
 
+_LADDERS = {
+    "climb": "Recipes are tried from the top; one is passed over when a cheaper one has passed.",
+    "every": "All recipes are tried; of those that pass, the one nearest to the top is taken.",
+}
+
 
 def dag_doc(loaded: LoadedRelease) -> str:
     """The documentation of a release's DAG, in Markdown."""
     config, release = loaded.config, loaded.release
-    recipes = "\n".join(f"| `{recipe.name}` | {recipe.weights} | {recipe.description} |" for recipe in release.recipes)
+    ladder = [release.recipe(name) for name in climbing_order(release)]
+    recipes = "\n".join(f"| `{recipe.name}` | {recipe.weights} | {recipe.description} |" for recipe in ladder)
     targets = "\n".join(f"| `{target.name}` | {target.accelerator} | {target.engine} |" for target in release.targets)
     turn = _TURNS[config.concurrency]
     steps = ", ".join(f"{percent:g} %" for percent in release.policy.canary.steps_percent)
@@ -78,6 +88,8 @@ Model **{config.model.id}** at `{config.model.revision}`, policy `{config.policy
 | recipe | weights | |
 |---|---|---|
 {recipes}
+
+{_LADDERS[release.ladder.strategy]}
 
 | target | accelerator | engine |
 |---|---|---|

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
+from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe, recipes_in_words
 from llm_pipeline.verdict import Verdict
 
 
@@ -13,23 +13,41 @@ def attempt(recipe: str, verdict: Verdict, size: int) -> RecipeAttempt:
     return RecipeAttempt(recipe=recipe, verdict=verdict, bytes=size, summary=f"{recipe} was judged")
 
 
-def test_the_smallest_recipe_that_passed_is_chosen() -> None:
+def test_the_first_rung_that_passed_is_chosen_and_the_others_are_named() -> None:
     choice = choose_recipe(
         [
-            attempt("fp8", Verdict.GO, 800),
+            RecipeAttempt(recipe="int3", summary="quantize failed: infeasible"),
             attempt("int4", Verdict.NO_GO, 300),
             attempt("int8", Verdict.GO, 700),
+            attempt("fp8", Verdict.GO, 690),
             attempt("nvfp4", Verdict.INCONCLUSIVE, 400),
         ]
     )
     assert choice.recipe == "int8"
     assert choice.judgement.verdict is Verdict.GO
-    assert "int4 NO_GO" in choice.judgement.summary
+    assert choice.judgement.summary == (
+        "int8, 0.0 MB, is the cheapest that passed its accuracy gate "
+        "(others: int3 failed, int4 NO_GO, fp8 GO, nvfp4 INCONCLUSIVE)."
+    )
 
 
-def test_equal_sizes_are_decided_by_name_whatever_the_order() -> None:
-    attempts = [attempt("b", Verdict.GO, 500), attempt("a", Verdict.GO, 500)]
-    assert choose_recipe(attempts).recipe == choose_recipe(attempts[::-1]).recipe == "a"
+def test_a_recipe_that_failed_before_its_gate_never_passes() -> None:
+    choice = choose_recipe([RecipeAttempt(recipe="int3", summary="quantize failed: infeasible")])
+    (fact,) = choice.judgement.evidence
+    assert (choice.recipe, choice.judgement.verdict) == (None, Verdict.NO_GO)
+    assert (fact.verdict, fact.measured, fact.detail) == (Verdict.INCONCLUSIVE, None, "quantize failed: infeasible")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({}, ""),
+        ({"h200": "fp8", "l40s": "fp8"}, "fp8"),
+        ({"h200": "fp8", "l40s": "int4", "h100": "fp8"}, "fp8 on h200, h100; int4 on l40s"),
+    ],
+)
+def test_what_targets_chose_is_short_when_they_agree(chosen: dict[str, str], words: str) -> None:
+    assert recipes_in_words(chosen) == words
 
 
 @pytest.mark.parametrize("verdict", [Verdict.NO_GO, Verdict.INCONCLUSIVE, Verdict.ANOMALOUS])

@@ -26,18 +26,41 @@ def test_a_release_config_runs_once_at_a_time_and_is_never_caught_up(dag):
     assert dag.catchup is False
 
 
-def test_quantizing_waits_for_the_download_but_not_for_the_baseline(dag):
+def test_the_first_recipe_waits_for_the_download_but_not_for_the_baseline(dag):
+    assert upstream(dag, "recipes_1.quantize") == {"download"}
+    assert upstream(dag, "recipes_1.accuracy") == {"recipes_1.quantize", "baseline"}
+
+
+def test_the_next_recipe_waits_for_the_verdict_on_the_cheaper_one_whatever_it_is(dag):
+    assert upstream(dag, "recipes_2.quantize") == {"recipes_1.accuracy", "baseline"}
+    assert dag.get_task("recipes_2.quantize").trigger_rule == "all_done"
+    assert dag.get_task("recipes_2.accuracy").trigger_rule == "all_success"
+
+
+def test_the_rungs_are_the_recipes_from_the_cheapest_on(dag):
+    groups = dag.task_group.get_task_group_dict()
+    rungs = [groups[f"recipes_{number}"]._expand_input.value["recipe"] for number in (1, 2)]
+    assert rungs == [["small"], ["large"]]
+    assert groups["recipes_2"].group_display_name == "Recipe large"
+
+
+def test_every_recipe_is_tried_side_by_side_when_that_is_wanted(project):
+    project.config.write_text(project.config.read_text() + "ladder: { strategy: every }\n")
+    dag = release_dag(project.config)
+    assert dag.task_group.get_task_group_dict()["recipes"]._expand_input.value == {"recipe": ["small", "large"]}
     assert upstream(dag, "recipes.quantize") == {"download"}
-    assert upstream(dag, "recipes.accuracy") == {"recipes.quantize", "baseline"}
+    assert upstream(dag, "targets.choose") == {"recipes.accuracy", "baseline"}
 
 
-def test_no_engine_is_built_before_a_recipe_was_chosen(dag):
-    assert upstream(dag, "targets.build") == {"choose"}
-    assert upstream(dag, "choose") == {"recipes.accuracy"}
+def test_no_engine_is_built_before_its_target_chose_among_all_recipes(dag):
+    assert upstream(dag, "targets.build") == {"targets.choose"}
+    assert upstream(dag, "targets.choose") == {"recipes_1.accuracy", "recipes_2.accuracy", "baseline"}
 
 
 def test_one_recipe_that_passed_is_enough_to_choose(dag):
-    assert dag.get_task("choose").trigger_rule == "all_done_min_one_success"
+    choose = dag.get_task("targets.choose")
+    assert choose.trigger_rule == "all_done"
+    assert choose.needs == ("download", "baseline")
 
 
 def test_no_traffic_moves_before_the_approval(dag):
@@ -81,7 +104,6 @@ def test_every_task_says_what_it_does(dag):
 
 def test_groups_are_mapped_over_the_names_in_the_config(dag):
     groups = dag.task_group.get_task_group_dict()
-    assert groups["recipes"]._expand_input.value == {"recipe": ["small", "large"]}
     assert groups["targets"]._expand_input.value == {"target": ["cpu-a", "cpu-b"]}
     assert groups["promotion"]._expand_input.value == {"target": ["cpu-a", "cpu-b"]}
 
@@ -124,10 +146,10 @@ def test_the_turn_is_given_back_last_whatever_happened(dag):
     assert upstream(dag, "give_back") == {"claim", "report"}
     others = {task.task_id for task in dag.tasks} - {"give_back"}
     assert set(give_back.get_flat_relative_ids(upstream=True)) == others
-    assert "recipes.quantize" in dag.get_task("report").upstream_task_ids  # may outlive a baseline that failed
+    assert "recipes_1.quantize" in dag.get_task("report").upstream_task_ids  # may outlive a baseline that failed
 
 
-@pytest.mark.parametrize("cleared", ["download", "recipes.accuracy", "targets.load_test", "promotion.canary_5"])
+@pytest.mark.parametrize("cleared", ["download", "recipes_2.accuracy", "targets.load_test", "promotion.canary_5"])
 def test_whatever_is_cleared_the_turn_is_taken_again(dag, cleared):
     from airflow.serialization.serialized_objects import DagSerialization
 

@@ -52,14 +52,14 @@ def tries(run: DagRun) -> dict[str, int]:
 def test_one_failed_recipe_does_not_stop_the_release(promoted):
     seen = states(promoted)
     assert promoted.state == "success"
-    assert seen["recipes.accuracy", 0] == "failed"
-    assert seen["recipes.accuracy", 1] == "success"
+    assert seen["recipes_1.accuracy", 0] == "failed"
+    assert seen["recipes_2.accuracy", 0] == "success"
     assert {seen["promotion.settle", index] for index in (0, 1)} == {"success"}
 
 
 def test_a_mapped_task_is_labelled_with_its_subject_and_verdict(promoted):
-    assert labels(promoted)["recipes.accuracy", 0] == "small · NO_GO"
-    assert labels(promoted)["recipes.accuracy", 1] == "large · GO"
+    assert labels(promoted)["recipes_1.accuracy", 0] == "small · NO_GO"
+    assert labels(promoted)["recipes_2.accuracy", 0] == "large · GO"
     assert labels(promoted)["targets.build", 1] == "cpu-b"
 
 
@@ -69,8 +69,8 @@ def test_a_transient_error_is_tried_again(promoted):
 
 
 def test_a_reused_result_says_so_in_its_label(stopped):
-    assert labels(stopped)["recipes.quantize", 0] == "small · reused"
-    assert labels(stopped)["recipes.accuracy", 0] == "small · NO_GO · reused"
+    assert labels(stopped)["recipes_1.quantize", 0] == "small · reused"
+    assert labels(stopped)["recipes_1.accuracy", 0] == "small · NO_GO · reused"
     assert labels(stopped)["targets.staging", 1] == "cpu-b · GO"
 
 
@@ -96,20 +96,41 @@ def test_a_canary_that_fails_is_rolled_back(stopped):
     assert seen["promotion.rollback", 1] == "success"
 
 
+@pytest.fixture(scope="module")
+def climbed(release, stopped) -> DagRun:
+    return release({f"build/{target}": {"error": "terminal"} for target in ("cpu-a", "cpu-b")}, fresh=True)
+
+
+def test_a_recipe_behind_one_that_passed_is_passed_over_and_the_targets_go_on(climbed):
+    seen = states(climbed)
+    assert seen["recipes_1.accuracy", 0] == "success"
+    assert (seen["recipes_2.quantize", 0], seen["recipes_2.accuracy", 0]) == ("skipped", "skipped")
+    assert labels(climbed)["recipes_2.quantize", 0] == "large · passed over"
+    assert {seen["targets.choose", index] for index in (0, 1)} == {"success"}
+    assert {seen["targets.build", index] for index in (0, 1)} == {"failed"}  # as scripted: it was tried
+    assert {seen["report", -1], seen["give_back", -1]} == {"success"}
+
+
 def test_no_recipe_that_passes_fails_the_run_and_builds_nothing(release, caplog):
-    run = release({"accuracy/small": {"verdict": "NO_GO"}, "accuracy/large": {"verdict": "INCONCLUSIVE"}}, fresh=True)
+    run = release({"quantize/small": {"error": "terminal"}, "accuracy/large": {"verdict": "INCONCLUSIVE"}}, fresh=True)
     seen = states(run)
     assert run.state == "failed"
-    assert seen["choose", -1] == "upstream_failed"
-    assert seen["targets.build", 0] == "upstream_failed"
+    assert (seen["recipes_1.quantize", 0], seen["recipes_1.accuracy", 0]) == ("failed", "upstream_failed")
+    assert (seen["recipes_2.quantize", 0], seen["recipes_2.accuracy", 0]) == ("success", "failed")
+    assert (seen["targets.choose", 0], seen["targets.build", 0]) == ("failed", "upstream_failed")
     assert seen["promotion.rollback", 0] == "skipped"
     assert seen["report", -1] == "success"
-    assert "NO_GO: the test says NO_GO" in caplog.text
-    assert "a fact  NO_GO    0.5 fraction          0.1 fraction  7" in caplog.text
+    assert "INCONCLUSIVE: the test says INCONCLUSIVE" in caplog.text
+    assert "a fact  INCONCLUSIVE  0.5 fraction          0.1 fraction  7" in caplog.text
+    assert "No recipe passed its accuracy gate: small failed, large INCONCLUSIVE." in caplog.text
 
 
-def test_a_terminal_error_is_never_tried_again(release, caplog):
+def test_a_terminal_error_is_never_tried_again_and_no_recipe_is_tried_after_it(release, caplog):
     run = release({"download": {"error": "terminal"}}, fresh=True)
+    seen = states(run)
     assert run.state == "failed"
     assert tries(run)["download"] == 1
     assert "the test asked for a terminal error -> nothing to do" in caplog.text
+    assert (seen["recipes_1.quantize", 0], seen["recipes_2.quantize", 0]) == ("upstream_failed", "skipped")
+    assert (seen["targets.choose", 0], seen["targets.build", 0]) == ("failed", "upstream_failed")
+    assert seen["report", -1] == "success"

@@ -15,6 +15,7 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.logging import get_logger
+from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release_record import PROMPTS_DATASET, ReleaseRecord, record_name
 from llm_pipeline.stages import execute, registry
 from llm_pipeline.stages.contract import ArtifactRef, Produced, Stage, StageContext, StageOutput
@@ -108,6 +109,7 @@ def resolve(context: StageContext) -> StageOutput:
         deployment=loaded.deployment,
         model=PinnedModel(id=loaded.config.model.id, commit=COMMIT, files=(file,)),
         datasets={PROMPTS_DATASET: ref},
+        ladders=dict.fromkeys((target.name for target in loaded.release.targets), climbing_order(loaded.release)),
         created_at=datetime.now(UTC),
     )
     execute.replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))

@@ -1,0 +1,75 @@
+"""Operators of the ladder: a rung that may be passed over, and the choice behind all of them.
+
+Both run whatever became of the rungs before them, for a recipe that failed must not stop the next one. No trigger rule
+says "all done, but these well" when some are skipped (`all_done_min_one_success` skips with them), so they ask
+for the states that they need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from llm_pipeline.stages.contract import StageRequest
+from llm_pipeline_airflow.operators import StageOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class RecipeOperator(StageOperator):
+    """Quantizes or judges one recipe, unless a cheaper one passed for every target that could use it.
+
+    Args:
+        needs: Ids of tasks without whose success it is not tried, though its trigger rule lets it run.
+    """
+
+    def __init__(self, *, needs: tuple[str, ...] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.needs = needs
+
+    def request(self, context: Context) -> StageRequest:
+        """What the stage is asked to do.
+
+        Raises:
+            AirflowSkipException: The recipe is passed over, or what it needs did not end well.
+        """
+        if missing := _unsuccessful(context, self.needs):
+            raise AirflowSkipException(f"{self.subject} is not tried: {missing} did not end well in this run")
+        if self.release_id and (why := self.flow().passed_over(self.subject)):
+            self._ending = "passed over"
+            raise AirflowSkipException(f"{self.subject} is passed over: {why}")
+        return super().request(context)
+
+
+class ChooseOperator(StageOperator):
+    """Chooses the recipe of one target, out of those that were tried.
+
+    Args:
+        needs: Ids of tasks without whose success nothing is chosen.
+    """
+
+    def __init__(self, *, needs: tuple[str, ...], **kwargs: Any) -> None:
+        kwargs.setdefault("stage", "choose")
+        super().__init__(**kwargs)
+        self.needs = needs
+
+    def request(self, context: Context) -> StageRequest:
+        """What the stage is asked to do.
+
+        Raises:
+            AirflowFailException: What it needs did not end well; a choice of an earlier run is none of this one.
+        """
+        if missing := _unsuccessful(context, self.needs):
+            raise AirflowFailException(f"nothing is chosen: {missing} did not end well in this run")
+        return super().request(context)
+
+
+def _unsuccessful(context: Context, task_ids: tuple[str, ...]) -> str:
+    """Those of some unmapped tasks that have not succeeded in this run."""
+    if not task_ids:
+        return ""
+    ti = context["ti"]
+    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=list(task_ids), run_ids=[ti.run_id]).get(ti.run_id, {})
+    return ", ".join(task_id for task_id in task_ids if states.get(task_id) != "success")
