@@ -22,17 +22,16 @@ from llm_pipeline.planning.catalog import (
 from llm_pipeline.planning.formats import (
     CPU_FORMATS,
     CPU_KV_FORMATS,
+    Asked,
     BaselinePrecision,
     Platform,
-    Support,
+    asked_by,
     kv_support,
     legal_kv_caches,
     legal_weights,
     nearest_kv_cache,
     nearest_weights,
-    reader_support,
     weights_support,
-    worse,
 )
 from llm_pipeline.planning.weight_storage import bits_per_weight
 from llm_pipeline.stages.contract import Frozen
@@ -62,7 +61,7 @@ def judge_compatibility(target: Target, recipe: QuantizationRecipe, dtype: Basel
     """Whether a recipe is legal on a target.
 
     Raises:
-        ConfigError: The target's accelerator is not in the GPU catalog.
+        ConfigError: The target's accelerator is not in the GPU catalog, or modelopt has no such recipe.
     """
     if target.accelerator == "cpu":
         return _judge_on_cpu(target, recipe)
@@ -88,27 +87,22 @@ def release_numbers(version: str) -> tuple[int, int]:
 def _judge_on_cpu(target: Target, recipe: QuantizationRecipe) -> Legal | Refused:
     if target.engine != "openvino_cpu":
         return Refused(reason=f"engine {target.engine} does not run on a CPU", nearest="engine: openvino_cpu")
-    kv_cache = nearest_kv_cache(recipe.kv_cache, CPU_KV_FORMATS)
-    unserved = [name for name in recipe.formats if name not in CPU_FORMATS and name != "modelopt"]
+    asked = asked_by(recipe)
+    kv_cache = nearest_kv_cache(asked.kv_cache, CPU_KV_FORMATS)
+    unserved = [name for name in asked.weights if name not in CPU_FORMATS]
     if unserved:
-        cuda = "; modelopt needs CUDA to quantize it, too" if recipe.needs_cuda else ""
+        cuda = "; modelopt needs CUDA to quantize it, too" if asked.needs_cuda else ""
         reason = f"the CPU engine cannot serve {', '.join(unserved)}{cuda}"
-        return Refused(reason=reason, nearest=_nearest(recipe, unserved, CPU_FORMATS, kv_cache))
-    if recipe.kv_cache != kv_cache:
-        reason = f"the CPU engine cannot round its KV cache to {recipe.kv_cache}"
+        return Refused(reason=reason, nearest=_nearest(recipe, asked, unserved, CPU_FORMATS, kv_cache))
+    if asked.kv_cache != kv_cache:
+        reason = f"the CPU engine cannot round its KV cache to {asked.kv_cache}"
         return Refused(reason=reason, nearest=f"kv_cache: {kv_cache}")
-    return Legal(warnings=tuple(_cpu_warnings(target, recipe)))
-
-
-def _cpu_warnings(target: Target, recipe: QuantizationRecipe) -> Iterator[str]:
-    if recipe.kv_cache != "none":
-        yield f"the CPU engine keeps its KV cache in 32 bit: kv_cache {recipe.kv_cache} is not served there"
-    if recipe.weights == "fp8_per_channel_token":
-        yield "the CPU engine does not quantize activations token by token; only served accuracy sees it"
-    if recipe.weights == "modelopt":
-        yield _unknown_recipe(recipe)
+    warnings = []
+    if asked.kv_cache != "none":
+        warnings.append(f"the CPU engine keeps its KV cache in 32 bit: kv_cache {asked.kv_cache} is not served there")
     if target.weight_format in ("int8", "int4"):
-        yield f"the engine compiler quantizes again ({target.weight_format}); only served accuracy sees it"
+        warnings.append(f"the engine compiler quantizes again ({target.weight_format}); only served accuracy sees it")
+    return Legal(warnings=tuple(warnings))
 
 
 def _judge_runtime(target: Target) -> Refused | None:
@@ -165,33 +159,25 @@ def _judge_transformers(recipe: QuantizationRecipe) -> Legal | Refused:
 def _judge_on_gpu(
     platform: Platform, target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision
 ) -> Legal | Refused:
-    formats = {name: _weights_support(platform, name, recipe, dtype) for name in recipe.formats}
-    kv_cache = kv_support(platform, recipe.kv_cache)
-    supports = (*formats.values(), kv_cache)
-    reasons = dict.fromkeys(support.text for support in supports if support.value == "no")
+    asked = asked_by(recipe)
+    formats = {
+        name: weights_support(platform, name, dtype, weight_only=asked.weight_only, mixed=asked.mixed)
+        for name in asked.weights
+    }
+    kv_cache = kv_support(platform, asked.kv_cache)
+    reasons = [support.text for support in (*formats.values(), kv_cache) if support.value == "no"]
     if reasons:
         refused = [name for name, support in formats.items() if support.value == "no"]
-        kv_nearest = recipe.kv_cache
+        kv_nearest = asked.kv_cache
         if kv_cache.value == "no":
-            kv_nearest = nearest_kv_cache(recipe.kv_cache, legal_kv_caches(platform))
-        nearest = _nearest(recipe, refused, legal_weights(platform, dtype), kv_nearest)
+            kv_nearest = nearest_kv_cache(asked.kv_cache, legal_kv_caches(platform))
+        nearest = _nearest(recipe, asked, refused, legal_weights(platform, dtype), kv_nearest)
         return Refused(reason="; ".join(reasons), nearest=nearest)
     if target.engine == "tensorrt_llm_engine" and recipe.weights != "none" and not recipe.tensorrt_llm_checkpoint:
         reason = "engines are built from TensorRT-LLM checkpoints, which the recipe does not export"
         return Refused(reason=reason, nearest="tensorrt_llm_checkpoint: true")
-    warnings = [*dict.fromkeys(support.text for support in supports if support.value != "yes")]
-    if recipe.weights == "modelopt":
-        warnings.append(_unknown_recipe(recipe))
+    warnings = [support.text for support in (*formats.values(), kv_cache) if support.value != "yes"]
     return Legal(warnings=(*warnings, *_version_warnings(target, recipe)))
-
-
-def _weights_support(
-    platform: Platform, weights: WeightFormat, recipe: QuantizationRecipe, dtype: BaselinePrecision
-) -> Support:
-    if weights == "modelopt":
-        return Support("yes", "")
-    support = weights_support(platform, weights, dtype)
-    return worse(support, reader_support(platform, "auto")) if recipe.search else support
 
 
 def _version_warnings(target: Target, recipe: QuantizationRecipe) -> Iterator[str]:
@@ -201,24 +187,21 @@ def _version_warnings(target: Target, recipe: QuantizationRecipe) -> Iterator[st
         yield f"modelopt names TensorRT-LLM {first} as the first to read its checkpoints, this is {version}"
 
 
-def _unknown_recipe(recipe: QuantizationRecipe) -> str:
-    return f"what modelopt's recipe {recipe.modelopt_recipe} makes of the weights is not known, so it is not judged"
-
-
 def _nearest(
     recipe: QuantizationRecipe,
+    asked: Asked,
     refused: Collection[WeightFormat],
-    weights: Collection[WeightFormat],
+    legal: Collection[WeightFormat],
     kv_cache: KvCacheFormat,
 ) -> str:
     """What to change: the fewest lines of the recipe that make it legal."""
     changes = []
-    kept = [name for name in recipe.formats if name not in refused]
-    if refused and kept:
+    kept = [name for name in asked.weights if name not in refused]
+    if refused and kept and recipe.search:
         changes.append(f"search.formats: [{', '.join(kept)}]")
     elif refused:
-        changes.append(f"weights: {nearest_weights(bits_per_weight(recipe), weights)}")
-    if kv_cache != recipe.kv_cache:
+        changes.append(f"weights: {nearest_weights(bits_per_weight(recipe), legal)}")
+    if kv_cache != asked.kv_cache:
         changes.append(f"kv_cache: {kv_cache}")
     return ", ".join(changes)
 

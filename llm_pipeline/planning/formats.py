@@ -7,11 +7,13 @@ knows the name under which modelopt exports it. The worse of the two counts.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import reduce
 from typing import Literal, NamedTuple
 
-from llm_pipeline.config.quantization import KvCacheFormat, WeightFormat
+from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.planning.catalog import Column, SupportCell, find_reader_support, find_support
 from llm_pipeline.planning.weight_storage import format_bits
+from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe
 
 BaselinePrecision = Literal["float16", "bfloat16"]
 
@@ -19,12 +21,14 @@ CPU_FORMATS: tuple[WeightFormat, ...] = (
     "fp8",
     "int8_smoothquant",
     "fp8_per_channel_token",
+    "fp8_block",
     "int8_weight_only",
     "int4_awq",
+    "w4a8_awq",
     "int4_blockwise",
     "none",
 )
-"""Formats whose packed weights the CPU engine builder can put into its graph."""
+"""Formats whose packed weights the CPU engine builder can put into its graph: all but those of FP4."""
 
 CPU_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
 """KV cache formats whose rounding the CPU engine's graph can reproduce."""
@@ -71,9 +75,47 @@ _EXPORTED_NAMES: Mapping[WeightFormat, str] = {
     "nvfp4": "NVFP4",
     "nvfp4_awq": "NVFP4_AWQ",
     "mxfp4": "mxfp4",
-    "auto": "MIXED_PRECISION",
 }
 """modelopt's names in `hf_quant_config.json`."""
+
+_WEIGHT_ONLY_NAMES: Mapping[WeightFormat, str] = {"nvfp4": "W4A16_NVFP4"}
+_MIXED = "MIXED_PRECISION"
+
+
+class Asked(NamedTuple):
+    """What a recipe asks for, whoever wrote it down: itself, its search, or a recipe file of modelopt's.
+
+    Attributes:
+        weights: Formats that layers may get.
+        kv_cache: Format of the KV cache.
+        weight_only: modelopt's recipe quantizes no activations.
+        mixed: Layers may differ.
+    """
+
+    weights: tuple[WeightFormat, ...]
+    kv_cache: KvCacheFormat
+    weight_only: bool = False
+    mixed: bool = False
+
+    @property
+    def needs_cuda(self) -> bool:
+        """Whether it can be quantized on an NVIDIA GPU only."""
+        return self.kv_cache == "nvfp4" or not NEEDS_CUDA.isdisjoint(self.weights)
+
+
+def asked_by(recipe: QuantizationRecipe) -> Asked:
+    """The formats of a recipe.
+
+    Raises:
+        ConfigError: It names a recipe of modelopt's that is unknown or cannot be used.
+    """
+    if recipe.search:
+        return Asked(recipe.search.formats, recipe.kv_cache, mixed=True)
+    if recipe.modelopt_recipe is None:
+        return Asked((recipe.weights,), recipe.kv_cache)
+    known = known_modelopt_recipe(recipe.modelopt_recipe)
+    kv_cache = known.kv_cache if recipe.kv_cache == "none" else recipe.kv_cache
+    return Asked(known.formats, kv_cache, known.weight_only, mixed=len(known.formats) > 1)
 
 
 class Platform(NamedTuple):
@@ -99,23 +141,25 @@ class Support(NamedTuple):
     text: str
 
 
-def weights_support(platform: Platform, weights: WeightFormat, dtype: BaselinePrecision) -> Support:
-    """Kernels and reader for one format; `none` is the baseline's own precision."""
+def weights_support(
+    platform: Platform,
+    weights: WeightFormat,
+    dtype: BaselinePrecision,
+    *,
+    weight_only: bool = False,
+    mixed: bool = False,
+) -> Support:
+    """Kernels and readers for one format; `none` is the baseline's own precision."""
     row = _MATRIX_ROWS.get(weights, "fp16" if dtype == "float16" else "bf16")
-    kernels = _hardware(platform, row, weights)
-    return kernels if kernels.value == "no" else worse(kernels, reader_support(platform, weights))
+    names = [_WEIGHT_ONLY_NAMES.get(weights) if weight_only else None, _EXPORTED_NAMES.get(weights)]
+    read = [_read(platform, weights, name) for name in (next(filter(None, names), None), _MIXED if mixed else None)]
+    return reduce(worse, read, _hardware(platform, row, weights))
 
 
-def reader_support(platform: Platform, weights: WeightFormat) -> Support:
-    """Whether the backend reads a format as modelopt exports it; `auto` is a checkpoint of several formats."""
-    name = _EXPORTED_NAMES.get(weights)
-    if name is None:
-        return Support("yes", "")
-    cell = find_reader_support(name, platform.column)
-    if cell.value == "no":
-        return Support("no", f"{platform.backend} does not read {weights} checkpoints ({name} is {cell.why})")
-    what = f"{weights} checkpoints ({name}) read by {platform.backend}"
-    return Support(cell.value, _in_tables(what, cell))
+def worse(first: Support, second: Support) -> Support:
+    """Whichever of the two says less; the first of equals."""
+    order = ("yes", "partial", "unknown", "no")
+    return max(first, second, key=lambda support: order.index(support.value))
 
 
 def kv_support(platform: Platform, kv_cache: KvCacheFormat) -> Support:
@@ -146,10 +190,13 @@ def nearest_kv_cache(wanted: KvCacheFormat, legal: Collection[KvCacheFormat]) ->
     return min(legal, key=lambda name: (abs(_KV_BITS[name] - _KV_BITS[wanted]), order.index(name)))
 
 
-def worse(first: Support, second: Support) -> Support:
-    """Whichever of the two says less."""
-    order = ("yes", "partial", "unknown", "no")
-    return max(first, second, key=lambda support: order.index(support.value))
+def _read(platform: Platform, weights: WeightFormat, name: str | None) -> Support:
+    if name is None:
+        return Support("yes", "")
+    cell = find_reader_support(name, platform.column)
+    if cell.value == "no":
+        return Support("no", f"{platform.backend} does not read {weights} checkpoints ({name} is {cell.why})")
+    return Support(cell.value, _in_tables(f"{weights} checkpoints ({name}) read by {platform.backend}", cell))
 
 
 def _hardware(platform: Platform, row: str, what: str) -> Support:

@@ -7,13 +7,18 @@ exports them. KV cache of one token: 2 (key, value) x layers x KV heads x head s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
 
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe
 from llm_pipeline.config.target import EngineLimits, Parallelism
 from llm_pipeline.planning.model_shape import ModelShape
-from llm_pipeline.planning.weight_storage import HALF_PRECISION, Share, is_excluded, mixture, stored_bytes
+from llm_pipeline.planning.weight_storage import (
+    HALF_PRECISION,
+    head_parameters,
+    layer_parameters,
+    mixture,
+    stored_bytes,
+)
 from llm_pipeline.stages.contract import Frozen
 
 KV_SHARE = 0.9
@@ -138,20 +143,18 @@ def fit_memory(
 
 
 def _layer_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
-    shares = mixture(shape, recipe)
-    return sum(_linear_bytes(name, size, recipe, shares, unquantized_bytes) for name, size in shape.linears())
+    return _linear_bytes(shape, recipe, layer_parameters(shape, recipe.exclude), unquantized_bytes)
 
 
 def _head_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
-    shares = mixture(shape, recipe)
-    return _linear_bytes("lm_head", shape.embedding_parameters, recipe, shares, unquantized_bytes)
+    return _linear_bytes(shape, recipe, head_parameters(shape, recipe.exclude), unquantized_bytes)
 
 
 def _linear_bytes(
-    name: str, parameters: int, recipe: QuantizationRecipe, shares: Sequence[Share], unquantized_bytes: int
+    shape: ModelShape, recipe: QuantizationRecipe, parameters: tuple[int, int], unquantized_bytes: int
 ) -> int:
-    if is_excluded(name, recipe):
-        return parameters * unquantized_bytes
-    plain = sum(share.fraction for share in shares if share.weights == "none")
+    may_be_quantized, kept = parameters
+    shares = mixture(shape, recipe)
+    plain = int(may_be_quantized * sum(share.fraction for share in shares if share.weights == "none"))
     quantized = [share for share in shares if share.weights != "none"]
-    return int(parameters * plain) * unquantized_bytes + stored_bytes(parameters, quantized)
+    return (kept + plain) * unquantized_bytes + stored_bytes(may_be_quantized, quantized)

@@ -22,7 +22,7 @@ from llm_pipeline.planning.catalog import containers, find_gpu
 from llm_pipeline.planning.compatibility import Refused, judge_compatibility
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.disk import disk_need
-from llm_pipeline.planning.formats import BaselinePrecision
+from llm_pipeline.planning.formats import BaselinePrecision, asked_by
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.model import DiskPlan, Plan, RecipePlan, TargetPlan
 from llm_pipeline.planning.model_shape import ModelShape, known_shape
@@ -168,7 +168,7 @@ def _host_warnings(loaded: LoadedRelease, obstacles: tuple[str, ...], *, here: b
         found += host.busy_ports(deployment, tuple(target.name for target in release.targets))
     else:
         found += [f"on this machine, {obstacle}" for obstacle in obstacles]
-    cuda = [recipe.name for recipe in release.recipes if recipe.needs_cuda]
+    cuda = [recipe.name for recipe in release.recipes if asked_by(recipe).needs_cuda]
     if cuda and not host.has_nvidia_gpu():
         found.append(f"{', '.join(cuda)}: calibration needs a CUDA device in the model environment; none is here")
     return tuple(found)

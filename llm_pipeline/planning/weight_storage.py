@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
 
 from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe, WeightFormat
 from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe
 
 HALF_PRECISION = 2
 """Bytes of one float16 or bfloat16 element."""
+
+HEAD = "lm_head"
+"""Module name of the output head."""
 
 _UNQUANTIZED_BITS = 8.0 * HALF_PRECISION
 
@@ -56,7 +61,13 @@ def format_bits(weights: WeightFormat) -> float:
 
 
 def bits_per_weight(recipe: QuantizationRecipe) -> float:
-    """Mean bits of a stored weight, without its scales, as far as the recipe alone says."""
+    """Mean bits of a stored weight, without its scales, as far as the recipe alone says.
+
+    Raises:
+        ConfigError: The recipe names one of modelopt's that is unknown or cannot be used.
+    """
+    if recipe.modelopt_recipe is not None:
+        return float(known_modelopt_recipe(recipe.modelopt_recipe).bits)
     return recipe.search.effective_bits[0] if recipe.search else format_bits(recipe.weights)
 
 
@@ -65,18 +76,20 @@ def stored_bytes(parameters: int, shares: Sequence[Share]) -> int:
     return sum(_format_bytes(ceil(parameters * share.fraction), share.weights) for share in shares)
 
 
-def is_excluded(name: str, recipe: QuantizationRecipe) -> bool:
-    """Whether the recipe keeps a module at the baseline's precision."""
-    return any(fnmatchcase(name, pattern) for pattern in recipe.exclude)
-
-
 def mixture(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[Share, ...]:
     """Formats of the weights that the recipe may quantize.
 
-    A recipe of modelopt's own is counted as unquantized: nothing of it is larger.
+    Of modelopt's own recipes, those that leave layers as they are, or mix formats, are counted as unquantized: nothing
+    of them is larger.
+
+    Raises:
+        ConfigError: The recipe names one of modelopt's that is unknown or cannot be used.
     """
+    if recipe.modelopt_recipe is not None:
+        known = known_modelopt_recipe(recipe.modelopt_recipe)
+        return (Share(known.formats[0] if known.whole_model and len(known.formats) == 1 else "none", 1.0),)
     if recipe.search is None:
-        return (Share("none" if recipe.weights == "modelopt" else recipe.weights, 1.0),)
+        return (Share(recipe.weights, 1.0),)
     bits = _bits_left(shape, recipe)
     known = sorted({searched_bits(name): name for name in reversed((*recipe.search.formats, "none"))}.items())
     for (low, cheap), (high, dear) in pairwise(known):
@@ -88,9 +101,9 @@ def mixture(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[Share, ...]:
 
 def least_effective_bits(shape: ModelShape, recipe: QuantizationRecipe) -> float:
     """The fewest mean bits that a recipe's search can reach on a model."""
-    quantized, all_linear = _linear_parameters(shape, recipe)
-    least = min(searched_bits(name) for name in recipe.formats)
-    return (quantized * least + (all_linear - quantized) * _UNQUANTIZED_BITS) / all_linear
+    quantized, kept = _searched_parameters(shape, recipe)
+    least = min(searched_bits(name) for name in (recipe.search.formats if recipe.search else (recipe.weights,)))
+    return (quantized * least + kept * _UNQUANTIZED_BITS) / (quantized + kept)
 
 
 def searched_bits(weights: WeightFormat) -> float:
@@ -98,18 +111,35 @@ def searched_bits(weights: WeightFormat) -> float:
     return _SEARCHED_BITS.get(weights, format_bits(weights))
 
 
+def is_excluded(name: str, exclude: Sequence[str]) -> bool:
+    """Whether one of the patterns keeps a module at the baseline's precision."""
+    return any(fnmatchcase(name, pattern) for pattern in exclude)
+
+
+@cache
+def layer_parameters(shape: ModelShape, exclude: tuple[str, ...]) -> tuple[int, int]:
+    """Parameters of the linear modules inside the layers: those that may be quantized, and those that are kept."""
+    kept = sum(size for name, size in shape.linears() if is_excluded(name, exclude))
+    return sum(size for _, size in shape.linears()) - kept, kept
+
+
+def head_parameters(shape: ModelShape, exclude: tuple[str, ...]) -> tuple[int, int]:
+    """The same for the output head."""
+    size = shape.embedding_parameters
+    return (0, size) if is_excluded(HEAD, exclude) else (size, 0)
+
+
 def _bits_left(shape: ModelShape, recipe: QuantizationRecipe) -> float:
     """Mean bits of the weights that may be quantized, when all linear modules together have the mean asked for."""
-    quantized, all_linear = _linear_parameters(shape, recipe)
-    kept = (all_linear - quantized) * _UNQUANTIZED_BITS
-    return (bits_per_weight(recipe) * all_linear - kept) / quantized if quantized else _UNQUANTIZED_BITS
+    quantized, kept = _searched_parameters(shape, recipe)
+    if not quantized:
+        return _UNQUANTIZED_BITS
+    return (bits_per_weight(recipe) * (quantized + kept) - kept * _UNQUANTIZED_BITS) / quantized
 
 
-def _linear_parameters(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[int, int]:
-    """Parameters that may be quantized, and all that a search counts."""
-    linears = [*shape.linears(), ("lm_head", shape.embedding_parameters)]
-    quantized = sum(size for name, size in linears if not is_excluded(name, recipe))
-    return quantized, sum(size for _, size in linears)
+def _searched_parameters(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[int, int]:
+    layers, head = layer_parameters(shape, recipe.exclude), head_parameters(shape, recipe.exclude)
+    return layers[0] + head[0], layers[1] + head[1]
 
 
 def _format_bytes(parameters: int, weights: WeightFormat) -> int:

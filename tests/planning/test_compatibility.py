@@ -161,14 +161,21 @@ def test_an_unknown_gpu_is_a_config_error():
 
 
 @pytest.mark.parametrize(
-    "weights", ["none", "fp8", "int8_smoothquant", "int8_weight_only", "int4_blockwise", "int4_awq"]
+    "weights",
+    [
+        "none",
+        "fp8",
+        "fp8_per_channel_token",
+        "fp8_block",
+        "int8_smoothquant",
+        "int8_weight_only",
+        "int4_blockwise",
+        "int4_awq",
+        "w4a8_awq",
+    ],
 )
 def test_the_cpu_engine_serves(weights: str):
     assert judge(cpu_target(), weights) == Legal()
-
-
-def test_the_cpu_engine_cannot_serve_w4a8():
-    assert refusal(cpu_target(), "w4a8_awq").nearest == "weights: int4_awq"
 
 
 def test_nvfp4_on_a_cpu_is_refused_for_serving_and_for_quantizing():
@@ -312,10 +319,23 @@ def test_a_search_with_a_format_that_does_not_run_is_refused_towards_those_that_
     assert refusal(cpu_target(), "auto", **search("nvfp4", "int4_awq")).nearest == "search.formats: [int4_awq]"
 
 
-def test_the_cpu_engine_serves_no_blocks_and_no_kv_cache_but_fp8():
-    assert refusal(cpu_target(), "fp8_block").nearest == "weights: fp8"
+def test_the_cpu_engine_serves_no_fp4_and_no_kv_cache_but_fp8():
+    assert refusal(cpu_target(), "nvfp4_awq").nearest == "weights: int4_awq"
     assert refusal(cpu_target(), "mxfp4").nearest == "weights: int4_awq"
     assert refusal(cpu_target(), "int8_smoothquant", "int8").nearest == "kv_cache: fp8"
-    judged = judge(cpu_target(), "fp8_per_channel_token")
-    assert isinstance(judged, Legal)
-    assert "token by token" in judged.warnings[0]
+
+
+def own(name: str) -> dict[str, Any]:
+    return {"modelopt_recipe": name, "calibration": {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}}
+
+
+def test_a_recipe_file_of_modelopt_is_judged_by_what_it_makes_of_a_model():
+    assert judge(gpu_target(H200), "modelopt", **own("general/ptq/fp8_default-kv_fp8")) == Legal()
+    judged = refusal(gpu_target(H200), "modelopt", **own("general/ptq/nvfp4_default-kv_nvfp4_cast"))
+    assert "nvfp4 does not run on sm90" in judged.reason
+    assert judged.nearest == "weights: int4_awq, kv_cache: fp8"
+    judged = refusal(gpu_target(B200), "modelopt", modelopt_recipe="general/ptq/nvfp4_weight_only-kv_fp16")
+    assert "W4A16_NVFP4 is no member of QuantAlgo" in judged.reason
+    assert "needs CUDA" in refusal(cpu_target(), "modelopt", **own("general/ptq/nvfp4_default-kv_fp8")).reason
+    with pytest.raises(ConfigError, match="modelopt has no recipe"):
+        judge(gpu_target(H200), "modelopt", **own("general/ptq/fp9"))

@@ -52,7 +52,8 @@ def test_the_demo_plan_names_every_stage_in_the_order_in_which_it_runs(configs: 
         "resolve", "download", "baseline",
         "quantize int4_naive", "accuracy int4_naive", "quantize int4_awq", "accuracy int4_awq",
         "quantize fp8", "accuracy fp8",
-        "choose cpu", "build cpu", "package cpu", "staging cpu", "served_accuracy cpu", "load_test cpu", "staging_down cpu",
+        "choose cpu", "build cpu", "package cpu",
+        "staging cpu", "served_accuracy cpu", "load_test cpu", "staging_down cpu",
         "approve", "canary cpu:5", "canary cpu:25", "canary cpu:50", "canary cpu:100", "settle cpu", "report",
     ]  # fmt: skip
 

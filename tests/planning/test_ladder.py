@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
+from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.config.target import Target
+from llm_pipeline.planning.ladder import climbing_order, target_order
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+LLAMA = load_release(CONFIGS / "releases" / "llama-3.1-8b-instruct.yaml").release
+CALIBRATION = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
+
+
+def recipe(name: str, weights: str = "", **changes: object) -> QuantizationRecipe:
+    weights = weights or name
+    fields: dict[str, object] = {"name": name, "weights": weights} | changes
+    if weights in CALIBRATED:
+        fields["calibration"] = CALIBRATION
+    return QuantizationRecipe.model_validate(fields)
+
+
+def release(*recipes: QuantizationRecipe, order: str = "size", model: str = "", **changes: object) -> ResolvedRelease:
+    ladder = LLAMA.ladder.model_copy(update={"order": order})
+    source = LLAMA.model.model_copy(update={"id": model or LLAMA.model.id})
+    return LLAMA.model_copy(update={"recipes": recipes, "ladder": ladder, "model": source, **changes})
+
+
+def gpu(name: str, accelerator: str) -> Target:
+    return LLAMA.targets[0].model_copy(update={"name": name, "accelerator": accelerator})
+
+
+def test_the_smallest_checkpoint_comes_first_scales_and_exclusions_counted():
+    with_head = recipe("fp8_with_head", "fp8", exclude=())
+    given = release(recipe("fp8"), recipe("none"), with_head, recipe("nvfp4"), recipe("int4_awq"))
+    assert climbing_order(given) == ("int4_awq", "nvfp4", "fp8_with_head", "fp8", "none")
+
+
+def test_bits_decide_where_the_shape_is_not_known_and_the_config_where_those_are_equal():
+    given = release(recipe("none"), recipe("int8_smoothquant"), recipe("nvfp4"), recipe("fp8"), model="other/model")
+    assert climbing_order(given) == ("nvfp4", "int8_smoothquant", "fp8", "none")
+
+
+def test_rungs_of_a_search_stand_by_their_bits():
+    search = {"formats": ["int4_awq", "fp8"], "effective_bits": [5.5, 7.0]}
+    rungs = recipe("auto", search=search).rungs()
+    given = release(recipe("none"), recipe("fp8"), *reversed(rungs), recipe("int4_awq"))
+    assert climbing_order(given) == ("int4_awq", "auto-5.5", "auto-7", "fp8", "none")
+
+
+def test_the_fastest_comes_first_when_speed_is_what_is_cheap():
+    given = release(recipe("int4_awq"), recipe("none"), recipe("fp8"), order="speed")
+    assert climbing_order(given) == ("fp8", "none", "int4_awq")
+
+
+def test_ladders_of_targets_may_differ_and_their_merger_agrees_with_all_where_they_agree():
+    alone, crowded = gpu("alone", "H200-SXM-141GB"), gpu("crowded", "H200-SXM-141GB")
+    alone = alone.model_copy(update={"limits": alone.limits.model_copy(update={"maximum_sequences": 1})})
+    given = release(recipe("none"), recipe("int4_awq"), recipe("fp8"), order="speed", targets=(alone, crowded))
+    assert target_order(given, alone) == ("fp8", "int4_awq", "none")
+    assert target_order(given, crowded) == ("fp8", "none", "int4_awq")
+    merged = climbing_order(given)
+    for first in merged:
+        for later in merged[merged.index(first) + 1 :]:
+            orders = [target_order(given, target) for target in given.targets]
+            assert any(order.index(first) < order.index(later) for order in orders)
+
+
+def test_a_cpu_goes_by_size_also_when_others_go_by_speed():
+    cpu = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
+    given = release(recipe("fp8"), recipe("int4_awq"), order="speed", targets=(cpu,))
+    assert climbing_order(given) == ("int4_awq", "fp8")
+
+
+def test_a_dag_file_can_ask_for_the_order_each_time_it_is_read():
+    recipes = [recipe(f"r{number}", weights) for number, weights in enumerate(("fp8", "int4_awq", "w4a8_awq") * 4)]
+    given = release(*recipes, order="speed", model="meta-llama/Llama-3.1-405B-Instruct")
+    climbing_order(given)
+    start = time.process_time()
+    climbing_order(given)
+    assert time.process_time() - start < 0.05
