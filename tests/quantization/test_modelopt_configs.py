@@ -1,12 +1,169 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
-pytest.importorskip("modelopt")
+torch = pytest.importorskip("torch")
+mtq = pytest.importorskip("modelopt.torch.quantization")
 
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.errors import ConfigError, Unsupported
-from llm_pipeline.quantization.modelopt_configs import is_excluded, modelopt_config
+from llm_pipeline.quantization.modelopt_catalog import TABLE, catalog
+from llm_pipeline.quantization.modelopt_configs import (
+    disabled_layers,
+    is_excluded,
+    kv_cache_config,
+    modelopt_config,
+    search_formats,
+)
 from llm_pipeline.quantization.modelopt_quantizer import quantize_checkpoint
+from llm_pipeline.quantization.modelopt_recipes import modelopt_recipes
+
+CALIBRATION = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
+CALIBRATED = ("fp8", "int8_smoothquant", "int4_awq", "w4a8_awq", "nvfp4", "nvfp4_awq")
+FORMATS = [*CALIBRATED, "fp8_per_channel_token", "fp8_block", "int8_weight_only", "int4_blockwise", "mxfp4"]
+LAYERS = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+
+
+def asked(weights, **fields):
+    needs = weights in (*CALIBRATED, "auto") or fields.get("kv_cache", "none") != "none"
+    return QuantizationRecipe(name="r", weights=weights, **({"calibration": CALIBRATION} if needs else {}) | fields)
+
+
+def quantizers(config):
+    """Which quantizers of a two-layer llama a configuration turns on, and with which numbers."""
+    shape = LlamaConfig(
+        vocab_size=64, hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    model = LlamaForCausalLM(shape)
+    mtq.quantize(model, {**config, "algorithm": None})
+    return {
+        name: module.num_bits
+        for name, module in model.named_modules()
+        if name.endswith("_quantizer") and getattr(module, "is_enabled", False) and hasattr(module, "num_bits")
+    }
+
+
+def layers_of(enabled, kind):
+    suffix = f".{kind}_quantizer"
+    return {name.removesuffix(suffix) for name in enabled if name.endswith(suffix)}
+
+
+EVERY_LAYER = {f"model.layers.{index}.{layer}" for index in range(2) for layer in LAYERS}
+
+
+def test_every_format_has_a_configuration():
+    single = set(WeightFormat.__args__) - {"none", "auto", "modelopt"}
+    assert set(FORMATS) == single
+
+
+@pytest.mark.parametrize(
+    ("weights", "bits", "inputs"),
+    [
+        ("fp8", (4, 3), True), ("fp8_per_channel_token", (4, 3), True), ("fp8_block", (4, 3), False),
+        ("int8_smoothquant", 8, True), ("int8_weight_only", 8, False), ("int4_blockwise", 4, False),
+        ("int4_awq", 4, False), ("nvfp4", (2, 1), True), ("nvfp4_awq", (2, 1), True), ("mxfp4", (2, 1), True),
+    ],
+)  # fmt: skip
+def test_a_format_quantizes_every_linear_layer_and_nothing_else(weights, bits, inputs):
+    enabled = quantizers(modelopt_config(asked(weights)))
+    assert layers_of(enabled, "weight") == EVERY_LAYER
+    assert layers_of(enabled, "input") == (EVERY_LAYER if inputs else set())
+    assert set(enabled.values()) == {bits}
+    assert not any("bmm" in name for name in enabled)
+
+
+def test_w4a8_rounds_weights_twice_and_activations_to_fp8():
+    enabled = quantizers(modelopt_config(asked("w4a8_awq")))
+    assert layers_of(enabled, "input") == EVERY_LAYER
+    weight_entry = next(
+        entry
+        for entry in modelopt_config(asked("w4a8_awq"))["quant_cfg"]
+        if entry["quantizer_name"] == "*weight_quantizer"
+    )
+    assert [step["num_bits"] for step in weight_entry["cfg"]] == [4, (4, 3)]
+
+
+@pytest.mark.parametrize(("kv_cache", "bits"), [("fp8", (4, 3)), ("int8", 8), ("nvfp4", (2, 1))])
+@pytest.mark.parametrize("weights", ["fp8", "int4_blockwise"])
+def test_a_kv_cache_format_changes_no_weight(weights, kv_cache, bits):
+    """Trap A: modelopt's KV cache configuration alone puts INT8 on every linear layer."""
+    alone = quantizers(modelopt_config(asked(weights)))
+    both = quantizers(modelopt_config(asked(weights, kv_cache=kv_cache)))
+    added = {name: both[name] for name in both.keys() - alone.keys()}
+    assert {name: both[name] for name in alone} == alone
+    assert added == {f"model.layers.{layer}.self_attn.{kv}_bmm_quantizer": bits for layer in (0, 1) for kv in "kv"}
+
+
+def test_trap_a_is_still_there():
+    only_cache = quantizers(kv_cache_config(asked("fp8", kv_cache="fp8")))
+    assert {only_cache[name] for name in only_cache if "weight" in name} == {8}
+
+
+def test_excluded_layers_are_the_recipes_and_modelopts_own():
+    config = modelopt_config(asked("fp8", exclude=("*lm_head*", "model.layers.0.mlp", "*layers.1.self_attn.q_proj")))
+    kept = {f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")} | {"model.layers.1.self_attn.q_proj"}
+    assert layers_of(quantizers(config), "weight") == EVERY_LAYER - kept
+    assert {name for name in EVERY_LAYER if is_excluded(config, name)} == kept
+    assert is_excluded(config, "lm_head")
+    assert is_excluded(config, "model.layers.3.block_sparse_moe.gate")
+
+
+def test_excluding_attention_keeps_the_format_of_the_cache():
+    config = modelopt_config(asked("fp8", kv_cache="fp8", exclude=("*self_attn*",)))
+    enabled = quantizers(config)
+    assert not any("self_attn" in name for name in layers_of(enabled, "weight"))
+    assert sum("bmm" in name for name in enabled) == 4
+
+
+def test_a_recipe_of_modelopts_is_used_as_it_is():
+    config = modelopt_config(
+        asked("modelopt", modelopt_recipe="general/ptq/fp8_default-kv_fp8", calibration=CALIBRATION)
+    )
+    ours = modelopt_config(asked("fp8", kv_cache="fp8"))
+    assert quantizers(config) == quantizers(ours)
+    assert config["algorithm"] == ours["algorithm"] == "max"
+
+
+def test_a_recipe_of_modelopts_for_a_part_of_the_model_excludes_the_rest():
+    config = modelopt_config(asked("modelopt", modelopt_recipe="general/ptq/mxfp4_mlp_weight_only"))
+    assert {name for name in EVERY_LAYER if not is_excluded(config, name)} == {n for n in EVERY_LAYER if ".mlp." in n}
+
+
+def test_what_a_recipe_of_modelopts_saves_on_the_way_goes_nowhere():
+    name = "general/ptq/nvfp4_default-kv_none-gptq"
+    config = modelopt_config(asked("modelopt", modelopt_recipe=name, calibration=CALIBRATION))
+    assert config["algorithm"]["method"] == "gptq"
+    assert config["algorithm"]["layerwise"] == {"enable": True}
+    with pytest.raises(ConfigError, match="has no recipe"):
+        modelopt_config(asked("modelopt", modelopt_recipe="../fp8", calibration=CALIBRATION))
+
+
+def test_the_table_of_modelopts_recipes_is_that_of_the_installed_modelopt():
+    assert modelopt_recipes() == catalog()
+    import modelopt
+
+    assert json.loads(TABLE.read_text())["modelopt"] == modelopt.__version__
+
+
+def test_a_search_has_its_formats_and_keeps_exclusions_and_the_cache_apart():
+    search = {"formats": ["int4_blockwise", "fp8"], "effective_bits": [6.0]}
+    recipe = asked("auto", search=search, kv_cache="fp8", exclude=("*lm_head*", "model.layers.0.mlp"))
+    assert [quantizers(config) for config in search_formats(recipe)] == [
+        quantizers(modelopt_config(asked(name))) for name in ("int4_blockwise", "fp8")
+    ]
+    assert disabled_layers(recipe)[:3] == ["*lm_head*", "model.layers.0.mlp", "model.layers.0.mlp.*"]
+    assert "*router*" in disabled_layers(recipe)
+    assert kv_cache_config(recipe)["quant_cfg"][0]["quantizer_name"] == "*[kv]_bmm_quantizer"
+    with pytest.raises(ValueError, match="no one modelopt configuration"):
+        modelopt_config(recipe)
 
 
 def test_the_quantizer_refuses_a_gpu_only_format_before_it_reads_anything(recipe, tmp_path):
@@ -15,22 +172,6 @@ def test_the_quantizer_refuses_a_gpu_only_format_before_it_reads_anything(recipe
     assert not (tmp_path / "out").exists()
 
 
-def test_a_calibrated_recipe_without_data_is_refused(source, recipe, tmp_path):
+def test_a_calibrated_recipe_without_data_is_refused(recipe, tmp_path):
     with pytest.raises(ConfigError, match="no calibration data"):
-        quantize_checkpoint(source, tmp_path / "out", recipe("fp8"), None, dtype=None)
-
-
-def test_a_kv_cache_format_is_added_to_the_weights_format(recipe):
-    alone, both = modelopt_config(recipe("fp8")), modelopt_config(recipe("fp8_kv_fp8"))
-    assert [entry for entry in both["quant_cfg"] if entry not in alone["quant_cfg"]] == [
-        {"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": (4, 3), "axis": None}}
-    ]
-
-
-def test_excluded_layers_are_the_recipes_and_modelopts_own(recipe):
-    fewer = recipe("fp8").model_copy(update={"exclude": ("*lm_head*", "model.layers.0.mlp.down_proj")})
-    config = modelopt_config(fewer)
-    assert is_excluded(config, "lm_head")
-    assert is_excluded(config, "model.layers.0.mlp.down_proj")
-    assert not is_excluded(config, "model.layers.1.mlp.down_proj")
-    assert is_excluded(config, "model.layers.3.block_sparse_moe.gate")
+        quantize_checkpoint(tmp_path / "absent", tmp_path / "out", recipe("fp8"), None, dtype=None)
