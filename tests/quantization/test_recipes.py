@@ -1,19 +1,43 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from llm_pipeline.config.quantization import KvCacheFormat, WeightFormat
 from llm_pipeline.errors import Unsupported
 from llm_pipeline.quantization.modelopt_configs import refuse_unsupported
+from llm_pipeline.quantization.modelopt_recipes import check_kv_cache, check_modelopt_recipe
 
-EVERY = ("none", "int4_naive", "int4_awq", "fp8", "int8_smoothquant", "w4a8_awq", "fp8_kv_fp8", "int8_weight_only")
+EVERY = sorted(path.stem for path in (Path(__file__).parents[2] / "configs" / "quantization").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", [*EVERY, "nvfp4"])
+@pytest.mark.parametrize("name", EVERY)
 def test_every_committed_recipe_is_valid_and_described(recipe, name):
-    assert recipe(name).description
+    check_modelopt_recipe(recipe(name))
+    check_kv_cache(recipe(name))
+    assert recipe(name).description.endswith(".")
 
 
-def test_a_gpu_only_format_is_refused_on_a_cpu_before_any_work(recipe):
+def test_every_format_has_a_committed_recipe(recipe):
+    recipes = [recipe(name) for name in EVERY]
+    assert {one.weights for one in recipes} == set(WeightFormat.__args__)
+    assert {one.kv_cache for one in recipes} == set(KvCacheFormat.__args__)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_awq", "mxfp4"])
+def test_a_gpu_only_format_is_refused_on_a_cpu_before_any_work(recipe, name):
     with pytest.raises(Unsupported, match="NVIDIA GPU only"):
-        refuse_unsupported(recipe("nvfp4"), "cpu")
-    refuse_unsupported(recipe("nvfp4"), "cuda")
+        refuse_unsupported(recipe(name), "cpu")
+    refuse_unsupported(recipe(name), "cuda")
+
+
+def test_a_gpu_only_format_in_a_search_or_in_a_recipe_of_modelopts_is_refused_on_a_cpu(recipe):
+    search = recipe("int4_fp8_search")
+    formats = search.search.model_copy(update={"formats": ("nvfp4", "fp8")})
+    theirs = recipe("modelopt_fp8").model_copy(update={"modelopt_recipe": "general/ptq/nvfp4_default-kv_fp8"})
+    for asked in (search.model_copy(update={"search": formats}), theirs):
+        with pytest.raises(Unsupported, match="nvfp4 can be quantized on an NVIDIA GPU only"):
+            refuse_unsupported(asked, "cpu")
+    refuse_unsupported(search, "cpu")
+    refuse_unsupported(recipe("modelopt_fp8"), "cpu")
