@@ -4,7 +4,8 @@
     HF_ENDPOINT=http://127.0.0.1:8080 hf download organisation/name
 
 It speaks the parts of the API that reading a model needs: model information, revisions, trees, branches, commits
-and file downloads with ranges, entity tags and the hub's own error codes. `hub_repository.publish_revision` fills it.
+and file downloads with ranges, entity tags and the hub's own error codes; and of those, information and files of data
+sets. `hub_repository.publish_revision` fills it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _ROOT: web.AppKey[Path] = web.AppKey("root", Path)
 _PAGE = 1000
 _MODEL = "/api/models/{organisation}/{name}"
 _FILE = "/{organisation}/{name}/resolve/{revision}/{path:.+}"
+_DATASET = "/api/datasets/{organisation}/{name}"
+_DATASETS = "datasets"
+"""Data sets are in this directory of the root, as models are in the root."""
 
 
 class _Refused(Exception):
@@ -79,6 +83,9 @@ def create_application(root: Path, faults: Faults | None = None) -> web.Applicat
             web.get(_MODEL + "/commits/{revision}", _commits),
             web.get(_MODEL + "/auth-check", _authorization_check),
             web.get(_FILE, _file),  # answers HEAD too
+            web.get(_DATASET, _model_info),
+            web.get(_DATASET + "/revision/{revision}", _model_info),
+            web.get(f"/{_DATASETS}{_FILE}", _file),
         ]
     )
     return application
@@ -93,7 +100,9 @@ def _repository(request: web.Request, *, content: bool = False) -> HubRepository
     """The repository that a request names, if its sender may see it (and, with `content`, read its files)."""
     model_id = f"{request.match_info['organisation']}/{request.match_info['name']}"
     token = _token(request)
-    repository = HubRepository.find(request.app[_ROOT], model_id)
+    is_dataset = f"/{_DATASETS}/" in request.path.removesuffix(request.match_info.get("path", ""))
+    root = request.app[_ROOT] / _DATASETS if is_dataset else request.app[_ROOT]
+    repository = HubRepository.find(root, model_id)
     if repository is None or (repository.rules.private and not repository.rules.admits(token)):
         # The hub answers the same for a missing and for a hidden repository, so that names do not leak.
         raise _Refused(404 if token else 401, "RepoNotFound", "Repository not found")

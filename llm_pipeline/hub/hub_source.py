@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from huggingface_hub import hf_hub_url
 from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
@@ -26,9 +26,11 @@ class HubSource:
 
     Attributes:
         hub: The connection, from `connect`.
+        repositories: What it reads files of.
     """
 
     hub: Hub
+    repositories: Literal["model", "dataset"] = "model"
 
     _timeout_seconds: ClassVar[float] = TIMEOUT_SECONDS
     _longest_answer: ClassVar[int] = MAX_HTTP_DOWNLOAD_SIZE
@@ -41,7 +43,9 @@ class HubSource:
     @contextmanager
     def open(self, model: PinnedModel, file: HubFile, start: int) -> Iterator[Body]:
         """See `Source.open`."""
-        url = hf_hub_url(model.id, file.path, revision=model.commit, endpoint=self.hub.endpoint)
+        url = hf_hub_url(
+            model.id, file.path, repo_type=self.repositories, revision=model.commit, endpoint=self.hub.endpoint
+        )
         headers = self.hub.headers() | {"Accept-Encoding": "identity"}
         too_long = file.size - start > self._longest_answer
         if start or too_long:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.model import ConfigModel, Revision
-from llm_pipeline.digest import sha256_json
+from llm_pipeline.config.quantization import NAMED_SET, Calibration
+from llm_pipeline.digest import sha256_file, sha256_json
 from llm_pipeline.engines.builder import require_builder
+from llm_pipeline.hub.access import connect
+from llm_pipeline.hub.dataset_file import fetch_dataset_file
 from llm_pipeline.hub.disk_space import Place, require_space
 from llm_pipeline.hub.license_review import license_change, require_license
 from llm_pipeline.hub.pinned import PinnedModel
@@ -19,6 +25,7 @@ from llm_pipeline.hub.sources import open_source
 from llm_pipeline.logging import get_logger
 from llm_pipeline.planning.host import store_directory
 from llm_pipeline.planning.plan import plan_release
+from llm_pipeline.quantization.named_sets import named_set
 from llm_pipeline.release_record import (
     PROMPTS_DATASET,
     TASKS_DATASET,
@@ -152,31 +159,58 @@ def name_release(loaded: LoadedRelease, model: PinnedModel, datasets: dict[str, 
 
 
 def _publish_datasets(context: StageContext[ResolveConfig], loaded: LoadedRelease) -> dict[str, ArtifactRef]:
-    release = loaded.release
-    sources = {PROMPTS_DATASET: [release.workload.prompts]}
+    release, root = loaded.release, loaded.configs_root
+    published = {PROMPTS_DATASET: _publish(context, PROMPTS_DATASET, [_SourceFile(root / release.workload.prompts)])}
     if release.evaluation.task_directory:
-        sources[TASKS_DATASET] = [release.evaluation.task_directory]
+        tasks = _SourceFile(root / release.evaluation.task_directory)
+        published[TASKS_DATASET] = _publish(context, TASKS_DATASET, [tasks])
     for recipe in release.recipes:
         if recipe.calibration:
-            sources[calibration_dataset(recipe.name)] = [source.dataset for source in recipe.calibration.sources]
-    return {
-        name: _publish(context, name, [loaded.configs_root / path for path in paths]) for name, paths in sources.items()
-    }
+            name = calibration_dataset(recipe.name)
+            published[name] = _publish(context, name, _calibration_files(loaded, recipe.calibration))
+    return published
 
 
-def _publish(context: StageContext[ResolveConfig], name: str, sources: Sequence[Path]) -> ArtifactRef:
+@dataclass(frozen=True)
+class _SourceFile:
+    """A file or directory to publish, its name there, and where it is from when it is none of the release's own."""
+
+    path: Path
+    name: str = ""
+    origin: Mapping[str, str] = field(default_factory=dict)
+
+
+def _calibration_files(loaded: LoadedRelease, calibration: Calibration) -> list[_SourceFile]:
+    found = []
+    for source in calibration.sources:
+        if not source.dataset.startswith(NAMED_SET):
+            found.append(_SourceFile(loaded.configs_root / source.dataset))
+            continue
+        wanted = named_set(source.dataset, chat=calibration.chat_template)
+        access, kept = loaded.deployment.hub, Path(loaded.deployment.work_root) / "datasets"
+        hub = connect(access.endpoint, access.token_variable)
+        path, file = fetch_dataset_file(hub, wanted.dataset, wanted.revision, wanted.file, kept)
+        origin = {"dataset": wanted.dataset, "commit": wanted.revision, "file": wanted.file}
+        found.append(_SourceFile(path, wanted.file_name, {**origin, "sha256": file.sha256 or sha256_file(path)}))
+    return found
+
+
+def _publish(context: StageContext[ResolveConfig], name: str, sources: Sequence[_SourceFile]) -> ArtifactRef:
     """One directory with the files; several of them are numbered, in their order."""
     staged = context.workdir / name
     shutil.rmtree(staged, ignore_errors=True)
-    if len(sources) == 1 and sources[0].is_dir():
-        shutil.copytree(sources[0], staged, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    names = [source.name or source.path.name for source in sources]
+    if len(sources) == 1 and sources[0].path.is_dir():
+        shutil.copytree(sources[0].path, staged, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     else:
         staged.mkdir(parents=True)
-        for number, source in enumerate(sources):
-            shutil.copy2(source, staged / (source.name if len(sources) == 1 else f"{number}-{source.name}"))
-    names = ", ".join(source.name for source in sources)
-    ref = publish_spared(context.store, "dataset", staged, Provenance(config={"source": names}, **here()))
-    log.info(f"dataset {name}", file=names, artifact=str(ref))
+        for number, (source, file) in enumerate(zip(sources, names, strict=True)):
+            shutil.copy2(source.path, staged / (file if len(sources) == 1 else f"{number}-{file}"))
+    config: dict[str, JsonValue] = {"source": ", ".join(names)}
+    if origins := [dict(source.origin) for source in sources if source.origin]:
+        config["origins"] = [*origins]
+    ref = publish_spared(context.store, "dataset", staged, Provenance(config=config, **here()))
+    log.info(f"dataset {name}", file=config["source"], artifact=str(ref))
     return ref
 
 
