@@ -1,11 +1,20 @@
-"""modelopt: from a plain checkpoint and a recipe to an exported, quantized checkpoint."""
+"""modelopt: from a plain checkpoint and a recipe to an exported, quantized checkpoint, in steps that can be resumed.
+
+    quantizer = Quantizer(source, recipe, calibration, dtype=torch.bfloat16, device="cuda", work=scratch)
+    quantizer.calibrate(state)                  # writes the calibration's state
+    quantizer.export(checkpoint, state)         # this process's model, or one made again from the state
+
+An export needs the source and the state only, so it can be done by another process, on another machine.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +27,42 @@ from transformers import AutoTokenizer
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization import autoquantize
 from llm_pipeline.quantization.calibration import CalibrationSet, draw_calibration
+from llm_pipeline.quantization.calibration_passes import CalibrationPasses, forward
 from llm_pipeline.quantization.calibration_samples import read_sources
+from llm_pipeline.quantization.calibration_state import CalibrationState
 from llm_pipeline.quantization.checkpoint import copy_companions
-from llm_pipeline.quantization.modelopt_configs import modelopt_config, refuse_unsupported
-from llm_pipeline.quantization.readback import load_model
+from llm_pipeline.quantization.device_memory import (
+    OutOfMemory,
+    Shortage,
+    choose_batch,
+    free_bytes,
+    is_out_of_memory,
+    release_cached,
+    shortage,
+)
+from llm_pipeline.quantization.model_placement import Placement, devices, here, is_offloaded, load_plain_model
+from llm_pipeline.quantization.modelopt_configs import (
+    kv_cache_config,
+    modelopt_config,
+    refuse_unsupported,
+    search_formats,
+)
+from llm_pipeline.quantization.plain_data import to_json
+from llm_pipeline.quantization.quantizer_state import capture, quantized_weights, recorded_rescaling
+from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
+    export_tensorrt_llm,
+    refuse_unsupported_tensorrt_llm_checkpoint,
+)
 
 log = get_logger(__name__)
 
-_PROGRESS_SECONDS = 5.0
+_KEEPS_WEIGHTS = {None, "max", "mse", "local_hessian", "smoothquant", "awq_lite", "awq_full", "awq_clip"}
+"""Algorithms that change weights by rescaling columns only, or not at all; of any other one the weights are kept."""
+_GROWTH = {"smoothquant": 2.0, "awq_lite": 3.0, "awq_full": 3.0, "awq_clip": 3.0}
+"""Memory that a sequence takes while an algorithm calibrates, by what it takes in a plain forward pass."""
+_GROWTH_OF_SEARCH = 8.0
 
 
 @dataclass(frozen=True)
@@ -36,93 +72,299 @@ class QuantizerFacts:
     Attributes:
         calibration_samples: Texts seen; 0 for formats without calibration.
         calibration_digest: SHA-256 over the exact token sequences; empty without.
-        seconds: Wall time by phase: load, quantize, export.
+        seconds: Wall time by step: load, calibrate (or quantize), export.
     """
 
     calibration_samples: int
     calibration_digest: str
-    seconds: Mapping[str, float]
+    seconds: dict[str, float]
+
+
+class Quantizer:
+    """Quantizes one checkpoint by one recipe.
+
+    Args:
+        source: The checkpoint's directory.
+        recipe: What to do.
+        calibration: Its calibration data; None for a recipe without.
+        dtype: Precision that the checkpoint is loaded in, and that what is not quantized is exported in.
+        device: `cpu`, or `cuda` for all visible GPUs.
+        work: Directory for what does not fit into memory.
+
+    Attributes:
+        seconds: Wall time by step.
+        facts: Small facts for the report.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        recipe: QuantizationRecipe,
+        calibration: CalibrationSet | None,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        work: Path,
+    ) -> None:
+        """Refuse what cannot be done, before any work.
+
+        Raises:
+            Unsupported: The device cannot quantize this format.
+        """
+        refuse_unsupported(recipe, device)
+        refuse_unsupported_tensorrt_llm_checkpoint(recipe)
+        self._source, self._recipe, self._calibration = source, recipe, calibration
+        self._dtype, self._device, self._work = dtype, device, work
+        self._config = None if recipe.search else modelopt_config(recipe)
+        self._algorithms = _algorithms(self._config)
+        self._model: Any = None
+        self.seconds: dict[str, float] = {}
+        self.facts: dict[str, float | int | str | None] = {}
+
+    @property
+    def settings(self) -> Any:
+        """What modelopt is told, as JSON."""
+        return to_json(search_formats(self._recipe) if self._config is None else self._config)
+
+    def calibrate(self, directory: Path) -> None:
+        """Calibrate, and write the state to a new directory.
+
+        Out of memory, it is tried once more at half the batch.
+
+        Raises:
+            OutOfMemory: It did not fit then either.
+        """
+        data, asked = self._data(), self._recipe.calibration
+        batch = None if asked is None or asked.batch_size == "auto" else asked.batch_size
+        outcome = self._calibrate(data, batch)
+        if isinstance(outcome, Shortage) and outcome.batch > 1:
+            log.warning("out of memory: once more at half the batch", batch=outcome.batch // 2, tokens=outcome.tokens)
+            outcome = self._calibrate(data, outcome.batch // 2)
+        if isinstance(outcome, Shortage):
+            raise outcome.error("calibration")
+        with self._timed("save"):
+            outcome.save(directory)
+
+    def _data(self) -> CalibrationSet:
+        if self._calibration is None:
+            raise ConfigError("the recipe is calibrated, but no calibration data were given", where=self._recipe.name)
+        return self._calibration
+
+    def _calibrate(self, data: CalibrationSet, batch: int | None) -> CalibrationState | Shortage:
+        self._release()
+        with self._timed("load"):
+            self._model = self._loaded(self._placement())
+        device = devices(self._model)[0]
+        allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+        free, passes = free_bytes(device), CalibrationPasses(data, batch or 1)
+        try:
+            if batch is None:
+                passes = CalibrationPasses(data, self._fitting_batch(data))
+            with self._timed("calibrate"), _quiet():
+                state = self._calibrated(passes)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failed = shortage(error, *passes.running, free, allocated)
+        else:
+            self.facts["calibration_batch"] = len(passes.batches[0])
+            return state
+        self._release()
+        return failed
+
+    def _fitting_batch(self, data: CalibrationSet) -> int:
+        longest = data.sequences[-1]
+        growth = _GROWTH_OF_SEARCH if self._config is None else max(_GROWTH.get(str(a), 1.5) for a in self._algorithms)
+        model = self._model
+        return choose_batch(
+            lambda: forward(model, [longest]), devices(model), len(longest), growth, len(data.sequences)
+        )
+
+    def _calibrated(self, passes: CalibrationPasses) -> CalibrationState:
+        if self._config is None:
+            return self._searched(passes)
+        with recorded_rescaling(self._model) as rescaled:
+            mtq.quantize(self._model, self._config, passes)
+        changed = {} if _KEEPS_WEIGHTS.issuperset(self._algorithms) else quantized_weights(self._model)
+        state = CalibrationState({self._recipe.weights: capture(self._model)}, rescaled, changed)
+        if is_offloaded(self._model):  # it cannot be exported as it is; see `_ready`
+            self._release()
+        return state
+
+    def _searched(self, passes: CalibrationPasses) -> CalibrationState:
+        seed = self._recipe.calibration.seed if self._recipe.calibration else 0
+        scores, quantizers = autoquantize.search(self._model, self._recipe, passes, seed)
+        self._release()
+        if (cache := kv_cache_config(self._recipe)) is not None:
+            self._model = self._loaded(self._placement())
+            quantizers[autoquantize.KV_CACHE] = autoquantize.calibrate_kv_cache(self._model, cache, passes)
+            self._release()
+        return CalibrationState(quantizers, search=scores.to_json())
+
+    def export(self, destination: Path, state: Path | None) -> None:
+        """Write the quantized checkpoint with all that belongs to it; `destination` is there only when it is whole.
+
+        Args:
+            destination: A new directory.
+            state: The calibration's state; None for a recipe without calibration.
+
+        Raises:
+            OutOfMemory: The weights do not fit.
+        """
+        partial = _emptied(destination)
+        model = self._ready(state)
+        with self._timed("export"), _out_of_memory_in("export"), torch.inference_mode(), _quiet():
+            # modelopt misreads the dtype of a config that was saved before; it is always given here.
+            export_hf_checkpoint(model, dtype=self._dtype, export_dir=partial)
+        self._release()
+        copy_companions(self._source, partial)
+        partial.rename(destination)
+
+    def export_tensorrt_llm(self, destination: Path, state: Path | None) -> None:
+        """Write the TensorRT-LLM checkpoint of the same model, likewise.
+
+        Raises:
+            OutOfMemory: The weights do not fit.
+            Unsupported: The model's architecture has none.
+        """
+        partial = _emptied(destination)
+        model = self._ready(state)
+        with self._timed("export_tensorrt_llm"), _out_of_memory_in("export"), torch.inference_mode(), _quiet():
+            export_tensorrt_llm(model, self._dtype, partial)
+        self._release()
+        partial.rename(destination)
+
+    def _ready(self, state: Path | None) -> Any:
+        """The model that this process calibrated; or one that is made so again; exports spoil it."""
+        if self._model is not None:
+            return self._model
+        held = None if state is None else CalibrationState.load(state)
+        solution = self._solved(held) if held is not None else None
+        with self._timed("load"):
+            placement = self._placement()
+            # modelopt's export does not rescale weights that are elsewhere: all of them go to the host's memory then
+            model = self._loaded(Placement() if placement.offloads else placement)
+        with self._timed("restore"), torch.no_grad(), _quiet():
+            if held is None:
+                mtq.quantize(model, self._config)
+            elif solution is not None:
+                autoquantize.apply(model, held.quantizers, solution)
+            else:
+                held.restore(model)
+        return model
+
+    def _solved(self, state: CalibrationState) -> autoquantize.Solution | None:
+        if self._recipe.search is None or state.search is None:
+            return None
+        with _quiet():
+            solution = autoquantize.SearchScores.from_json(state.search).solve(self._recipe.search.effective_bits[0])
+        self.facts["effective_bits"] = round(solution.effective_bits, 4)
+        self.facts |= {f"layers_{name}": count for name, count in solution.layers_by_format.items()}
+        log.info("formats solved", effective_bits=self.facts["effective_bits"], **solution.layers_by_format)
+        return solution
+
+    def _placement(self) -> Placement:
+        return here(self._source, self._dtype) if self._device.startswith("cuda") else Placement()
+
+    def _loaded(self, placement: Placement) -> Any:
+        with _out_of_memory_in("loading"):
+            return load_plain_model(self._source, self._dtype, placement, self._work / "offload")
+
+    def _release(self) -> None:
+        self._model = None
+        gc.collect()
+        release_cached()
+
+    @contextlib.contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        spent = round(time.monotonic() - began, 3)
+        self.seconds[step] = round(self.seconds.get(step, 0.0) + spent, 3)
+        log.info("step done", step=step, seconds=spent)
 
 
 def quantize_checkpoint(
     source: Path,
     destination: Path,
     recipe: QuantizationRecipe,
-    calibration_file: Path | None,
+    calibration_data: Path | None,
     *,
     dtype: torch.dtype,
     device: str = "cpu",
 ) -> QuantizerFacts:
-    """Quantize the checkpoint in `source` and export it, tokenizer included, to `destination`.
+    """All steps in one go; the calibration's state is left beside the destination.
 
     Raises:
         Unsupported: The device cannot quantize this format (before any work).
         ConfigError: The recipe wants calibration data that is not there.
+        OutOfMemory: It does not fit.
     """
     refuse_unsupported(recipe, device)
-    clock = _Phases()
-    calibration = _calibration(source, recipe, calibration_file)
-    model = load_model(source, dtype, device)
-    clock.end("load")
-    with _quiet():
-        mtq.quantize(
-            model, modelopt_config(recipe), _forward_loop(calibration, recipe, device) if calibration else None
-        )
-    clock.end("quantize")
-    with torch.inference_mode(), _quiet():
-        # modelopt misreads the dtype of a config that was saved before; it is always given here.
-        export_hf_checkpoint(model, dtype=dtype, export_dir=destination)
-    copy_companions(source, destination)
-    clock.end("export")
+    calibration = read_calibration(source, recipe, calibration_data)
+    work = destination.parent
+    quantizer = Quantizer(source, recipe, calibration, dtype=dtype, device=device, work=work)
+    state = None
+    if calibration is not None:
+        state = work / f"{destination.name}.calibration"
+        quantizer.calibrate(state)
+    quantizer.export(destination, state)
     return QuantizerFacts(
         calibration_samples=calibration.texts if calibration else 0,
         calibration_digest=calibration.digest if calibration else "",
-        seconds=clock.seconds,
+        seconds=quantizer.seconds,
     )
 
 
-def _calibration(source: Path, recipe: QuantizationRecipe, file: Path | None) -> CalibrationSet | None:
+def read_calibration(source: Path, recipe: QuantizationRecipe, data: Path | None) -> CalibrationSet | None:
+    """The token sequences of a recipe; None for a recipe without calibration.
+
+    Raises:
+        ConfigError: They are wanted and cannot be made.
+    """
     if recipe.calibration is None:
         return None
-    if file is None:
+    if data is None:
         raise ConfigError("the recipe is calibrated, but no calibration data were given", where=recipe.name)
-    samples = read_sources(file, recipe.calibration)
+    samples = read_sources(data, recipe.calibration)
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     return draw_calibration(samples, recipe.calibration, tokenizer)
 
 
-def _forward_loop(calibration: CalibrationSet, recipe: QuantizationRecipe, device: str) -> Callable[[Any], None]:
-    asked = recipe.calibration.batch_size if recipe.calibration else "auto"
-    batches = calibration.batches(32 if asked == "auto" else asked)
+def _algorithms(config: dict[str, Any] | None) -> list[str | None]:
+    """Names of the algorithms of a configuration, one after the other."""
+    given = (config or {}).get("algorithm")
+    every = given if isinstance(given, list) else [given]
+    return [one.get("method") if isinstance(one, dict) else one for one in every]
 
-    def forward(model: Any) -> None:
-        reported = time.monotonic()
-        for number, batch in enumerate(batches, start=1):
-            with torch.no_grad():
-                model(input_ids=torch.tensor(batch, device=device))
-            if (now := time.monotonic()) - reported >= _PROGRESS_SECONDS or number == len(batches):
-                reported = now
-                log.info("calibration pass", batch=f"{number}/{len(batches)}")
 
-    return forward
+def _emptied(destination: Path) -> Path:
+    """A directory to write in, without what an earlier attempt left."""
+    partial = destination.with_name(f"{destination.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    return partial
+
+
+@contextlib.contextmanager
+def _out_of_memory_in(what: str) -> Iterator[None]:
+    """Say that memory has run out where no smaller batch can help."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, OutOfMemory) or not is_out_of_memory(error):
+            raise
+        gc.collect()
+        release_cached()
+        raise OutOfMemory(
+            f"out of memory in {what}: {error}", hint="use a larger GPU, more GPUs, or a machine that is not shared"
+        ) from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep modelopt's prints out of the task log; its warnings and errors still come through logging."""
+    """Keep modelopt's prints and progress bars out of the task log; its warnings still come through logging."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         yield
     for line in filter(None, map(str.strip, printed.getvalue().splitlines())):
         log.debug("modelopt", line=line)
-
-
-class _Phases:
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._since = time.monotonic()
-
-    def end(self, phase: str) -> None:
-        now = time.monotonic()
-        self.seconds[phase], self._since = round(now - self._since, 3), now
-        log.info("phase done", phase=phase, seconds=self.seconds[phase])

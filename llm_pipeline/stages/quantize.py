@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,11 +13,16 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.modelopt_configs import refuse_unsupported
+from llm_pipeline.quantization.phases import Steps
+from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
+    check_tensorrt_llm_checkpoint,
+    refuse_unsupported_tensorrt_llm_checkpoint,
+)
 from llm_pipeline.stages.contract import Metric, Produced, Stage, StageContext, StageOutput
+from llm_pipeline.store.provenance import Provenance, here
 
 if TYPE_CHECKING:
-    from llm_pipeline.quantization.modelopt_quantizer import QuantizerFacts
-    from llm_pipeline.quantization.validation import ExportFacts
+    from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 
 log = get_logger(__name__)
 
@@ -33,15 +40,14 @@ class QuantizeConfig(ConfigModel):
 
 
 def run(context: StageContext[QuantizeConfig]) -> StageOutput:
-    """Quantize in the work directory; a half-made export of an earlier attempt is thrown away."""
-    destination = context.workdir / "checkpoint"
-    shutil.rmtree(destination, ignore_errors=True)
+    """Quantize in the work directory; what an earlier attempt finished there or in the store is not done again."""
     if context.config.recipe.weights == "none":
-        return _pass_through(context.inputs["checkpoint"], destination)
-    return _quantize(context, destination)
+        return _pass_through(context.inputs["checkpoint"], context.workdir / "checkpoint")
+    return _quantize(context)
 
 
 def _pass_through(source: Path, destination: Path) -> StageOutput:
+    shutil.rmtree(destination, ignore_errors=True)
     for path in sorted(path for path in source.rglob("*") if path.is_file()):
         copy = destination / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -52,46 +58,93 @@ def _pass_through(source: Path, destination: Path) -> StageOutput:
     return StageOutput(artifacts={"checkpoint": Produced("checkpoint", destination)}, metrics=metrics)
 
 
-def _quantize(context: StageContext[QuantizeConfig], destination: Path) -> StageOutput:
+def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
     recipe, source = context.config.recipe, context.inputs["checkpoint"]
-    started = time.monotonic()
+    extensions = _keep_extensions(Path(context.request.work_root))
+    began = time.monotonic()
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     refuse_unsupported(recipe, device)
+    refuse_unsupported_tensorrt_llm_checkpoint(recipe)
     if device == "cpu":
         torch.set_num_threads(1)
-    from llm_pipeline.quantization.modelopt_quantizer import quantize_checkpoint
+    from llm_pipeline.quantization.calibration_key import calibration_key
+    from llm_pipeline.quantization.modelopt_quantizer import Quantizer, read_calibration
     from llm_pipeline.quantization.validation import validate_export
 
-    import_seconds = round(time.monotonic() - started, 3)
+    import_seconds = round(time.monotonic() - began, 3)
     log.info("quantizing", recipe=recipe.name, weights=recipe.weights, kv_cache=recipe.kv_cache, device=device)
-    dtype = getattr(torch, context.config.dtype)
-    quantizer = quantize_checkpoint(
-        source, destination, recipe, context.inputs.get("calibration"), dtype=dtype, device=device
+    data = read_calibration(source, recipe, context.inputs.get("calibration"))
+    quantizer = Quantizer(
+        source, recipe, data, dtype=getattr(torch, context.config.dtype), device=device, work=context.workdir
     )
-    export = validate_export(source, destination, recipe)
-    tool_seconds = import_seconds + sum(quantizer.seconds.values())
-    metrics = _metrics(destination, quantizer, export, import_seconds)
-    log.info(_table(metrics))
-    return StageOutput(
-        artifacts={"checkpoint": Produced("checkpoint", destination)}, metrics=metrics, tool_seconds=tool_seconds
-    )
-
-
-def _metrics(
-    destination: Path, quantizer: QuantizerFacts, export: ExportFacts, import_seconds: float
-) -> dict[str, Metric]:
-    return {
-        "bytes": _weight_bytes(destination),
+    checkpoint = context.request.inputs["checkpoint"].digest
+    key = calibration_key(recipe, checkpoint, data.digest, context.config.dtype, quantizer.settings) if data else ""
+    steps = Steps(context.workdir, context.store, recipe, key, _provenance(context))
+    state, origin = steps.calibration(quantizer)
+    if not steps.exported:
+        steps.export(quantizer, state, lambda: _export_facts(quantizer))
+    _log_compiled(extensions)
+    began = time.monotonic()
+    export = validate_export(source, steps.checkpoint, recipe)
+    artifacts = {"checkpoint": Produced("checkpoint", steps.checkpoint)}
+    metrics: dict[str, Metric] = {
+        "bytes": _weight_bytes(steps.checkpoint),
         "size_ratio": round(export.size_ratio, 4),
         "expected_size_ratio": round(export.expected_ratio, 4),
         "layers_quantized": len(export.layers),
-        "calibration_samples": quantizer.calibration_samples,
-        "calibration_digest": quantizer.calibration_digest,
-        "seconds_import": import_seconds,
-        **{f"seconds_{phase}": seconds for phase, seconds in quantizer.seconds.items()},
+        "calibration": origin or "none",
+        "calibration_samples": data.texts if data else 0,
+        "calibration_digest": data.digest if data else "",
+        **steps.facts(),
     }
+    if recipe.tensorrt_llm_checkpoint:
+        directory = steps.tensorrt_llm_checkpoint
+        metrics["tensorrt_llm_bytes"] = check_tensorrt_llm_checkpoint(directory, recipe, context.config.dtype)
+        artifacts["tensorrt_llm_checkpoint"] = Produced("tensorrt_llm_checkpoint", directory)
+    if state is not None:
+        artifacts["calibration"] = Produced("calibration", state)  # so that it is kept as long as this result is
+    metrics |= {"seconds_import": import_seconds, "seconds_validate": round(time.monotonic() - began, 3)}
+    log.info(_table(metrics))
+    tool_seconds = sum(float(value or 0.0) for name, value in metrics.items() if name.startswith("seconds_"))
+    return StageOutput(artifacts=artifacts, metrics=metrics, tool_seconds=tool_seconds)
+
+
+def _export_facts(quantizer: Quantizer) -> dict[str, Metric]:
+    from llm_pipeline.quantization.device_memory import peak_bytes
+
+    return {
+        **quantizer.facts,
+        **peak_bytes(),
+        **{f"seconds_{step}": seconds for step, seconds in quantizer.seconds.items()},
+    }
+
+
+def _provenance(context: StageContext[QuantizeConfig]) -> Provenance:
+    """Of a calibration: it is shared, so it is not told apart by who asked for it first."""
+    return Provenance(
+        stage=f"{STAGE.name}/{STAGE.version}",
+        subject=context.config.recipe.file_name,
+        stage_key=context.key,
+        release_id=context.request.release_id,
+        config=context.config.model_dump(mode="json"),
+        inputs=context.request.inputs,
+        finished_at=datetime.now(UTC),
+        **here(),
+    )
+
+
+def _keep_extensions(work_root: Path) -> tuple[Path, frozenset[Path]]:
+    """Where modelopt's CUDA extensions are compiled to, once a machine, and those that are there already."""
+    directory = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(work_root / "torch_extensions")))
+    return directory, frozenset(directory.rglob("*.so"))
+
+
+def _log_compiled(extensions: tuple[Path, frozenset[Path]]) -> None:
+    directory, before = extensions
+    if compiled := sorted(path.stem for path in frozenset(directory.rglob("*.so")) - before):
+        log.info("CUDA extensions compiled; the next run finds them", names=", ".join(compiled), kept_in=str(directory))
 
 
 def _weight_bytes(directory: Path) -> int:
@@ -105,7 +158,7 @@ def _table(metrics: dict[str, Metric]) -> str:
 
 STAGE = Stage(
     name="quantize",
-    version=1,
+    version=2,
     config=QuantizeConfig,
     run=run,
     environment="model",

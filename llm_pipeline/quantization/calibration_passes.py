@@ -1,0 +1,91 @@
+"""The forward passes of a calibration: longest sequences first, with progress and the time that is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.calibration import CalibrationSet, Tokens
+
+log = get_logger(__name__)
+
+_PROGRESS_SECONDS = 10.0
+
+
+class Progress:
+    """Logs how far a pass is, at most every ten seconds, and how long it will still take.
+
+    Args:
+        what: What is done, as the log says it.
+        total: How many steps it has.
+        clock: Seconds, rising.
+    """
+
+    def __init__(self, what: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._total, self._clock = what, total, clock
+        self._began = self._reported = clock()
+        self._done = 0
+
+    def step(self) -> None:
+        """One step is done."""
+        self._done += 1
+        now = self._clock()
+        if now - self._reported < _PROGRESS_SECONDS and self._done < self._total:
+            return
+        self._reported, spent = now, now - self._began
+        left = spent / self._done * (self._total - self._done)
+        progress = f"{self._done}/{self._total}"
+        log.info(self._what, batches=progress, seconds=round(spent, 1), seconds_left=round(left, 1))
+
+
+class CalibrationPasses:
+    """What modelopt calls to send the calibration data through the model, once or several times.
+
+    The longest sequences come first: memory that is too small shows at once. The language model head is left out
+    when it is not quantized: nothing that is calibrated depends on it.
+
+    Args:
+        data: The sequences.
+        batch: Sequences a forward pass.
+
+    Attributes:
+        running: Sequences and tokens of the forward pass that was begun last.
+    """
+
+    def __init__(self, data: CalibrationSet, batch: int) -> None:
+        self.batches: Sequence[tuple[Tokens, ...]] = tuple(reversed(data.batches(batch)))
+        self.running = (batch, len(data.sequences[-1]))
+        self._passes = 0
+
+    def __call__(self, model: Any) -> None:
+        """One pass over all batches."""
+        self._passes += 1
+        progress = Progress(f"calibration pass {self._passes}", len(self.batches))
+        for batch in self.batches:
+            self.running = (len(batch), len(batch[0]))
+            forward(model, batch)
+            progress.step()
+
+
+def forward(model: Any, batch: Sequence[Tokens]) -> None:
+    """One forward pass, without gradients, without a cache and without what nothing is calibrated on."""
+    with torch.no_grad():
+        _calibrated_part(model)(input_ids=input_ids(model, batch), use_cache=False)
+
+
+def input_ids(model: Any, batch: Sequence[Tokens]) -> torch.Tensor:
+    """Token ids [sequences, tokens] where the model expects them."""
+    embedding = model.get_input_embeddings().weight
+    return torch.tensor(batch, device="cpu" if embedding.is_meta else embedding.device)
+
+
+def _calibrated_part(model: Any) -> Any:
+    head = model.get_output_embeddings()
+    quantizers = (getattr(head, name, None) for name in ("input_quantizer", "weight_quantizer", "output_quantizer"))
+    if head is None or any(quantizer is not None and quantizer.is_enabled for quantizer in quantizers):
+        return model
+    return model.base_model

@@ -1,0 +1,86 @@
+"""Calibrations in the artifact store: made once, and found again by every attempt, machine and rung of a search.
+
+A calibration's document, `calibrations/<key>.json`, is a lease with the artifact as its conclusion. Whoever needs the
+same calibration while it is being made waits for it. It is published before anything is exported, so no failure after
+it, and no kill, costs it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.logging import get_logger
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.condemned import publish_spared, spare
+from llm_pipeline.store.lease import Lease, LeaseHeld
+from llm_pipeline.store.provenance import Provenance
+
+log = get_logger(__name__)
+
+KIND = "calibration"
+_POLL_SECONDS = 1.0
+
+Origin = Literal["computed", "restored"]
+
+
+def calibration_document(key: str) -> str:
+    """Name of the document of a calibration."""
+    return f"calibrations/{key}.json"
+
+
+def shared_calibration(
+    store: ArtifactStore, key: str, directory: Path, compute: Callable[[Path], None], provenance: Provenance
+) -> tuple[Path, Origin]:
+    """The files of a calibration: from the store, from an earlier attempt that was killed, or made now.
+
+    Args:
+        store: Where it is looked for and published.
+        key: Everything that its outcome depends on, as a digest.
+        directory: Where `compute` has to put it; it is there only when it is whole.
+        compute: Makes it.
+        provenance: Of the artifact.
+
+    Returns:
+        The directory that it is in, and whether it was computed now.
+    """
+    waited = False
+    while True:
+        try:
+            with Lease(store, calibration_document(key)) as lease:
+                if (found := _fetch(store, lease.conclusion)) is not None:
+                    return found, "restored"
+                origin: Origin = "restored" if directory.is_dir() else "computed"
+                if origin == "computed":
+                    compute(directory)
+                ref = publish_spared(store, KIND, directory, provenance)
+                lease.conclude({"artifact": ref.model_dump(mode="json")})
+                log.info("calibration saved", artifact=str(ref), key=key[:12])
+                return directory, origin
+        except LeaseHeld as held:
+            if not waited:
+                log.info("the same calibration is being made elsewhere; waiting for it", reason=held.message)
+            waited = True
+            time.sleep(_POLL_SECONDS)
+
+
+def _fetch(store: ArtifactStore, conclusion: object) -> Path | None:
+    """What was concluded, unless it is being removed, was removed, or is damaged: then it is made again."""
+    if not isinstance(conclusion, dict):
+        return None
+    try:
+        ref = ArtifactRef.model_validate(conclusion.get("artifact"))
+        if not (store.exists(ref) and spare(store, ref)):
+            return None
+        directory = store.fetch(ref)
+    except (ValidationError, IntegrityError) as error:
+        log.warning("a saved calibration cannot be used; it is made again", reason=str(error))
+        return None
+    log.info("calibration restored: nothing is calibrated again", artifact=str(ref))
+    return directory

@@ -1,0 +1,165 @@
+"""Device memory: how large a calibration batch fits, how much was used, and what running out of it means.
+
+The batch is chosen by one probing forward pass of the longest sequence, then by arithmetic. A batch that does not fit
+all the same is tried once more at half its size; what fits is then told by the numbers of the failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from llm_pipeline.errors import Terminal
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
+
+CPU_BATCH = 32
+"""Sequences a batch on a CPU, where memory is no concern and larger batches are no faster."""
+_LARGEST_BATCH_TOKENS = 32_768
+"""An H200 is as fast at a quarter of it: more tokens a forward pass gain nothing."""
+_SHARE_USED = 0.7
+"""Of the free memory: the allocator's fragments and the tools' own buffers take some."""
+_OUT_OF_MEMORY = re.compile(
+    r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"
+    r"|can't allocate memory",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(r"tried to allocate (?P<number>[\d.]+) (?P<unit>[KMG]i?B|bytes)", re.IGNORECASE)
+_ON_DEVICE = re.compile(r"GPU (?P<device>\d+)")
+_UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_GIGABYTE = 1e9
+
+
+class OutOfMemory(Terminal):
+    """Too little device memory, also at half the batch; the message says what would fit."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A forward pass that did not fit.
+
+    Attributes:
+        batch: Sequences of it.
+        tokens: Tokens of its longest sequence.
+        needed_bytes: What it had taken or asked for when it failed: at least this; 0 when that is not known.
+        free_bytes: What was free before it.
+    """
+
+    batch: int
+    tokens: int
+    needed_bytes: int
+    free_bytes: int
+
+    @property
+    def fitting_batch(self) -> int:
+        """Sequences that fit, by proportion; 0 when not even one does."""
+        if not self.needed_bytes:
+            return self.batch // 2
+        return min(self.batch - 1, int(self.batch * self.free_bytes * _SHARE_USED / self.needed_bytes))
+
+    def error(self, what: str) -> OutOfMemory:
+        """The error that says all of it."""
+        fits = self.fitting_batch
+        numbers = f"{self.needed_bytes / _GIGABYTE:.1f} GB and more needed, " if self.needed_bytes else ""
+        tokens = self.tokens if fits else max(1, int(self.tokens * self._ratio))
+        return OutOfMemory(
+            f"out of memory in {what} at {self.batch} x {self.tokens} tokens, and not enough was saved by halving the "
+            f"batch: {numbers}{self.free_bytes / _GIGABYTE:.1f} GB free beside the weights; "
+            f"{max(fits, 1)} x {tokens} tokens would fit",
+            hint=f"set calibration.batch_size: {max(fits, 1)}"
+            + ("" if fits else f" and maximum_tokens: {tokens}")
+            + ", use a larger GPU, or more GPUs",
+        )
+
+    @property
+    def _ratio(self) -> float:
+        one = self.needed_bytes / self.batch
+        return self.free_bytes * _SHARE_USED / one if one else 0.5
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory, of the device or of the host, has run out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def free_bytes(device: torch.device) -> int:
+    """What can still be allocated: free on the device, and cached by this process."""
+    if device.type != "cuda":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def release_cached() -> None:
+    """Give what the allocator caches back to the devices."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def peak_bytes() -> dict[str, int]:
+    """The most memory that was in use at a time: `peak_device_bytes` over all devices, `peak_host_bytes`."""
+    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return {
+        "peak_device_bytes": sum(torch.cuda.max_memory_allocated(device) for device in devices),
+        "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def choose_batch(
+    forward: Callable[[], None], devices: list[torch.device], longest: int, growth: float, sequences: int
+) -> int:
+    """Sequences a batch that fit into the free memory.
+
+    Args:
+        forward: One forward pass of the longest sequence alone.
+        devices: Those that the model is on.
+        longest: Its tokens.
+        growth: What calibration needs for a sequence, by what a plain forward pass needs.
+        sequences: How many there are: more are never needed.
+    """
+    on_gpu = [device for device in devices if device.type == "cuda"]
+    if not on_gpu:
+        return min(CPU_BATCH, sequences)
+    fitting = []
+    forward()  # the first pass loads kernels and workspaces that later ones share
+    for device in on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    before = {device: torch.cuda.memory_allocated(device) for device in on_gpu}
+    forward()
+    for device in on_gpu:
+        one = max(1, torch.cuda.max_memory_allocated(device) - before[device])
+        fitting.append(fitting_batch(free_bytes(device), one, growth))
+    batch = max(1, min(*fitting, _LARGEST_BATCH_TOKENS // longest, sequences))
+    log.info("batch size chosen from free memory", batch=batch, tokens=longest)
+    return batch
+
+
+def fitting_batch(free: int, one: int, growth: float) -> int:
+    """Sequences that fit into `free` bytes, when a plain forward pass of one takes `one` bytes."""
+    return int(free * _SHARE_USED / (one * growth))
+
+
+def shortage(error: BaseException, batch: int, tokens: int, free: int, allocated: int) -> Shortage:
+    """What a failed forward pass tells.
+
+    Args:
+        error: How it failed.
+        batch: Its sequences.
+        tokens: Tokens of its longest one.
+        free: Free bytes of the device before it.
+        allocated: Bytes of the device that were allocated before it.
+    """
+    refused = _REFUSED.search(str(error))
+    needed = int(float(refused["number"]) * _UNITS[refused["unit"][0].lower()]) if refused else 0
+    if torch.cuda.is_available():
+        device = _ON_DEVICE.search(str(error))
+        needed += max(0, torch.cuda.max_memory_allocated(int(device["device"]) if device else 0) - allocated)
+    return Shortage(batch, tokens, needed, free)

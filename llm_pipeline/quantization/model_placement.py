@@ -1,0 +1,129 @@
+"""Loading a plain checkpoint for quantization: straight to where it will be, over as many GPUs as it needs.
+
+A model that fits on one GPU is loaded there. A larger one is spread over the visible GPUs, and what fits on none of
+them stays in the host's memory, or on its disk, and passes through the GPU layer by layer (accelerate's hooks).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
+
+_ROOM = 1.1
+"""One GPU has to have this many times the bytes of the weights free, for activations and buffers."""
+_SHARE_OF_EACH = 0.8
+"""Of each GPU's free memory that weights may take when a model is spread over several."""
+
+DeviceMap = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model's weights go.
+
+    Attributes:
+        device_map: For `from_pretrained`; None for the CPU.
+        max_memory: Bytes that weights may take, by GPU and for `cpu`; None when there is nothing to divide.
+        offloads: Some of them have no place on a GPU.
+    """
+
+    device_map: DeviceMap | str | None = None
+    max_memory: Mapping[int | str, int] | None = None
+    offloads: bool = False
+
+
+def place(weight_bytes: int, free_by_gpu: Mapping[int, int], free_host: int) -> Placement:
+    """The CPU without GPUs, one GPU if the model fits on it, else all of them and the host.
+
+    Args:
+        weight_bytes: Of the whole model, at the precision it is loaded in.
+        free_by_gpu: Free bytes of each visible GPU; empty without.
+        free_host: Free bytes of the host's memory.
+    """
+    if not free_by_gpu:
+        return Placement()
+    roomiest = max(free_by_gpu, key=lambda gpu: free_by_gpu[gpu])
+    if weight_bytes * _ROOM <= free_by_gpu[roomiest]:
+        return Placement({"": roomiest})
+    shares: dict[int | str, int] = {gpu: int(free * _SHARE_OF_EACH) for gpu, free in free_by_gpu.items()}
+    offloads = weight_bytes > sum(shares.values())
+    return Placement("auto", {**shares, "cpu": int(free_host * _SHARE_OF_EACH)}, offloads)
+
+
+def load_plain_model(source: Path, dtype: torch.dtype, placement: Placement, offload: Path) -> Any:
+    """The checkpoint as a causal language model in evaluation mode.
+
+    No code of the checkpoint is run, and only safetensors are read.
+
+    Args:
+        source: The checkpoint's directory.
+        dtype: Precision of its weights in memory.
+        placement: Where they go.
+        offload: Directory for weights that neither the GPUs nor the host's memory holds.
+    """
+    transformers_logging.disable_progress_bar()
+    spread: dict[str, Any] = {}
+    if placement.device_map is not None:
+        spread = {"device_map": placement.device_map, "offload_folder": str(offload)}
+    if placement.max_memory is not None:
+        spread["max_memory"] = dict(placement.max_memory)
+    model = AutoModelForCausalLM.from_pretrained(
+        source, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True, **spread
+    )
+    places = sorted({str(place) for place in getattr(model, "hf_device_map", {"": "cpu"}).values()})
+    log.info("model loaded", parameters=model.num_parameters(), places=", ".join(places))
+    return model.eval()
+
+
+def here(source: Path, dtype: torch.dtype) -> Placement:
+    """The placement on this machine, as its memory is now."""
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    free = {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in gpus}
+    return place(weight_bytes(source, dtype), free, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def weight_bytes(source: Path, dtype: torch.dtype) -> int:
+    """Bytes of a checkpoint's tensors once they are loaded at a precision; only headers are read.
+
+    Raises:
+        IntegrityError: A file is damaged.
+    """
+    total = 0
+    for path in sorted(source.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                slices = (tensors.get_slice(name) for name in tensors.keys())  # noqa: SIM118 - it is no mapping
+                total += sum(_numbers(tensor.get_shape()) * dtype.itemsize for tensor in slices)
+        except (OSError, SafetensorError) as error:
+            raise IntegrityError(f"unreadable weights: {error}", where=str(path)) from error
+    return total
+
+
+def _numbers(shape: list[int]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def is_offloaded(model: Any) -> bool:
+    """Whether weights of the model are kept outside of the devices that compute."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def devices(model: Any) -> list[torch.device]:
+    """The devices that hold weights of the model, the first layer's first."""
+    return list(dict.fromkeys(parameter.device for parameter in model.parameters() if not parameter.is_meta))

@@ -1,0 +1,112 @@
+"""The TensorRT-LLM checkpoint: what the engine builder of TensorRT-LLM 1.0 to 1.2.x reads, for one GPU.
+
+modelopt writes it from the calibrated model; what it may hold (`data/tensorrt_llm_checkpoint.json`) is from the
+checkpoint's documentation and from modelopt's exporter of the release that those versions of TensorRT-LLM pin.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.errors import IntegrityError, Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+_CONFIG, _WEIGHTS = "config.json", "rank0.safetensors"
+_HINT = "remove tensorrt_llm_checkpoint: the Hugging Face checkpoint serves all later versions"
+
+
+@cache
+def _facts() -> dict[str, Any]:
+    text = files("llm_pipeline.quantization").joinpath("data/tensorrt_llm_checkpoint.json").read_text(encoding="utf-8")
+    facts: dict[str, Any] = json.loads(text)
+    return facts
+
+
+def refuse_unsupported_tensorrt_llm_checkpoint(recipe: QuantizationRecipe) -> None:
+    """Refuse, before any work, a TensorRT-LLM checkpoint of a format that it cannot hold.
+
+    Raises:
+        Unsupported: It is such a format, or such a KV cache.
+    """
+    if not recipe.tensorrt_llm_checkpoint:
+        return
+    where = f"recipe {recipe.name}"
+    if recipe.weights not in _facts()["algorithms"]:
+        known = ", ".join(_facts()["algorithms"])
+        message = f"a TensorRT-LLM checkpoint cannot be exported with weights: {recipe.weights} (only {known})"
+        raise Unsupported(message, where=where, hint=_HINT)
+    if recipe.kv_cache not in ("none", *_facts()["kv_caches"]):
+        message = f"a TensorRT-LLM checkpoint cannot be exported with kv_cache: {recipe.kv_cache}"
+        raise Unsupported(message, where=where, hint=_HINT)
+
+
+def export_tensorrt_llm(model: Any, dtype: torch.dtype, directory: Path) -> None:
+    """Write the checkpoint of a calibrated model, which is of no use afterwards.
+
+    Raises:
+        Unsupported: The model's architecture has none.
+    """
+    from modelopt.torch.export import export_tensorrt_llm_checkpoint
+    from modelopt.torch.export.model_utils import get_model_type
+
+    decoder = get_model_type(model)
+    if decoder not in _facts()["decoders"]:
+        name = type(model).__name__
+        raise Unsupported(f"{name} cannot be exported as a TensorRT-LLM checkpoint", where="recipe", hint=_HINT)
+    export_tensorrt_llm_checkpoint(model, decoder, dtype, directory, 1, 1)
+
+
+def check_tensorrt_llm_checkpoint(directory: Path, recipe: QuantizationRecipe, dtype: str) -> int:
+    """Check a checkpoint against the recipe; returns the bytes of its weights.
+
+    Raises:
+        IntegrityError: A file or field is missing, or says something else than the recipe.
+    """
+    path = directory / _CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        missing = [name for name in _facts()["required"] if name not in config]
+        quantization, mapping = config.get("quantization") or {}, config.get("mapping") or {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise IntegrityError(f"unreadable TensorRT-LLM checkpoint: {error}", where=str(path)) from error
+    if missing:
+        raise IntegrityError(f"the TensorRT-LLM checkpoint lacks {', '.join(missing)}", where=str(path))
+    wanted = {
+        "dtype": (config["dtype"], dtype),
+        "quant_algo": (quantization.get("quant_algo"), _facts()["algorithms"][recipe.weights]),
+        "kv_cache_quant_algo": (quantization.get("kv_cache_quant_algo"), _facts()["kv_caches"].get(recipe.kv_cache)),
+        "world_size": (mapping.get("world_size"), 1),
+    }
+    for name, (found, expected) in wanted.items():
+        if found != expected:
+            raise IntegrityError(f"{name} is {found}, it should be {expected}", where=str(path))
+    _check_groups(config, quantization.get("group_size"), path)
+    return _check_layers(directory / _WEIGHTS, int(config["num_hidden_layers"]))
+
+
+def _check_groups(config: dict[str, Any], group: int | None, path: Path) -> None:
+    widths = {name: config.get(name) for name in ("hidden_size", "intermediate_size")}
+    for name, width in widths.items():
+        if group and width and width % group:
+            raise IntegrityError(f"{name} {width} is no multiple of the group size {group}", where=str(path))
+
+
+def _check_layers(path: Path, layers: int) -> int:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            names = set(tensors.keys())
+    except (OSError, SafetensorError) as error:
+        raise IntegrityError(f"unreadable weights: {error}", where=str(path)) from error
+    for layer in range(layers):
+        if not any(name.startswith(f"transformer.layers.{layer}.") for name in names):
+            raise IntegrityError(f"layer {layer} has no weights", where=str(path))
+    return path.stat().st_size
