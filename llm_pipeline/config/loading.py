@@ -210,10 +210,11 @@ def _refuse_bad_keys(node: yaml.Node | None, above: tuple[yaml.Node, ...] = ()) 
 
 
 def _told_once(model: type[BaseModel], errors: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Without the missing keys that are there but misspelt: their unknown key says it already."""
+    """Without what another one says already: a missing key that is misspelt, a list too short for its wrong items."""
     unknown = [details["loc"] for details in errors if details["type"] == "extra_forbidden"]
-    misspelt = {(*location[:-1], _nearest_key(model, location)) for location in unknown}
-    return [details for details in errors if details["type"] != "missing" or details["loc"] not in misspelt]
+    told = {("missing", (*location[:-1], _nearest_key(model, location))) for location in unknown}
+    told |= {("too_short", details["loc"][:-1]) for details in errors}
+    return [details for details in errors if (details["type"], details["loc"]) not in told]
 
 
 def _mistake(path: Path, node: yaml.Node | None, model: type[BaseModel], details: ErrorDetails) -> str:

@@ -137,6 +137,14 @@ class Search(ConfigModel):
             raise ValueError("effective_bits must rise: the cheapest is tried first")
         return self
 
+    @model_validator(mode="after")
+    def _bits_can_be_reached(self) -> Search:
+        fewest = min(self.formats, key=lambda name: WEIGHT_BITS[name] or 0)
+        least = WEIGHT_BITS[fewest] or 0
+        if self.effective_bits[0] < least:
+            raise ValueError(f"{self.effective_bits[0]:g} bits cannot be reached: {fewest} has {least}")
+        return self
+
 
 class QuantizationRecipe(ConfigModel):
     """One way to quantize a checkpoint.

@@ -1,0 +1,120 @@
+"""A wrong quantization recipe is one clear error, with the file and the line, before anything is spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.planning.plan import plan_release
+
+CALIBRATION = """
+calibration:
+  sources: [calibration/demo.jsonl]
+  samples: 16
+  maximum_tokens: 64
+"""
+
+
+def mistake_in(configs: Path, text: str) -> tuple[str, Path]:
+    """What loading a release says of a recipe."""
+    path = configs / "quantization" / "int4_awq.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_release(configs / "releases" / "demo.yaml")
+    return str(caught.value), path
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "fragments"),
+    [
+        pytest.param("weights: int5\n", 1, ("weights: Input should be", "'int5'"), id="unknown_format"),
+        pytest.param("weights: fp8\n", 1, ("fp8 has calibrated scales: add a calibration section",), id="no_data"),
+        pytest.param(
+            f"weights: int4_blockwise{CALIBRATION}", 1, ("uses no calibration: remove",), id="data_for_nothing"
+        ),
+        pytest.param(f"weights: auto{CALIBRATION}", 1, ("auto and a search section belong together",), id="no_search"),
+        pytest.param(
+            f"weights: auto\nsearch:\n  effective_bits: [6.0]{CALIBRATION}", 2, ("missing key search.formats",),
+            id="search_without_formats",
+        ),
+        pytest.param(
+            f"weights: auto\nsearch:\n  formats: []\n  effective_bits: [6.0]{CALIBRATION}", 3,
+            ("search.formats", "at least 1"), id="no_format_to_choose_from",
+        ),
+        pytest.param(
+            f"weights: auto\nsearch:\n  formats: [fp8_block]\n  effective_bits: [9.0]{CALIBRATION}", 3,
+            ("search.formats.0", "'fp8_block'"), id="format_that_cannot_be_searched",
+        ),
+        pytest.param(
+            f"weights: auto\nsearch:\n  formats: [int4_awq, fp8]\n  effective_bits: [6.0, 3.5]{CALIBRATION}", 2,
+            ("effective_bits must rise",), id="falling_bits",
+        ),
+        pytest.param(
+            f"weights: auto\nsearch:\n  formats: [int4_awq, fp8]\n  effective_bits: [3.5, 6.0]{CALIBRATION}", 2,
+            ("search: 3.5 bits cannot be reached: int4_awq has 4",), id="infeasible_bits",
+        ),
+        pytest.param(
+            f"weights: modelopt{CALIBRATION}", 1, ("modelopt and modelopt_recipe belong together",), id="no_name"
+        ),
+        pytest.param(
+            f"weights: modelopt\nmodelopt_recipe: general/ptq/fp8_default{CALIBRATION}", 2,
+            ("modelopt_recipe: modelopt has no recipe", "nearest are general/ptq/fp8_default-kv_fp8"),
+            id="unknown_recipe",
+        ),
+        pytest.param(
+            f"weights: modelopt\nmodelopt_recipe: ../ptq/fp8{CALIBRATION}", 2, ("not a path",), id="path_upwards"
+        ),
+        pytest.param(
+            f"weights: modelopt\nmodelopt_recipe: /etc/fp8{CALIBRATION}", 2, ("not a path",), id="absolute_path"
+        ),
+        pytest.param(
+            f"weights: modelopt\nmodelopt_recipe: huggingface/vit/ptq/fp8{CALIBRATION}", 2, ("vision",), id="of_others"
+        ),
+        pytest.param(
+            "weights: modelopt\nmodelopt_recipe: general/ptq/fp8_default-kv_fp8\n", 2,
+            ("has calibrated scales: add a calibration section",), id="modelopt_recipe_without_data",
+        ),
+        pytest.param(
+            f"weights: fp8\nkv_cache: int8{CALIBRATION}", 2,
+            ("KV cache is INT8", "kv_cache: fp8, or add tensorrt_llm_checkpoint: true"), id="cache_without_export",
+        ),
+        pytest.param(
+            f"weights: fp8{CALIBRATION}".replace("calibration/demo.jsonl", "'set:cnn_dailymial'"), 3,
+            ("no calibration set set:cnn_dailymial", "did you mean set:cnn_dailymail?"), id="unknown_set",
+        ),
+        pytest.param(
+            f"weights: fp8{CALIBRATION}".replace("calibration/demo.jsonl", "'set:ultrachat'"), 3,
+            ("set:ultrachat holds chats", "chat_template: true"), id="chats_without_template",
+        ),
+        pytest.param(
+            f"weights: fp8{CALIBRATION}".replace("demo.jsonl]", "demo.jsonl, {dataset: 'set:wikitext', weight: 0.01}]"),
+            4, ("calibration.samples: set:wikitext: its weight gives it none",), id="source_without_a_share",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_recipe_is_told_with_its_line(configs: Path, text: str, line: int, fragments: tuple[str, ...]):
+    message, path = mistake_in(configs, text)
+    assert message.startswith(f"{path}:{line}: "), message
+    assert message.count(".yaml:") == 1
+    for fragment in fragments:
+        assert fragment in message, message
+
+
+@pytest.mark.parametrize(
+    ("data", "line", "message"),
+    [
+        (b'{"text": "one"}\n{"text": 1}\n', 2, "'text' is no text"),
+        (b'{"text": "one"}\n\n{"text": "\xe9"}\n', 3, "not UTF-8"),
+        (b'{"text": "one"}\n{"text": "  "}\n', 2, "'text' is empty"),
+        (b'{"messages": []}\n', 1, "'text' is missing"),
+    ],
+)
+def test_plan_finds_a_bad_line_of_the_calibration_set(configs: Path, data: bytes, line: int, message: str):
+    path = configs / "calibration" / "demo.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=message) as error:
+        plan_release(configs / "releases" / "demo.yaml")
+    assert error.value.where == f"{path}:{line}"
