@@ -31,8 +31,8 @@ from llm_pipeline.engines.openvino_throughput import measure_throughput
 from llm_pipeline.errors import Unsupported
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.checkpoint import (
+    Checkpoint,
     QuantizationMetadata,
-    load_tensors,
     read_json,
     read_quantization,
     write_dequantized,
@@ -171,7 +171,7 @@ def _store_weights(
 ) -> NativeWeights | None:
     """Rewrite the traced model's weights in the target's format; returns the artifact's own if they were put in."""
     if target.weight_format == "native" and quantization.algorithm:
-        native = NativeWeights(_read(template), load_tensors(checkpoint))
+        native = NativeWeights(_read(template), Checkpoint(checkpoint))
         native.install()
         _replace_model(native.model, template)
         log.info("put the artifact's packed weights into the graph", linears=len(native.layers),

@@ -2,9 +2,9 @@
 
 The trace of the dequantized checkpoint is the template: norms, attention and residuals are right in it, and each
 linear layer is a fp32 constant that feeds a MatMul. For every quantized layer, the constant becomes the packed
-weight (i4, i8 or f8e4m3) with its scale, `pre_quant_scale` becomes a multiplication of the MatMul's input, and
-the static activation quantizer becomes nodes behind it; KV cache quantizers go where the cache grows. The graph
-computes what the checkpoint says.
+weight (i4, i8 or f8e4m3) with its scale, each layer in its own format, `pre_quant_scale` becomes a multiplication
+of the MatMul's input, and the activation quantizer becomes nodes behind it; KV cache quantizers go where the cache
+grows. The graph computes what the checkpoint says. Four-bit floating point formats are refused: no CPU computes them.
 
 An OpenVINO constant made from a tensor shares its memory by default without keeping it alive; a freed array then
 means garbage weights and no error. Constants here therefore always copy.
@@ -13,7 +13,7 @@ means garbage weights and no error. Constants here therefore always copy.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,9 @@ import torch
 from openvino import opset15 as op
 
 from llm_pipeline.errors import Unsupported
-from llm_pipeline.quantization.checkpoint import (
-    FP8_MAXIMUM,
-    DequantizedLayer,
-    dequantize_layer,
-    is_kv_scale,
-    plain_tensors,
-    quantized_layers,
-    unpack_int4,
-)
+from llm_pipeline.quantization.activations import FP8_MAXIMUM
+from llm_pipeline.quantization.checkpoint import Checkpoint
+from llm_pipeline.quantization.formats import SQUARE, ActivationFormat, unpack_int4
 
 _TRACE_PREFIX = "self."
 _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
@@ -74,12 +68,12 @@ class NativeWeights:
         kv_quantizers: Key and value caches whose new entries are quantized.
     """
 
-    def __init__(self, model: ov.Model, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, model: ov.Model, checkpoint: Checkpoint) -> None:
         self.model = model
         self.layers: list[str] = []
         self.activation_quantizers: list[str] = []
         self.kv_quantizers: list[str] = []
-        self._tensors = tensors
+        self._checkpoint = checkpoint
 
     def install(self) -> None:
         """Replace every quantized layer, and put the other weights back into their stored precision.
@@ -88,7 +82,7 @@ class NativeWeights:
             Unsupported: A quantized layer is not a plain MatMul in the traced graph, or its storage is unknown.
         """
         constants = self._named_constants()
-        for name in quantized_layers(self._tensors):
+        for name in self._checkpoint.layers:
             constant = constants.get(f"{name}.weight")
             if constant is None:
                 raise Unsupported(
@@ -97,8 +91,9 @@ class NativeWeights:
                     hint="use weight_format: fp32 for this architecture",
                 )
             self._replace_layer(name, constant)
-        for name, tensor in plain_tensors(self._tensors).items():
-            if name in constants and tensor.dtype in _HALF_TYPES:
+        for name in filter(constants.__contains__, self._checkpoint.plain):
+            tensor = self._checkpoint.tensors[name]
+            if tensor.dtype in _HALF_TYPES:
                 self._replace_plain(constants[name], tensor)
         self._quantize_kv_cache()
         self.model.validate_nodes_and_infer_types()
@@ -108,21 +103,25 @@ class NativeWeights:
         return {node.get_friendly_name().removeprefix(_TRACE_PREFIX): node for node in nodes}
 
     def _replace_layer(self, name: str, constant: ov.Node) -> None:
-        layer = dequantize_layer(self._tensors, name)
+        activation, scale = self._checkpoint.activation(name)
+        weight = self._weight(name)
         for target in list(constant.output(0).get_target_inputs()):
             matmul = target.get_node()
             if matmul.get_type_name() != "MatMul":
                 raise Unsupported(f"its weight feeds a {matmul.get_type_name()}, not a MatMul", where=name)
-            matmul.input(0).replace_source_output(self._layer_input(layer, matmul.input_value(0)))
-        constant.output(0).replace(self._weight(name).output(0))
+            source = self._smoothed(name, matmul.input_value(0))
+            matmul.input(0).replace_source_output(_quantized_input(source, activation, scale, name))
+        constant.output(0).replace(weight.output(0))
         self.layers.append(name)
-        if layer.activation is not None:
+        if activation is not None:
             self.activation_quantizers.append(name)
 
     def _quantize_kv_cache(self) -> None:
         """Round what enters the KV cache to the checkpoint's e4m3 grid; the cache itself stays in f32."""
         states = {sink.get_variable_id(): sink for sink in self.model.get_sinks() if sink.get_type_name() == "Assign"}
-        for name in filter(is_kv_scale, sorted(self._tensors)):
+        if self._checkpoint.metadata.kv_cache not in (None, "FP8"):
+            raise Unsupported(f"no CPU engine has a KV cache of {self._checkpoint.metadata.kv_cache}")
+        for name, scale in self._checkpoint.kv_scales.items():
             kind, layer = ("key" if name.endswith("k_scale") else "value"), _LAYER_NUMBER.search(name)
             variable = f"past_key_values.{layer[1]}.{kind}present.{layer[1]}.{kind}" if layer else ""
             append = states[variable].input_value(0).get_node() if variable in states else None
@@ -131,42 +130,72 @@ class NativeWeights:
                     "the traced graph has no KV cache of this name, so its quantizer cannot be put in", where=name
                 )
             new = append.input_value(1)
-            append.input(1).replace_source_output(_round_to_fp8(new, float(self._tensors[name])).output(0))
+            append.input(1).replace_source_output(_round_to_fp8(new, _float32(scale)).output(0))
             self.kv_quantizers.append(name)
 
     def _replace_plain(self, constant: ov.Node, tensor: torch.Tensor) -> None:
         half = _packed_constant(_bytes_as(tensor, torch.int16), tensor.shape, _HALF_TYPES[tensor.dtype])
         constant.output(0).replace(op.convert(half, "f32").output(0))
 
-    def _layer_input(self, layer: DequantizedLayer, source: ov.Output) -> ov.Output:
-        if layer.pre_quant_scale is not None:
-            source = op.multiply(source, _float32(layer.pre_quant_scale.reshape(1, 1, -1).numpy())).output(0)
-        if layer.input_scale is None:
+    def _smoothed(self, name: str, source: ov.Output) -> ov.Output:
+        smoothing = self._checkpoint.smoothing(name)
+        if smoothing is None:
             return source
-        if layer.activation == "int8":
-            return _round_to_int8(source, layer.input_scale).output(0)
-        return _round_to_fp8(source, layer.input_scale).output(0)
+        return op.multiply(source, _float32(smoothing.reshape(1, 1, -1).numpy())).output(0)
 
     def _weight(self, name: str) -> ov.Node:
         """The fp32 weight as an expression over the packed constant and its scales."""
-        packed, scale = self._tensors[f"{name}.weight"], self._tensors[f"{name}.weight_scale"].float().numpy()
-        if packed.dtype is torch.uint8:
-            return self._int4_weight(packed, scale, self._tensors.get(f"{name}.weight_scale_2"))
+        layer, tensors = self._checkpoint.format(name), self._checkpoint.tensors
+        packed, scale = tensors[f"{name}.weight"], tensors[f"{name}.weight_scale"].float().numpy()
+        if layer.packing == "columns":
+            raise Unsupported(
+                f"no CPU engine computes {layer.algorithm}", where=name, hint="take an 8-bit format or AWQ"
+            )
+        if layer.packing == "rows":
+            return _int4_weight(packed, scale, tensors.get(f"{name}.weight_scale_2"))
         kind = ov.Type.i8 if packed.dtype is torch.int8 else ov.Type.f8e4m3
         constant = _packed_constant(_bytes_as(packed, torch.uint8), packed.shape, kind)
-        return op.multiply(op.convert(constant, "f32"), _float32(scale.reshape(-1, 1)))
+        square = layer.sharing == "square"
+        factors = _by_row_and_column(scale, *packed.shape) if square else scale.reshape(-1, 1)
+        return op.multiply(op.convert(constant, "f32"), _float32(factors))
 
-    @staticmethod
-    def _int4_weight(packed: torch.Tensor, scale: npt.NDArray[np.float32], second: torch.Tensor | None) -> ov.Node:
-        numbers = unpack_int4(packed).numpy()
-        rows, columns = numbers.shape
-        groups = scale.size // rows
-        shape = (rows, groups, columns // groups) if groups > 1 else (rows, columns)
-        constant = _packed_constant(_pack_pairs(numbers), shape, ov.Type.i4)
-        weight = op.multiply(op.convert(constant, "f32"), _float32(scale.reshape((*shape[:-1], 1))))
-        if groups > 1:
-            weight = op.reshape(weight, op.constant(np.array([rows, columns], np.int64)), special_zero=False)
-        return weight if second is None else _round_to_fp8(weight.output(0), float(second))
+
+def _by_row_and_column(scale: npt.NDArray[np.float32], rows: int, columns: int) -> npt.NDArray[np.float32]:
+    """The scales of square blocks, for each row and column; the blocks of the last row and column may be cut off."""
+    blocks = scale.reshape(-(-rows // SQUARE), -1)
+    return blocks.repeat(SQUARE, 0)[:rows].repeat(SQUARE, 1)[:, :columns]
+
+
+def _int4_weight(packed: torch.Tensor, scale: npt.NDArray[np.float32], second: torch.Tensor | None) -> ov.Node:
+    numbers = unpack_int4(packed).numpy()
+    rows, columns = numbers.shape
+    groups = scale.size // rows
+    shape = (rows, groups, columns // groups) if groups > 1 else (rows, columns)
+    constant = _packed_constant(_pack_pairs(numbers), shape, ov.Type.i4)
+    weight = op.multiply(op.convert(constant, "f32"), _float32(scale.reshape((*shape[:-1], 1))))
+    if groups > 1:
+        weight = op.reshape(weight, op.constant(np.array([rows, columns], np.int64)), special_zero=False)
+    return weight if second is None else _round_to_fp8(weight.output(0), _float32(float(second)))
+
+
+def _quantized_input(
+    source: ov.Output, activation: ActivationFormat | None, scale: float | None, name: str
+) -> ov.Output:
+    """A layer's input as its activation quantizer leaves it."""
+    if activation is None:
+        return source
+    if activation == "fp8_per_token":
+        return _round_to_fp8(source, _token_scales(source)).output(0)
+    if activation not in ("fp8", "int8") or scale is None:
+        raise Unsupported(f"no CPU engine quantizes activations to {activation}", where=name)
+    return (_round_to_int8(source, scale) if activation == "int8" else _round_to_fp8(source, _float32(scale))).output(0)
+
+
+def _token_scales(source: ov.Output) -> ov.Node:
+    """For each token the scale of its largest magnitude, as `quantization.activations` defines it."""
+    largest = op.reduce_max(op.abs(source), op.constant(np.array([-1], np.int64)), keep_dims=True)
+    scale = op.divide(largest, _float32(FP8_MAXIMUM))
+    return op.select(op.greater(largest, _float32(0.0)), scale, _float32(1.0))
 
 
 def _packed_constant(array: npt.NDArray[np.generic], shape: Sequence[int], kind: ov.Type) -> ov.Node:
@@ -189,7 +218,7 @@ def _float32(value: float | npt.NDArray[np.float32]) -> ov.Node:
 
 
 def _round_to_int8(source: ov.Output, scale: float) -> ov.Node:
-    """The saturating int8 quantizer at a static scale, as `quantization.checkpoint.quantize_int8` defines it.
+    """The saturating int8 quantizer at a static scale, as `quantization.activations.quantize_int8` defines it.
 
     FakeQuantize would round at slightly other places, because it maps its range before it rounds.
     """
@@ -197,17 +226,17 @@ def _round_to_int8(source: ov.Output, scale: float) -> ov.Node:
     return op.multiply(steps, _float32(scale))
 
 
-def _round_to_fp8(source: ov.Output, scale: float) -> ov.Node:
-    """The saturating e4m3 quantizer at a static scale, as `quantization.checkpoint.quantize_fp8` defines it.
+def _round_to_fp8(source: ov.Output, scale: ov.Node) -> ov.Node:
+    """The saturating e4m3 quantizer at a scale, as `quantization.activations.quantize_fp8` defines it.
 
     OpenVINO's own conversion to f8e4m3 goes through f16 and so rounds twice: some 0.2 % of activations land on the
     wrong side. Here normal numbers are rounded to four significant bits by Veltkamp's splitting (Dekker, "A
     floating-point technique for extending the available precision", 1971), subnormal ones to multiples of 2**-9.
     """
-    scaled = op.clamp(op.divide(source, _float32(scale)), -FP8_MAXIMUM, FP8_MAXIMUM)
+    scaled = op.clamp(op.divide(source, scale), -FP8_MAXIMUM, FP8_MAXIMUM)
     spread = op.multiply(scaled, _float32(_SPLITTER))
     normal = op.subtract(spread, op.subtract(spread, scaled))
     steps = op.round(op.multiply(scaled, _float32(1 / _SMALLEST_FP8)), "half_to_even")
     subnormal = op.multiply(steps, _float32(_SMALLEST_FP8))
     is_subnormal = op.less(op.abs(scaled), _float32(_SMALLEST_NORMAL_FP8))
-    return op.multiply(op.select(is_subnormal, subnormal, normal), _float32(scale))
+    return op.multiply(op.select(is_subnormal, subnormal, normal), scale)

@@ -1,37 +1,34 @@
-"""Reading an exported, quantized checkpoint back with plain torch: what is shipped is what gets evaluated and built.
+"""An exported, quantized checkpoint as it lies in a directory: what it says about itself, and its packed tensors.
 
 Loading such a checkpoint through Transformers alone drops the scales without an error, and the model in
 modelopt's memory differs from the exported one (the export smooths fused layers again). So the packed
-tensors are the only truth, and this module is the only place that knows how to read them:
+tensors are the only truth:
 
     metadata = read_quantization(directory)          # formats, group size, excluded modules
-    tensors = load_tensors(directory)                # raw tensors, packed as they are
-    layer = dequantize_layer(tensors, "model.layers.0.mlp.up_proj")
+    checkpoint = Checkpoint(directory)               # opens the files, loads nothing
+    layer = checkpoint.layer("model.layers.0.mlp.up_proj")
     facts = write_dequantized(directory, plain)      # an ordinary fp32 checkpoint
-
-Formats (modelopt's unified Hugging Face export): a quantized layer `name` has `name.weight` and
-`name.weight_scale`, and may have `name.weight_scale_2`, `name.input_scale`, `name.pre_quant_scale`.
-float8_e4m3fn and int8 weights are one number an element; uint8 weights hold two signed 4-bit numbers:
-the low nibble belongs to the even output row, the high nibble to the odd one.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.quantization.formats import FORMATS, ActivationFormat, LayerFormat, StoredWeight
 
-FP8_MAXIMUM = 448.0
 QUANTIZATION_FILE = "hf_quant_config.json"
+MIXED = "MIXED_PRECISION"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -46,7 +43,36 @@ TOKENIZER_FILES = (
 )
 """Files that belong to a checkpoint beside its weights and are never changed by quantization."""
 
-ActivationFormat = Literal["fp8", "int8"]
+LAYER_SUFFIXES = (".weight", ".weight_scale", ".weight_scale_2", ".input_scale", ".pre_quant_scale")
+"""Ends of the names of a quantized layer's tensors."""
+
+_KINDS = {
+    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn,
+    "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LayerScheme:
+    """What a checkpoint says about one layer.
+
+    Attributes:
+        algorithm: modelopt's name.
+        group_size: Input columns that share a scale; None where the format has no groups.
+    """
+
+    algorithm: str
+    group_size: int | None = None
+
+    def format(self, where: str) -> LayerFormat:
+        """How it is stored.
+
+        Raises:
+            Unsupported: This package cannot read the algorithm.
+        """
+        if self.algorithm not in FORMATS:
+            raise Unsupported(f"cannot read weights of {self.algorithm}", where=where)
+        return FORMATS[self.algorithm]
 
 
 @dataclass(frozen=True)
@@ -54,11 +80,12 @@ class QuantizationMetadata:
     """What an exported checkpoint says about its own quantization.
 
     Attributes:
-        algorithm: modelopt's name (`FP8`, `W4A16_AWQ`, `W8A8_SQ_PER_CHANNEL`, ...); None for a plain checkpoint.
-        group_size: Input columns that share a scale, for 4-bit weights; None otherwise.
+        algorithm: modelopt's name (`FP8`, `W4A16_AWQ`, `MIXED_PRECISION`, ...); None for a plain checkpoint.
+        group_size: Input columns that share a scale; None where the format has no groups, or each layer its own.
         kv_cache: modelopt's name of the KV cache format; None for the model's own precision.
         excluded: Module name patterns left at the model's own precision.
         producer: The tool and version that wrote it; empty for a plain checkpoint.
+        layers: Of a mixed checkpoint: each quantized layer's own scheme.
     """
 
     algorithm: str | None
@@ -66,6 +93,19 @@ class QuantizationMetadata:
     kv_cache: str | None
     excluded: tuple[str, ...]
     producer: str
+    layers: Mapping[str, LayerScheme] = field(default_factory=dict)
+
+    def scheme(self, layer: str) -> LayerScheme:
+        """What it says about one quantized layer.
+
+        Raises:
+            IntegrityError: It does not say.
+        """
+        if self.algorithm not in (None, MIXED):
+            return LayerScheme(str(self.algorithm), self.group_size)
+        if layer not in self.layers:
+            raise IntegrityError(f"{QUANTIZATION_FILE} does not say how it is quantized", where=layer)
+        return self.layers[layer]
 
 
 @dataclass(frozen=True)
@@ -76,8 +116,8 @@ class DequantizedLayer:
         name: Module name.
         weight: fp32, [out, in], as stored (before `pre_quant_scale`).
         pre_quant_scale: fp32, [in]: the input is multiplied by it first; None without.
-        input_scale: Static scale of the activation quantizer; None when activations are not quantized.
-        activation: The activation quantizer's format; None without one.
+        input_scale: Static scale of the activation quantizer; None without one.
+        activation: The activation quantizer's format; None when activations are not quantized.
     """
 
     name: str
@@ -145,100 +185,162 @@ def read_quantization(source: Path) -> QuantizationMetadata:
             kv_cache=facts.get("kv_cache_quant_algo"),
             excluded=tuple(facts.get("exclude_modules") or ()),
             producer=f"{producer['name']} {producer['version']}",
+            layers={
+                name: LayerScheme(scheme["quant_algo"], scheme.get("group_size"))
+                for name, scheme in (facts.get("quantized_layers") or {}).items()
+            },
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(f"not modelopt's quantization file: {error!r}", where=str(path)) from error
 
 
-def load_tensors(source: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of the checkpoint by name, packed as stored.
+class StoredTensors(Mapping[str, torch.Tensor]):
+    """The tensors of a checkpoint by name, each read from its file when it is asked for, straight to the device.
+
+    Attributes:
+        device: Where they are read to.
 
     Raises:
         IntegrityError: No safetensors file, a damaged one, or one that the index lists and the directory lacks.
     """
+
+    def __init__(self, source: Path, device: str = "cpu") -> None:
+        self.device = device
+        self._files: dict[str, Any] = {}
+        for file in _weight_files(source):
+            try:
+                opened = safe_open(source / file, framework="pt", device=device)
+            except (OSError, SafetensorError) as error:
+                raise IntegrityError(f"unreadable weights: {error}", where=str(source / file)) from error
+            self._files |= dict.fromkeys(opened.keys(), opened)
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self._files[key].get_tensor(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def unread(self, key: str) -> Any:
+        """A tensor that is not read yet: `[...]` reads it."""
+        return self._files[key].get_slice(key)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        """A tensor's shape, from the file's header."""
+        return tuple(self.unread(key).get_shape())
+
+    def kind(self, key: str) -> torch.dtype:
+        """A tensor's type, from the file's header.
+
+        Raises:
+            IntegrityError: No tensor of a language model has this type.
+        """
+        name = self.unread(key).get_dtype()
+        if name not in _KINDS:
+            raise IntegrityError(f"a tensor of type {name}", where=key)
+        return _KINDS[name]
+
+
+def _weight_files(source: Path) -> list[str]:
     index = source / "model.safetensors.index.json"
-    if index.exists():
-        files = sorted({str(file) for file in read_json(index).get("weight_map", {}).values()})
-    else:
-        files = ["model.safetensors"]
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        try:
-            tensors.update(load_file(source / file))
-        except (OSError, SafetensorError) as error:
-            raise IntegrityError(f"unreadable weights: {error}", where=str(source / file)) from error
-    return tensors
+    if not index.exists():
+        return ["model.safetensors"]
+    return sorted({str(file) for file in read_json(index).get("weight_map", {}).values()})
 
 
-def quantized_layers(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of the quantized layers, in the checkpoint's order of names."""
-    return sorted(key.removesuffix(".weight_scale") for key in tensors if key.endswith(".weight_scale"))
-
-
-def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
-    """uint8 [out / 2, in] to signed int8 numbers in -8..7, [out, in]."""
-    nibbles = torch.stack([packed & 0xF, packed >> 4], dim=1).reshape(-1, packed.shape[-1]).to(torch.int8)
-    return torch.where(nibbles > 7, nibbles - 16, nibbles)  # noqa: PLR2004 - two's complement of four bits
-
-
-def quantize_fp8(values: torch.Tensor, scale: float) -> torch.Tensor:
-    """Round to e4m3 at a static scale, saturating, and back to fp32."""
-    scaled = (values.float() / scale).clamp(-FP8_MAXIMUM, FP8_MAXIMUM)
-    return scaled.to(torch.float8_e4m3fn).float() * scale
-
-
-def quantize_int8(values: torch.Tensor, scale: float) -> torch.Tensor:
-    """Round to signed 8 bits at a static scale, saturating, and back to fp32."""
-    return (values.float() / scale).round().clamp(-128, 127) * scale
-
-
-def dequantize_layer(tensors: Mapping[str, torch.Tensor], name: str) -> DequantizedLayer:
-    """One quantized layer as ordinary numbers.
+def load_tensors(source: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the checkpoint by name, packed as stored, in memory.
 
     Raises:
-        Unsupported: The weight's storage is none of float8_e4m3fn, int8, packed int4.
-        IntegrityError: Shapes of weight and scale do not fit each other.
+        IntegrityError: See `StoredTensors`.
     """
-    packed, scale = tensors[f"{name}.weight"], tensors[f"{name}.weight_scale"]
-    if packed.dtype is torch.uint8 and scale.dtype is not torch.float8_e4m3fn:
-        weight, activation = _dequantize_int4(packed, scale.float(), tensors.get(f"{name}.weight_scale_2"), name), "fp8"
-    elif packed.dtype in (torch.float8_e4m3fn, torch.int8):
-        weight = packed.float() * _column(scale.float(), packed.shape[0], name)
-        activation = "int8" if packed.dtype is torch.int8 else "fp8"
-    else:
-        raise Unsupported(f"cannot read weights stored as {packed.dtype} with {scale.dtype} scales", where=name)
-    input_scale, pre_quant_scale = tensors.get(f"{name}.input_scale"), tensors.get(f"{name}.pre_quant_scale")
-    return DequantizedLayer(
-        name=name,
-        weight=weight,
-        pre_quant_scale=None if pre_quant_scale is None else pre_quant_scale.float(),
-        input_scale=None if input_scale is None else float(input_scale),
-        activation=None if input_scale is None else activation,  # type: ignore[arg-type]
-    )
+    return dict(StoredTensors(source))
 
 
-def _column(scale: torch.Tensor, rows: int, name: str) -> torch.Tensor:
-    if scale.numel() not in (1, rows):
-        raise IntegrityError(f"{scale.numel()} scales for {rows} rows", where=f"{name}.weight_scale")
-    return scale.reshape(-1, 1)
+class Checkpoint:
+    """A checkpoint's metadata and tensors; layers are dequantized one by one, where they are asked for.
 
+    Attributes:
+        metadata: What it says about itself.
+        tensors: What is stored.
+    """
 
-def _dequantize_int4(packed: torch.Tensor, scale: torch.Tensor, second: torch.Tensor | None, name: str) -> torch.Tensor:
-    numbers = unpack_int4(packed).float()
-    rows, columns = numbers.shape
-    groups = scale.numel() // rows
-    if groups == 0 or scale.numel() != rows * groups or columns % groups:
-        raise IntegrityError(f"{scale.numel()} scales for a {rows}x{columns} weight", where=f"{name}.weight_scale")
-    weight = (numbers.view(rows, groups, -1) * scale.view(rows, groups, 1)).reshape(rows, columns)
-    return weight if second is None else quantize_fp8(weight, float(second))
+    def __init__(self, source: Path, device: str = "cpu") -> None:
+        self.metadata = read_quantization(source)
+        self.tensors = StoredTensors(source, device)
 
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the quantized layers: those with a weight scale, in the order of their names."""
+        return tuple(sorted(key.removesuffix(".weight_scale") for key in self.tensors if key.endswith(".weight_scale")))
 
-def plain_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint that are neither packed weights nor scales."""
-    layers = tuple(f"{name}." for name in quantized_layers(tensors))
-    suffixes = (".weight", ".weight_scale", ".weight_scale_2", ".input_scale", ".pre_quant_scale")
-    packed = {layer.removesuffix(".") + suffix for layer in layers for suffix in suffixes}
-    return {key: value for key, value in tensors.items() if key not in packed and not is_kv_scale(key)}
+    @cached_property
+    def plain(self) -> tuple[str, ...]:
+        """Names of the tensors that are neither packed weights nor scales."""
+        packed = {name + suffix for name in self.layers for suffix in LAYER_SUFFIXES}
+        return tuple(key for key in self.tensors if key not in packed and not is_kv_scale(key))
+
+    @cached_property
+    def kv_scales(self) -> Mapping[str, float]:
+        """The KV cache scales by tensor name."""
+        return {key: float(self.tensors[key]) for key in sorted(filter(is_kv_scale, self.tensors))}
+
+    def format(self, name: str) -> LayerFormat:
+        """How a quantized layer is stored, by what the checkpoint says.
+
+        Raises:
+            Unsupported: The layer's format cannot be read.
+            IntegrityError: It does not say.
+        """
+        return self.metadata.scheme(name).format(name)
+
+    def stored(self, name: str) -> StoredWeight:
+        """A quantized layer's packed weight and scales.
+
+        Raises:
+            IntegrityError: There is no weight to the scales.
+        """
+        if f"{name}.weight" not in self.tensors:
+            raise IntegrityError("there are scales, but no weight", where=name)
+        second = self.tensors.get(f"{name}.weight_scale_2")
+        return StoredWeight(name, self.tensors[f"{name}.weight"], self.tensors[f"{name}.weight_scale"], second)
+
+    def weight(self, name: str) -> torch.Tensor:
+        """A quantized layer's weight in fp32, [out, in], as stored (before `pre_quant_scale`).
+
+        Raises:
+            Unsupported: The layer's format cannot be read.
+            IntegrityError: Types or shapes are not those of the format that the checkpoint states.
+        """
+        return self.format(name).dequantize(self.stored(name))
+
+    def smoothing(self, name: str) -> torch.Tensor | None:
+        """What a layer's input is multiplied by, fp32, [in]; None without."""
+        scale = self.tensors.get(f"{name}.pre_quant_scale")
+        return None if scale is None else scale.float()
+
+    def activation(self, name: str) -> tuple[ActivationFormat | None, float | None]:
+        """A layer's activation quantizer and its static scale.
+
+        Raises:
+            IntegrityError: The format has a static scale and the checkpoint has none, or the other way round.
+        """
+        layer, scale = self.format(name), self.tensors.get(f"{name}.input_scale")
+        if (scale is not None) != layer.static_activation:
+            raise IntegrityError(f"{layer.algorithm} {'has no' if scale is None else 'has an'} input_scale", where=name)
+        return layer.activation, None if scale is None else float(scale)
+
+    def layer(self, name: str) -> DequantizedLayer:
+        """All of a quantized layer.
+
+        Raises:
+            Unsupported: See `weight`.
+            IntegrityError: See `weight` and `activation`.
+        """
+        activation, scale = self.activation(name)
+        return DequantizedLayer(name, self.weight(name), self.smoothing(name), scale, activation)
 
 
 def is_kv_scale(key: str) -> bool:
@@ -256,9 +358,9 @@ def write_dequantized(source: Path, destination: Path) -> DequantizedFacts:
         IntegrityError: The source is damaged.
         Unsupported: The source's format cannot be read.
     """
-    metadata, tensors = read_quantization(source), load_tensors(source)
-    layers = [dequantize_layer(tensors, name) for name in quantized_layers(tensors)]
-    weights = {key: value.float() for key, value in plain_tensors(tensors).items()}
+    checkpoint = Checkpoint(source)
+    layers = [checkpoint.layer(name) for name in checkpoint.layers]
+    weights = {key: checkpoint.tensors[key].float() for key in checkpoint.plain}
     weights |= {f"{layer.name}.weight": layer.folded_weight() for layer in layers}
     destination.mkdir(parents=True, exist_ok=True)
     contiguous = {key: value.contiguous() for key, value in weights.items()}
@@ -269,11 +371,11 @@ def write_dequantized(source: Path, destination: Path) -> DequantizedFacts:
     (destination / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     copy_companions(source, destination)
     return DequantizedFacts(
-        metadata=metadata,
+        metadata=checkpoint.metadata,
         layers=tuple(layer.name for layer in layers),
         folded=tuple(layer.name for layer in layers if layer.pre_quant_scale is not None),
         activation_scales={layer.name: layer.input_scale for layer in layers if layer.input_scale is not None},
-        kv_scales={key: float(value) for key, value in tensors.items() if is_kv_scale(key)},
+        kv_scales=checkpoint.kv_scales,
     )
 
 

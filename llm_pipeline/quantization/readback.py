@@ -1,35 +1,39 @@
 """An exported checkpoint as a Transformers model that computes what the exported numbers say.
 
-Weights are dequantized from the packed tensors; `pre_quant_scale`, activation quantizers and KV cache
-quantizers are part of the forward pass. Nothing is quantized a second time.
+Weights are dequantized from the packed tensors one by one, on the device, while Transformers asks for them;
+`pre_quant_scale`, activation quantizers and KV cache quantizers are part of the forward pass. Nothing is quantized
+a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.quantization.checkpoint import (
-    DequantizedLayer,
-    dequantize_layer,
-    is_kv_scale,
-    load_tensors,
-    plain_tensors,
+from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.quantization.activations import (
+    FP4_MAXIMUM,
     quantize_fp8,
+    quantize_fp8_per_token,
     quantize_int8,
-    quantized_layers,
-    read_quantization,
+    quantize_mxfp4,
+    quantize_nvfp4,
 )
+from llm_pipeline.quantization.checkpoint import Checkpoint, read_quantization
+from llm_pipeline.quantization.formats import ActivationFormat
 
-_ATTENTION = "sdpa_with_fp8_kv_cache"
+_ATTENTION = "sdpa_with_quantized_kv_cache"
+_Quantizer = Callable[[torch.Tensor], torch.Tensor]
 
 
 class QuantizedLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -39,63 +43,78 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
         weight: Dequantized, [out, in].
     """
 
-    def __init__(self, linear: nn.Linear, layer: DequantizedLayer) -> None:
+    def __init__(self, linear: nn.Linear, smoothing: torch.Tensor | None, quantize: _Quantizer | None) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
-        self._scale, self._activation = layer.input_scale, layer.activation
-        smoothing = layer.pre_quant_scale
+        self._quantize = quantize
         self.register_buffer(
             "pre_quant_scale", None if smoothing is None else smoothing.to(linear.weight.dtype), persistent=False
         )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Smooth, quantize the activations, multiply."""
-        kind = inputs.dtype
         if self.pre_quant_scale is not None:
             inputs = inputs * self.pre_quant_scale
-        if self._scale is not None:
-            quantize = quantize_int8 if self._activation == "int8" else quantize_fp8
-            inputs = quantize(inputs, self._scale).to(kind)
+        if self._quantize is not None:
+            inputs = self._quantize(inputs)
         return nn.functional.linear(inputs, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class _PackedWeight:
+    """A weight that is not read yet: `[...]` dequantizes it, as it reads a slice of a safetensors file."""
+
+    checkpoint: Checkpoint
+    name: str
+    dtype: torch.dtype
+
+    def __getitem__(self, _: object) -> torch.Tensor:
+        return self.checkpoint.weight(self.name).to(self.dtype)
 
 
 def load_model(source: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
     """A plain or quantized checkpoint as a Transformers causal language model, in evaluation mode.
 
-    No code of the checkpoint is run, and only safetensors are read.
+    No code of the checkpoint is run, and only safetensors are read. Each tensor goes straight to the device; beside
+    the finished model, only a few layers are ever in memory.
+
+    Args:
+        source: The checkpoint's directory.
+        dtype: What the model computes in.
+        device: Where it computes.
 
     Raises:
         IntegrityError: Tensors are missing, left over or damaged.
         Unsupported: The checkpoint's format cannot be read.
     """
     transformers_logging.disable_progress_bar()
+    place: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": device}}
     if read_quantization(source).algorithm is None:
         model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
+            source, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True, **place
         )
-        return model.to(device).eval()
-    tensors = load_tensors(source)
-    layers = {name: dequantize_layer(tensors, name) for name in quantized_layers(tensors)}
-    model = _model_with(source, dtype, tensors, layers)
-    for name, layer in layers.items():
-        if layer.pre_quant_scale is not None or layer.input_scale is not None:
+        return model.eval()
+    checkpoint = Checkpoint(source, device)
+    quantizers = {name: _input_quantizer(*checkpoint.activation(name)) for name in checkpoint.layers}
+    model = _model_with(source, dtype, checkpoint, place)
+    for name, quantize in quantizers.items():
+        smoothing = checkpoint.smoothing(name)
+        if smoothing is not None or quantize is not None:
             parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, QuantizedLinear(model.get_submodule(name), layer))
-    _quantize_kv_cache(model, {key: float(value) for key, value in tensors.items() if is_kv_scale(key)})
-    return model.to(device).eval()
+            setattr(model.get_submodule(parent), leaf, QuantizedLinear(model.get_submodule(name), smoothing, quantize))
+    _quantize_kv_cache(model, checkpoint)
+    return model.eval()
 
 
-def _model_with(
-    source: Path, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor], layers: Mapping[str, DequantizedLayer]
-) -> Any:
+def _model_with(source: Path, dtype: torch.dtype, checkpoint: Checkpoint, place: dict[str, Any]) -> Any:
     config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     del config.quantization_config
-    weights = {key: value.to(dtype) for key, value in plain_tensors(tensors).items()}
-    weights |= {f"{layer.name}.weight": layer.weight.to(dtype) for layer in layers.values()}
+    weights: dict[str, Any] = {key: checkpoint.tensors.unread(key) for key in checkpoint.plain}
+    weights |= {f"{name}.weight": _PackedWeight(checkpoint, name, dtype) for name in checkpoint.layers}
     with torch.device("meta"):
         architecture = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
     model, report = architecture.from_pretrained(
-        None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
+        None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True, **place
     )
     problems = {name: sorted(map(str, keys)) for name, keys in report.items() if keys}
     if problems:
@@ -103,19 +122,41 @@ def _model_with(
     return model
 
 
-def _quantize_kv_cache(model: Any, scales: Mapping[str, float]) -> None:
-    if not scales:
+def _input_quantizer(activation: ActivationFormat | None, scale: float | None) -> _Quantizer | None:
+    static = {"fp8": quantize_fp8, "int8": quantize_int8, "nvfp4": quantize_nvfp4}
+    dynamic = {"fp8_per_token": quantize_fp8_per_token, "mxfp4": quantize_mxfp4}
+    if activation is None:
+        return None
+    return dynamic[activation] if scale is None else partial(static[activation], scale=scale)
+
+
+def _quantize_kv_cache(model: Any, checkpoint: Checkpoint) -> None:
+    scales, kind = checkpoint.kv_scales, checkpoint.metadata.kv_cache
+    if kind is None:
         return
     for name, module in model.named_modules():
         if f"{name}.k_proj.k_scale" in scales:
-            module.kv_cache_scales = (scales[f"{name}.k_proj.k_scale"], scales[f"{name}.v_proj.v_scale"])
-    ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_with_fp8_kv_cache)
+            module.kv_cache_quantizers = tuple(_kv_quantizer(kind, scales[f"{name}.{part}"]) for part in _KV_PARTS)
+    ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_with_quantized_kv_cache)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     model.config._attn_implementation = _ATTENTION  # noqa: SLF001 - what transformers' own models read
 
 
-def _attention_with_fp8_kv_cache(
+_KV_PARTS = ("k_proj.k_scale", "v_proj.v_scale")
+
+
+def _kv_quantizer(kind: str, scale: float) -> _Quantizer:
+    """What is exported is `amax / 448` for FP8 and NVFP4 alike; NVFP4's own scale is `amax / (448 * 6)`."""
+    if kind == "FP8":
+        return partial(quantize_fp8, scale=scale)
+    if kind == "NVFP4":
+        return partial(quantize_nvfp4, scale=scale / FP4_MAXIMUM)
+    raise Unsupported(f"cannot read a KV cache of {kind}")
+
+
+def _attention_with_quantized_kv_cache(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arguments: Any, **options: Any
 ) -> Any:
-    key_scale, value_scale = module.kv_cache_scales
-    kept = [quantize_fp8(tensor, scale).to(tensor.dtype) for tensor, scale in ((key, key_scale), (value, value_scale))]
+    quantize_key, quantize_value = module.kv_cache_quantizers
+    kept = quantize_key(key), quantize_value(value)
     return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, *kept, *arguments, **options)

@@ -16,13 +16,14 @@ import torch
 from llm_pipeline.engines.builder import EngineDescription, EngineFacts, engine_builder
 from llm_pipeline.engines.openvino_cpu import PARITY_PROPERTIES, SERVING_FILES
 from llm_pipeline.errors import IntegrityError, Unsupported
-from llm_pipeline.quantization.checkpoint import load_tensors, quantize_fp8, quantize_int8
+from llm_pipeline.quantization.activations import quantize_fp8, quantize_int8
+from llm_pipeline.quantization.checkpoint import load_tensors
 
 pytestmark = pytest.mark.slow
 
 PROMPTS = tiny_llama.prompts(60)
 TOKENS = 12
-ACTIVATIONS_QUANTIZED = {"fp8", "fp8_kv_fp8", "int8_smoothquant", "w4a8_awq"}
+ACTIVATIONS_QUANTIZED = {"fp8", "fp8_kv_fp8", "fp8_per_channel_token", "int8_smoothquant", "w4a8_awq"}
 
 
 def build(checkpoint, target, destination) -> EngineFacts:
@@ -145,7 +146,10 @@ def test_a_gpu_target_is_refused(checkpoint, target, tmp_path):
 def test_the_activation_quantizers_round_exactly_as_the_checkpoint_reader_does():
     from openvino import opset15 as op
 
-    from llm_pipeline.engines.openvino_graph import _round_to_fp8, _round_to_int8
+    from llm_pipeline.engines.openvino_graph import _float32, _round_to_fp8, _round_to_int8
+
+    def fp8_at(source, scale):
+        return _round_to_fp8(source, _float32(scale))
 
     scale = 0.0173
     fp8 = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
@@ -154,7 +158,7 @@ def test_the_activation_quantizers_round_exactly_as_the_checkpoint_reader_does()
     random = np.random.default_rng(0).standard_normal(4096) * np.logspace(-4, 3, 4096)
     values = np.concatenate([fp8, middles, *near, random]).astype(np.float32)
     values = np.concatenate([values, -values])[None, :]
-    for rounded, expected in ((_round_to_fp8, quantize_fp8), (_round_to_int8, quantize_int8)):
+    for rounded, expected in ((fp8_at, quantize_fp8), (_round_to_int8, quantize_int8)):
         for at in (1.0, scale):
             source = op.parameter([1, -1], np.float32)
             model = ov.Model([rounded(source.output(0), at)], [source])

@@ -25,6 +25,8 @@ RECIPES = {
     "int4_awq": "INT4_AWQ_CFG",
     "int4_blockwise": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
     "w4a8_awq": "W4A8_AWQ_BETA_CFG",
+    "fp8_per_channel_token": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
+    "fp8_block": "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG",
 }
 CONTEXT = 128
 

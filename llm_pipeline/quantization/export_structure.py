@@ -1,0 +1,240 @@
+"""Which layers of an export are quantized, how, and in how many bytes: against the recipe and the format's arithmetic.
+
+Everything is read from the headers of the files and from what the export says about itself; no weight is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint, StoredTensors
+from llm_pipeline.quantization.modelopt_configs import modelopt_config
+
+SIZE_TOLERANCE = 0.001
+BITS_TOLERANCE = 0.005
+_UNQUANTIZED_BITS = 16.0
+
+ALGORITHMS: Mapping[WeightFormat, str] = {
+    "fp8": "FP8",
+    "fp8_per_channel_token": "FP8_PER_CHANNEL_PER_TOKEN",
+    "fp8_block": "fp8_pb_wo",
+    "int8_smoothquant": "W8A8_SQ_PER_CHANNEL",
+    "int8_weight_only": "W8A16",
+    "int4_blockwise": "W4A16_AWQ",
+    "int4_awq": "W4A16_AWQ",
+    "w4a8_awq": "W4A8_AWQ",
+    "nvfp4": "NVFP4",
+    "nvfp4_awq": "NVFP4_AWQ",
+    "mxfp4": "mxfp4",
+}
+"""What modelopt calls each format in its exports; naive INT4 has the label of AWQ."""
+
+_MODELOPT_ALGORITHMS: Mapping[str, frozenset[str]] = {
+    "fp8": frozenset({"FP8"}),
+    "fp8_pc_pt": frozenset({"FP8_PER_CHANNEL_PER_TOKEN"}),
+    "fp8_pb_wo": frozenset({"fp8_pb_wo"}),
+    "int8_sq": frozenset({"W8A8_SQ_PER_CHANNEL"}),
+    "int8_wo": frozenset({"W8A16"}),
+    "int4_awq": frozenset({"W4A16_AWQ"}),
+    "w4a8_awq": frozenset({"W4A8_AWQ"}),
+    "nvfp4": frozenset({"NVFP4", "NVFP4_AWQ"}),
+    "w4a16_nvfp4": frozenset({"W4A16_NVFP4"}),
+    "mxfp4": frozenset({"mxfp4"}),
+    "w4a8_mxfp4_fp8": frozenset({"W4A8_MXFP4_FP8"}),
+}
+"""From modelopt's name of a configured layer's format to those of its exports: before calibration, AWQ looks plain."""
+
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Intention:
+    """What a recipe makes of a model.
+
+    Attributes:
+        layers: Shape [out, in] of every linear layer.
+        algorithms: Algorithms that each layer may have been quantized by; layers that stay as they are are not there.
+        optional: Whether a layer may also stay as it is: a search decides.
+        kv_cache: modelopt's name of the KV cache format; None for the model's own precision.
+        tied: Tensors that are others under a second name, and so need not be stored.
+    """
+
+    layers: Mapping[str, Shape]
+    algorithms: Mapping[str, frozenset[str]]
+    optional: bool
+    kv_cache: str | None
+    tied: frozenset[str]
+
+
+def intention(source: Path, recipe: QuantizationRecipe, solved: Mapping[str, str | None] | None = None) -> Intention:
+    """What the recipe makes of the checkpoint in `source`, from its architecture alone.
+
+    Args:
+        source: The plain checkpoint.
+        recipe: What was asked for.
+        solved: The choice of a search: modelopt's algorithm for each layer, None for unquantized; where it is not
+            given, any format of the search is right for any layer.
+    """
+    model = _empty_model(source)
+    layers, tied = _linear_layers(model), frozenset(model.all_tied_weights_keys)
+    allowed = [name for name in layers if not any(fnmatchcase(name, pattern) for pattern in recipe.exclude)]
+    kv_cache = None if recipe.kv_cache == "none" else recipe.kv_cache.upper()
+    if recipe.search is not None:
+        choices = frozenset(ALGORITHMS[choice] for choice in recipe.search.formats)
+        algorithms = dict.fromkeys(allowed, choices)
+        if solved is not None:
+            algorithms = {name: frozenset({algorithm}) for name, algorithm in solved.items() if algorithm}
+        return Intention(layers, algorithms, solved is None, kv_cache, tied)
+    configured, configured_kv = _configured(source, recipe)
+    if recipe.weights == "modelopt":
+        algorithms = {name: _MODELOPT_ALGORITHMS.get(kind, frozenset({kind})) for name, kind in configured.items()}
+        return Intention(layers, algorithms, optional=False, kv_cache=configured_kv, tied=tied)
+    algorithms = dict.fromkeys(filter(configured.__contains__, allowed), frozenset({ALGORITHMS[recipe.weights]}))
+    return Intention(layers, algorithms, optional=False, kv_cache=kv_cache, tied=tied)
+
+
+def _empty_model(source: Path) -> Any:
+    config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def _linear_layers(model: Any) -> dict[str, Shape]:
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    return {name: (module.out_features, module.in_features) for name, module in linear.items()}
+
+
+def _configured(source: Path, recipe: QuantizationRecipe) -> tuple[dict[str, str], str | None]:
+    """Format of each layer, and of the KV cache, as modelopt itself understands its configuration."""
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.export.quant_utils import get_kv_cache_dtype, get_quantization_format
+
+    model = _empty_model(source)
+    with contextlib.redirect_stdout(io.StringIO()):
+        mtq.quantize(model, {**modelopt_config(recipe), "algorithm": None})
+    formats = {name: get_quantization_format(model.get_submodule(name)) for name in _linear_layers(model)}
+    return {name: kind for name, kind in formats.items() if kind is not None}, get_kv_cache_dtype(list(model.modules()))
+
+
+def check_coverage(intended: Intention, export: Checkpoint, where: str) -> None:
+    """Every intended layer is quantized in the intended format, and none other; so is the KV cache.
+
+    Raises:
+        IntegrityError: A layer or the KV cache is not what the recipe says.
+    """
+    found = {name: export.metadata.scheme(name).algorithm for name in export.layers}
+    missing = sorted(set(intended.algorithms) - set(found))
+    if missing and not intended.optional:
+        raise IntegrityError(f"{len(missing)} layers are not quantized: {missing[:5]}", where=where)
+    if surplus := sorted(set(found) - set(intended.algorithms)):
+        raise IntegrityError(f"{len(surplus)} layers are quantized unasked: {surplus[:5]}", where=where)
+    for name, algorithm in found.items():
+        if algorithm not in intended.algorithms[name]:
+            wanted = " or ".join(sorted(intended.algorithms[name]))
+            raise IntegrityError(f"{name} is quantized as {algorithm}, not as {wanted}", where=where)
+    if export.metadata.kv_cache != intended.kv_cache:
+        raise IntegrityError(
+            f"the KV cache format is {export.metadata.kv_cache}, the recipe says {intended.kv_cache}", where=where
+        )
+    keys, values = ({key[:-8] for key in export.kv_scales if key.endswith(end)} for end in (".k_scale", ".v_scale"))
+    projections = sum(name.endswith(".k_proj") for name in intended.layers)
+    if intended.kv_cache and not len(keys) == len(values) == projections:
+        raise IntegrityError(f"the KV cache has {len(keys)} + {len(values)} scales of 2 x {projections}", where=where)
+    if intended.kv_cache is None and keys | values:
+        raise IntegrityError("the KV cache has scales that nothing asks for", where=where)
+
+
+def check_storage(intended: Intention, export: Checkpoint) -> None:
+    """Each quantized layer has the tensors of its format, in its types and shapes: what it is labelled is what it is.
+
+    Raises:
+        IntegrityError: A tensor is missing, is left over, or has another type or shape.
+        Unsupported: A format is unknown.
+    """
+    for name in export.layers:
+        rows, columns = intended.layers[name]
+        layer, scheme = export.format(name), export.metadata.scheme(name)
+        weight, scale = f"{name}.weight", f"{name}.weight_scale"
+        stored = export.tensors.kind(weight), export.tensors.shape(weight)
+        if stored != (layer.storage, layer.stored_shape(rows, columns)):
+            raise IntegrityError(
+                f"{stored[0]} {list(stored[1])} is not {layer.algorithm}, as it is labelled", where=weight
+            )
+        scales = export.tensors.kind(scale), prod(export.tensors.shape(scale))
+        if scales != (layer.scale, layer.scales(rows, columns, scheme.group_size)):
+            raise IntegrityError(f"{scales[1]} scales of {scales[0]} are not those of {layer.algorithm}", where=scale)
+        has = {suffix for suffix in LAYER_SUFFIXES if name + suffix in export.tensors}
+        needs = {".weight", ".weight_scale"}
+        needs |= {".weight_scale_2"} if layer.second_scale else set()
+        needs |= {".input_scale"} if layer.static_activation else set()
+        if wrong := has.symmetric_difference(needs) - ({".pre_quant_scale"} if layer.smooths else set()):
+            raise IntegrityError(f"{layer.algorithm} has or lacks: {sorted(wrong)}", where=name)
+
+
+@dataclass(frozen=True)
+class ExportSize:
+    """Bytes of tensors.
+
+    Attributes:
+        bytes: Of the export.
+        expected: What the formats' arithmetic says.
+        baseline: Of the source.
+        effective_bits: Mean bits of a linear layer's weight, counted as AutoQuantize counts them.
+    """
+
+    bytes: int
+    expected: int
+    baseline: int
+    effective_bits: float
+
+
+def check_size(intended: Intention, source: StoredTensors, export: Checkpoint, precision: torch.dtype) -> ExportSize:
+    """The export has the source's tensors, and exactly the bytes that its formats need.
+
+    Args:
+        intended: What the recipe makes of the model.
+        source: The plain checkpoint's tensors.
+        export: The quantized one.
+        precision: Of unquantized tensors.
+
+    Raises:
+        IntegrityError: Tensors are missing or left over, or take more or fewer bytes.
+    """
+    packed = {f"{name}.weight" for name in export.layers}
+    plain = set(export.plain)
+    if missing := sorted(set(source) - packed - plain - intended.tied):
+        raise IntegrityError(f"{len(missing)} tensors are missing: {missing[:5]}")
+    if surplus := sorted(plain - set(source)):
+        raise IntegrityError(f"{len(surplus)} tensors are not the source's: {surplus[:5]}")
+    expected = sum(prod(source.shape(key)) * precision.itemsize for key in plain) + 4 * len(export.kv_scales)
+    weights = bits = 0.0
+    for name, (rows, columns) in intended.layers.items():
+        weights += rows * columns
+        if name not in export.layers:
+            bits += _UNQUANTIZED_BITS * rows * columns
+            continue
+        layer = export.format(name)
+        bits += layer.effective_bits * rows * columns
+        expected += layer.bytes(rows, columns, export.metadata.scheme(name).group_size)
+        if f"{name}.pre_quant_scale" in export.tensors:
+            expected += columns * precision.itemsize
+    size = ExportSize(_bytes(export.tensors), expected, _bytes(source), bits / weights)
+    if abs(size.bytes - expected) > SIZE_TOLERANCE * expected:
+        raise IntegrityError(f"{size.bytes} bytes of tensors, the formats should need {expected}")
+    return size
+
+
+def _bytes(tensors: StoredTensors) -> int:
+    return sum(prod(tensors.shape(key)) * tensors.kind(key).itemsize for key in tensors)
