@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +62,12 @@ def read_sources(path: Path, calibration: Calibration) -> tuple[tuple[Sample, ..
 def _in_order(directory: Path) -> list[Path]:
     """Several files are numbered: `0-first.jsonl`, `1-second.jsonl`."""
     found = [path for path in directory.glob("*") if path.suffix in _SUFFIXES]
-    return found if len(found) == 1 else sorted(found, key=lambda path: int(re.match(r"\d*", path.name)[0] or 0))
+    return found if len(found) == 1 else sorted(found, key=_number)
+
+
+def _number(path: Path) -> int:
+    number = path.name.partition("-")[0]
+    return int(number) if number.isdecimal() else 0
 
 
 def read_source(path: Path, source: CalibrationSource, *, chat: bool) -> tuple[Sample, ...]:

@@ -177,7 +177,7 @@ class _SourceFile:
 
     path: Path
     name: str = ""
-    origin: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
 def _calibration_files(loaded: LoadedRelease, calibration: Calibration) -> list[_SourceFile]:
@@ -190,8 +190,13 @@ def _calibration_files(loaded: LoadedRelease, calibration: Calibration) -> list[
         access, kept = loaded.deployment.hub, Path(loaded.deployment.work_root) / "datasets"
         hub = connect(access.endpoint, access.token_variable)
         path, file = fetch_dataset_file(hub, wanted.dataset, wanted.revision, wanted.file, kept)
-        origin = {"dataset": wanted.dataset, "commit": wanted.revision, "file": wanted.file}
-        found.append(_SourceFile(path, wanted.file_name, {**origin, "sha256": file.sha256 or sha256_file(path)}))
+        origin: dict[str, JsonValue] = {
+            "dataset": wanted.dataset,
+            "commit": wanted.revision,
+            "file": wanted.file,
+            "sha256": file.sha256 or sha256_file(path),
+        }
+        found.append(_SourceFile(path, wanted.file_name, origin))
     return found
 
 
