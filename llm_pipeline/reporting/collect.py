@@ -11,10 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
+from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.accuracy.items import ScoredItem, read_items
 from llm_pipeline.accuracy.paired import compare
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.errors import PipelineError
+from llm_pipeline.flow import Flow
 from llm_pipeline.release_record import ReleaseRecord, read_record
 from llm_pipeline.reporting.failures import flow_order, read_failures
 from llm_pipeline.reporting.headline import decides, recipe_in_words, release_headline, released_facts
@@ -30,6 +32,7 @@ from llm_pipeline.reporting.model import (
 )
 from llm_pipeline.reporting.standing import Results
 from llm_pipeline.reporting.traffic import read_canary, read_load
+from llm_pipeline.reporting.trials import TrialReader
 from llm_pipeline.reporting.variants import VariantReader
 from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.store import ArtifactStore
@@ -54,6 +57,7 @@ class _Collector:
     def __init__(self, store: ArtifactStore, record: ReleaseRecord) -> None:
         self._store = store
         self._record = record
+        self._flow = Flow(store, record)
         self._gaps: list[str] = []
         self._results = self._read_results()
 
@@ -65,6 +69,8 @@ class _Collector:
         accuracy = self._accuracy()
         variants = VariantReader(self._store, record, results, self._try).variants(pointers)
         failures = read_failures(self._store, record.release_id, results, self._gaps)
+        reader = TrialReader(results, self._summary, self._passed_over)
+        ladder = [record.release.recipe(name) for name in self._flow.recipes]
         return ReportData(
             release_id=record.release_id,
             title=record.release.name,
@@ -77,6 +83,8 @@ class _Collector:
             highlights=highlights(variants, accuracy, loads, canaries),
             failures=failures,
             gates=self._gates(),
+            margin=record.release.policy.accuracy.margin,
+            trials=reader.trials(ladder, variants, accuracy, failures),
             variants=variants,
             accuracy=accuracy,
             loads=loads,
@@ -119,9 +127,18 @@ class _Collector:
         directory = self._directory(stage, subject, "evaluation")
         return None if directory is None else self._try(f"items of {stage} {subject}", lambda: read_items(directory))
 
+    def _summary(self, stage: str, subject: str) -> EvaluationSummary | None:
+        directory = self._directory(stage, subject, "evaluation")
+        return (
+            None if directory is None else self._try(f"summary of {stage} {subject}", lambda: read_summary(directory))
+        )
+
+    def _passed_over(self, recipe: str) -> str | None:
+        return self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe))
+
     def _by_flow(self) -> list[StageResult]:
-        """In the order of the flow; recipes as the config has them, canary steps as they were taken."""
-        recipes = [recipe.name for recipe in self._record.release.recipes]
+        """In the order of the flow; recipes as on the ladder, canary steps as they were taken."""
+        recipes = self._flow.recipes
 
         def place(result: StageResult) -> tuple[int, int, datetime, str]:
             listed = recipes.index(result.subject) if result.subject in recipes else len(recipes)
@@ -165,7 +182,8 @@ class _Collector:
         if items is None:
             return None
         tasks = {item.task for item in items} if result.stage == "served_accuracy" else None
-        comparison = self._try(f"accuracy of {name}", lambda: compare(baseline, items, policy.confidence, tasks))
+        asked = {(item.task, item.item_id) for item in items}
+        comparison = self._try(f"accuracy of {name}", lambda: compare(baseline, items, policy.confidence, tasks, asked))
         if comparison is None:
             return None
         return AccuracyStudy(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llm_pipeline.errors import ErrorDocument
 from llm_pipeline.reporting.model import FailedStage
-from llm_pipeline.reporting.standing import Results, chosen_recipe
+from llm_pipeline.reporting.standing import Results, chosen_recipes
 from llm_pipeline.stages.contract import StageFailure
 from llm_pipeline.stages.registry import STAGE_NAMES
 from llm_pipeline.store import ArtifactStore
@@ -42,8 +42,8 @@ def flow_order(stage: str) -> int:
 
 
 def _failed(failure: StageFailure, results: Results) -> FailedStage:
-    chosen = chosen_recipe(results)
-    aside = failure.stage in _OF_ONE_RECIPE and chosen not in (None, failure.subject)
+    chosen = chosen_recipes(results).values()
+    aside = failure.stage in _OF_ONE_RECIPE and bool(chosen) and failure.subject not in chosen
     decides = not aside and failure.stage not in _CLEARING_UP
     return FailedStage(stage=failure.stage, subject=failure.subject, decides=decides, error=failure.error)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.reporting.failures import failures_in_words
 from llm_pipeline.reporting.model import CanaryStudy, Fact, FailedStage, Headline, State, stage_label
 from llm_pipeline.reporting.rolled_back import ended_in_rollback, rollback_in_words
-from llm_pipeline.reporting.standing import UNQUANTIZED, Results, chosen_recipe, serves
+from llm_pipeline.reporting.standing import UNQUANTIZED, Results, chosen_recipes, serves
 from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.store.pointers import Pointers
 from llm_pipeline.verdict import Verdict, worst
@@ -19,18 +20,18 @@ _ALWAYS_RUN = ("staging_down", "rollback", "report")
 
 
 def decides(result: StageResult, results: Results) -> bool:
-    """Whether a gate bears on the release: the gate of a recipe that was not chosen does not, once one was."""
-    chosen = chosen_recipe(results)
-    return not (result.stage == "accuracy" and chosen is not None and result.subject != chosen)
+    """Whether a gate bears on the release: the gate of a recipe that no target chose does not, once one was."""
+    chosen = chosen_recipes(results).values()
+    return not (result.stage == "accuracy" and chosen and result.subject not in chosen)
 
 
 def recipe_in_words(record: ReleaseRecord, results: Results) -> str:
     """The recipe in a title: the chosen one, or the only one; else what became of the choice."""
     names = [recipe.name for recipe in record.release.recipes]
-    name = chosen_recipe(results) or (names[0] if len(names) == 1 else None)
-    if name is not None:
-        return f"recipe {name}{' (unquantized)' if name == UNQUANTIZED else ''}"
-    return "no recipe passed" if ("choose", "") in results else "no recipe chosen yet"
+    chosen = recipes_in_words(chosen_recipes(results)) or (names[0] if len(names) == 1 else "")
+    if chosen:
+        return f"recipe {chosen}{' (unquantized)' if chosen == UNQUANTIZED else ''}"
+    return "no recipe passed" if any(stage == "choose" for stage, _ in results) else "no recipe chosen yet"
 
 
 def release_headline(
@@ -113,6 +114,8 @@ def _stopped_by(gate: StageResult, results: Results) -> str:
     if gate.stage != "choose":
         label = stage_label(gate.stage, gate.subject)
         return f"{label[:1].upper()}{label[1:]}: {summary}"
+    if chosen_recipes(results):
+        return f"{gate.subject}: {summary}"
     tried = sorted((r for r in results.values() if r.stage == "accuracy" and r.judgement), key=_started)
     return " ".join((summary, *(f"{r.subject}: {r.judgement.summary}" for r in tried if r.judgement)))
 
@@ -125,15 +128,19 @@ def _serving(record: ReleaseRecord, results: Results, pointers: Mapping[str, Poi
         if place.production and serves(place.production, record.release_id, results, name)
     }
     others = [place.release_id for place in places.values() if place.release_id != record.release_id]
-    text = f"{chosen_recipe(results) or record.release.name} serves on {', '.join(places)}."
+    chosen = {target: recipe for target, recipe in chosen_recipes(results).items() if target in places}
+    recipes = recipes_in_words(chosen) or record.release.name
+    agree = len(set(chosen.values())) <= 1
+    text = f"{recipes} serves on {', '.join(places)}." if agree else f"{recipes}: all of them serve."
     if not others:
         return text
     return f"{text} Release {others[0]} had put the very same model repository there: no traffic was shifted."
 
 
 def _why(results: Results) -> str:
-    gate = results.get(("accuracy", chosen_recipe(results) or ""))
-    return gate.judgement.summary if gate and gate.judgement else ""
+    gates = {recipe: results.get(("accuracy", recipe)) for recipe in dict.fromkeys(chosen_recipes(results).values())}
+    why = {recipe: gate.judgement.summary for recipe, gate in gates.items() if gate and gate.judgement}
+    return " ".join(why.values() if len(why) == 1 else (f"{recipe}: {text}" for recipe, text in why.items()))
 
 
 def _progress(results: Results) -> str:
@@ -154,7 +161,8 @@ def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[st
         Fact(label="Licence", value=record.model.license or "not stated"),
         Fact(
             label="Recipe",
-            value=chosen_recipe(results) or f"none chosen of {', '.join(recipe.name for recipe in release.recipes)}",
+            value=recipes_in_words(chosen_recipes(results))
+            or f"none chosen of {', '.join(recipe.name for recipe in release.recipes)}",
         ),
         Fact(label="Baseline", value=release.baseline.dtype),
         Fact(label="Policy", value=release.policy.name),

@@ -16,22 +16,23 @@ def highlights(
     loads: Sequence[LoadStudy],
     canaries: Sequence[CanaryStudy],
 ) -> tuple[Highlight, ...]:
-    """Accuracy and size of the chosen recipe, then each load test and canary."""
-    chosen = next((variant for variant in variants if variant.chosen), None)
+    """Size, speed and accuracy of each chosen recipe, then each load test and canary."""
     baseline = next((variant for variant in variants if variant.is_baseline), None)
-    found = [*_size(chosen, baseline), *_speed(chosen, baseline), *_accuracy(chosen, accuracy)]
+    found: list[Highlight] = []
+    for chosen in (variant for variant in variants if variant.chosen):
+        found += [*_size(chosen, baseline), *_speed(chosen, baseline), *_accuracy(chosen, accuracy)]
     return (*found, *map(_load, filter(_has_answers, loads)), *(_canary(study) for study in canaries if study.samples))
 
 
-def _size(chosen: Variant | None, baseline: Variant | None) -> Iterator[Highlight]:
-    if chosen and baseline and chosen is not baseline:
+def _size(chosen: Variant, baseline: Variant | None) -> Iterator[Highlight]:
+    if baseline and chosen is not baseline:
         note = f"{100 * chosen.bytes / baseline.bytes:.0f} % of the baseline's {megabytes(baseline.bytes)}"
         yield Highlight(label=f"Size, {chosen.name}", value=megabytes(chosen.bytes), note=note)
 
 
-def _speed(chosen: Variant | None, baseline: Variant | None) -> Iterator[Highlight]:
+def _speed(chosen: Variant, baseline: Variant | None) -> Iterator[Highlight]:
     """The engine alone, one request; compared only with a baseline that was built for the same target and device."""
-    for engine in chosen.engines if chosen else ():
+    for engine in chosen.engines:
         if not engine.single_stream:
             continue
         batched = f"{engine.batched:,.0f} with {engine.sequences or 'several'} requests" if engine.batched else ""
@@ -46,13 +47,13 @@ def _speed(chosen: Variant | None, baseline: Variant | None) -> Iterator[Highlig
         )
 
 
-def _accuracy(chosen: Variant | None, accuracy: Sequence[AccuracyStudy]) -> Iterator[Highlight]:
+def _accuracy(chosen: Variant, accuracy: Sequence[AccuracyStudy]) -> Iterator[Highlight]:
     for study in accuracy:
         loss = study.comparison.pooled.loss
-        if chosen and study.name == chosen.name and loss:
+        if study.name == chosen.name and loss:
             confidence = f"{100 * study.comparison.confidence:g} %"
             note = f"at most {points(loss.upper)} at {confidence}, {points(study.margin)} allowed"
-            yield Highlight(label="Accuracy lost", value=f"{points(loss.estimate)} points", note=note)
+            yield Highlight(label=f"Accuracy lost, {chosen.name}", value=f"{points(loss.estimate)} points", note=note)
 
 
 def _has_answers(load: LoadStudy) -> bool:

@@ -10,6 +10,7 @@ from llm_pipeline.reporting.accuracy_plot import plot_accuracy
 from llm_pipeline.reporting.failures import advice, failure_in_words
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.model import ReportData, verdict_in_words
+from llm_pipeline.reporting.pareto_plot import pareto_points, plot_pareto
 from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
 from llm_pipeline.reporting.timeline_plot import plot_timeline
 from llm_pipeline.reporting.traffic_plots import plot_canary, plot_latency, plot_rate
@@ -56,6 +57,8 @@ def draw_plots(data: ReportData) -> Iterator[Plot]:
     """Every plot for which there is data."""
     if any(study.comparison.pooled.loss for study in data.accuracy):
         yield plot_accuracy(data.accuracy)
+    if pareto_points(data.trials):
+        yield plot_pareto(data.trials, data.margin)
     if data.variants:
         yield plot_variants(data.variants)
     for load in data.loads:

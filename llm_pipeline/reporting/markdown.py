@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from llm_pipeline.reporting.failures import failure_in_words
-from llm_pipeline.reporting.model import EngineSpeed, Gate, ReportData, Variant, verdict_in_words
-from llm_pipeline.reporting.quantities import duration, measure, megabytes
+from llm_pipeline.reporting.model import EngineSpeed, Gate, ReportData, Trial, Variant, verdict_in_words
+from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
 from llm_pipeline.verdict import Evidence
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&])")
@@ -30,9 +30,10 @@ def render_markdown(data: ReportData) -> str:
     if data.gates:
         lines += ["", "| Gate | Verdict | Decisive evidence | Limit | Samples |", "|---|---|---|---|---|"]
         lines += [_row(gate) for gate in data.gates]
+    if data.trials:
+        lines += ["", "| Recipe | Verdict | Size | Accuracy | Points lost | Lost / gained | KL | Items |"]
+        lines += ["|---|---|---|---|---|---|---|---|", *map(_trial, data.trials)]
     if data.variants:
-        sizes = ", ".join(f"{v.name} {megabytes(v.bytes)}{' (chosen)' if v.chosen else ''}" for v in data.variants)
-        lines += ["", f"Sizes: {_text(sizes)}."]
         speeds = [_speed(variant, engine) for variant in data.variants for engine in variant.engines]
         lines += ["", f"Speeds, measured by the builds: {_text('; '.join(speeds))}."] if speeds else []
     if data.stages:
@@ -40,6 +41,23 @@ def render_markdown(data: ReportData) -> str:
         reused = sum(run.reused for run in data.stages)
         lines += ["", f"{len(data.stages)} stages, {reused} reused, {_text(duration(busy))} of work."]
     return "\n".join(lines) + "\n"
+
+
+def _trial(trial: Trial) -> str:
+    """One recipe's row; the text of one that was not judged stands where its verdict would."""
+    name = f"**{_text(trial.name)}** ✓" if trial.chosen_on else _text(trial.name)
+    share = f" ({100 * trial.size_ratio:.1f} %)" if trial.size_ratio else ""
+    size = f"{megabytes(trial.bytes)}{share}" if trial.bytes else ""
+    verdict = " ".join(part for part in (trial.verdict.value if trial.verdict else "", trial.outcome) if part)
+    pooled, far = trial.pooled, trial.divergence
+    accuracy = loss = flips = ""
+    if pooled and pooled.loss and pooled.baseline and pooled.candidate:
+        accuracy = f"{100 * pooled.candidate.estimate:.2f} % of {100 * pooled.baseline.estimate:.2f} %"
+        loss = f"{points(pooled.loss.estimate)} ({points(pooled.loss.lower)} to {points(pooled.loss.upper)})"
+        flips = f"{pooled.lost:,} / {pooled.gained:,}"
+    divergence = f"{far.kl_at_least:.2g}" if far and far.kl_at_least is not None else ""
+    asked = f"{trial.asked:,} of {trial.planned:,}" if trial.asked else ""
+    return f"| {name} | {' | '.join(map(_text, (verdict, size, accuracy, loss, flips, divergence, asked)))} |"
 
 
 def _speed(variant: Variant, engine: EngineSpeed) -> str:

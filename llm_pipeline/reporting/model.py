@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.paired import Comparison
+from llm_pipeline.accuracy.evaluation import Divergence
+from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy
 from llm_pipeline.errors import ErrorDocument
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.verdict import Evidence, Judgement, Verdict
@@ -101,6 +102,45 @@ class Variant(Frozen):
     is_reference: bool = False
     origin: str = ""
     engines: tuple[EngineSpeed, ...] = ()
+
+
+class Trial(Frozen):
+    """A recipe of the release: what was found when it was tried, or why it was not.
+
+    Attributes:
+        weights: Its weight format.
+        verdict: Its accuracy gate's; None when there is none.
+        outcome: Why there is no verdict, in words: passed over, an error, not tried yet; else empty.
+        chosen_on: Targets that are built with it.
+        bytes: Size of its checkpoint.
+        size_ratio: That, by the size of the checkpoint as published.
+        effective_bits: Mean bits of a weight, where the quantizer counted them.
+        pooled: Its items beside the baseline's, all tasks together; None before the gate.
+        asked: Items that its gate asked; 0 when that is not known.
+        planned: Items that would have been asked had no look decided earlier.
+        look: At which look the gate decided, from 1; None when that is not known.
+        looks: How many looks were planned.
+        divergence: Distance of its next tokens from the baseline's; None when it was not measured.
+        perplexity_before: The baseline's, of the same texts.
+        speeds: In words: as predicted for each target, and as measured by the builds.
+    """
+
+    name: str
+    weights: str
+    verdict: Verdict | None = None
+    outcome: str = ""
+    chosen_on: tuple[str, ...] = ()
+    bytes: int | None = None
+    size_ratio: float | None = None
+    effective_bits: float | None = None
+    pooled: PairedAccuracy | None = None
+    asked: int = 0
+    planned: int = 0
+    look: int | None = None
+    looks: int = 1
+    divergence: Divergence | None = None
+    perplexity_before: float | None = None
+    speeds: tuple[str, ...] = ()
 
 
 class AccuracyStudy(Frozen):
@@ -248,6 +288,8 @@ class ReportData(Frozen):
     Attributes:
         title: The release config's name.
         recipe: In words: `recipe int4_awq`, or what became of the choice.
+        margin: Accepted loss over all items, a fraction.
+        trials: Every recipe, the cheapest first.
     """
 
     release_id: str
@@ -261,6 +303,8 @@ class ReportData(Frozen):
     highlights: tuple[Highlight, ...] = ()
     failures: tuple[FailedStage, ...] = ()
     gates: tuple[Gate, ...] = ()
+    margin: float = 0.0
+    trials: tuple[Trial, ...] = ()
     variants: tuple[Variant, ...] = ()
     accuracy: tuple[AccuracyStudy, ...] = ()
     loads: tuple[LoadStudy, ...] = ()

@@ -14,11 +14,10 @@ UNQUANTIZED = "none"
 Results = Mapping[tuple[str, str], StageResult]
 
 
-def chosen_recipe(results: Results) -> str | None:
-    """The recipe that is released; None before the choice, or when no recipe passed."""
-    choice = results.get(("choose", ""))
-    recipe = choice.metrics.get("recipe") if choice else None
-    return str(recipe) if recipe else None
+def chosen_recipes(results: Results) -> dict[str, str]:
+    """The recipe that is released on each target; without those that have not chosen yet, or found none that passed."""
+    choices = {target: choice.metrics.get("recipe") for (stage, target), choice in results.items() if stage == "choose"}
+    return {target: str(recipe) for target, recipe in choices.items() if recipe}
 
 
 def serves(pointer: Pointer | None, release_id: str, results: Results, target: str) -> bool:

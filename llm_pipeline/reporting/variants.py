@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol, TypeVar
 
+from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release_record import ReleaseRecord, read_record
 from llm_pipeline.reporting.model import EngineSpeed, Variant
-from llm_pipeline.reporting.standing import UNQUANTIZED, Results, chosen_recipe, served_before
+from llm_pipeline.reporting.standing import UNQUANTIZED, Results, chosen_recipes, served_before
 from llm_pipeline.stages.contract import ArtifactRef, Metric, StageResult
 from llm_pipeline.stages.execute import results_name
 from llm_pipeline.store import ArtifactStore
@@ -72,13 +73,13 @@ class VariantReader:
             if name != f"releases/{release_id}{_RECORD_SUFFIX}" or release_id == self._record.release_id:
                 continue
             record = self._attempt(f"release {release_id}", partial(read_record, self._store, release_id))
-            if record is not None and record.model.id == self._record.model.id and self._chose_none(release_id):
+            if record is not None and record.model.id == self._record.model.id and self._chose_none(record):
                 records.append(record)
         return sorted(records, key=lambda record: record.created_at, reverse=True)
 
-    def _chose_none(self, release_id: str) -> bool:
-        choice = self._result(release_id, "choose", "")
-        return choice is not None and choice.metrics.get("recipe") == UNQUANTIZED
+    def _chose_none(self, record: ReleaseRecord) -> bool:
+        choices = [self._result(record.release_id, "choose", target.name) for target in record.release.targets]
+        return any(choice is not None and choice.metrics.get("recipe") == UNQUANTIZED for choice in choices)
 
     def _predecessors(self, before: Mapping[str, Pointer | None]) -> Iterator[Variant]:
         """What was in production before, by release; the unquantized one is the baseline's row already."""
@@ -97,8 +98,8 @@ class VariantReader:
             )
 
     def _tried(self) -> Iterator[Variant]:
-        chosen = chosen_recipe(self._results)
-        for recipe in self._record.release.recipes:
+        chosen = chosen_recipes(self._results)
+        for recipe in map(self._record.release.recipe, climbing_order(self._record.release)):
             quantized = self._results.get(("quantize", recipe.name))
             size = self._size(quantized.artifacts.get("checkpoint")) if quantized else None
             if size is None:
@@ -108,13 +109,15 @@ class VariantReader:
                 name=recipe.name,
                 bytes=size,
                 verdict=gate.judgement.verdict if gate and gate.judgement else None,
-                chosen=recipe.name == chosen,
+                chosen=recipe.name in chosen.values(),
                 is_baseline=recipe.weights == UNQUANTIZED,
-                engines=self._own_speeds() if recipe.name == chosen else (),
+                engines=self._own_speeds(recipe.name),
             )
 
-    def _own_speeds(self) -> tuple[EngineSpeed, ...]:
-        builds = [self._results.get(("build", target.name)) for target in self._record.release.targets]
+    def _own_speeds(self, recipe: str) -> tuple[EngineSpeed, ...]:
+        """Of the targets that chose the recipe."""
+        targets = [target for target, chosen in chosen_recipes(self._results).items() if chosen == recipe]
+        builds = [self._results.get(("build", target)) for target in targets]
         return tuple(_speed(build) for build in builds if build is not None)
 
     def _speed_elsewhere(self, release_id: str, target: str) -> EngineSpeed | None:
@@ -123,8 +126,9 @@ class VariantReader:
 
     def _origin(self, engine: EngineSpeed) -> str:
         """The release, and the device when this release's engine was measured on another one."""
-        own = {speed.device for speed in self._own_speeds() if speed.target == engine.target}
-        elsewhere = f", measured on {engine.device}" if own and engine.device not in own else ""
+        build = self._results.get(("build", engine.target))
+        own = _speed(build).device if build else engine.device
+        elsewhere = f", measured on {engine.device}" if own != engine.device else ""
         return f"release {engine.release_id}{elsewhere}"
 
     def _result(self, release_id: str, stage: str, subject: str) -> StageResult | None:

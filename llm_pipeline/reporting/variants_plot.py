@@ -118,9 +118,11 @@ def origins(variants: Sequence[Variant]) -> str:
 
 
 def _in_words(variants: Sequence[Variant], baseline: int) -> str:
-    chosen = next((variant for variant in variants if variant.chosen), None)
-    if chosen is None:
-        return "No recipe was chosen."
+    chosen = [variant for variant in variants if variant.chosen]
+    return " ".join(_chosen_in_words(variant, baseline) for variant in chosen) or "No recipe was chosen."
+
+
+def _chosen_in_words(chosen: Variant, baseline: int) -> str:
     share = f", {100 * chosen.bytes / baseline:.0f} % of the baseline" if baseline and not chosen.is_baseline else ""
     text = f"{chosen.name} was chosen: {megabytes(chosen.bytes)}{share}"
     return f"{text}{''.join(f'; {_speed_in_words(engine)}' for engine in chosen.engines)}."

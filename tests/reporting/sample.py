@@ -6,19 +6,22 @@ import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
+from llm_pipeline.accuracy.evaluation import Divergence, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import judge_accuracy
-from llm_pipeline.accuracy.items import ScoredItem, write_items
+from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import SUMMARY_FILE, TIMELINE_FILE, CanarySummary, TimelineMark
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
-from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.release import (
     Approval,
     Baseline,
     Evaluation,
+    Ladder,
     ModelSource,
     ResolvedRelease,
     Workload,
@@ -38,31 +41,40 @@ RELEASE = "demo-tiny-0a1b2c3d-9f8e7d6c"
 START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)
 TASKS = {"arithmetic": 900, "reading": 700, "recall": 500}
 RECIPES = {
+    "int4_naive": (0.6, 12e4),
+    "int4_awq": (0.035, 12.5e4),
     "fp8": (0.004, 21e4),
     "int8_smoothquant": (0.012, 21.4e4),
-    "int4_awq": (0.035, 12.5e4),
-    "int4_naive": (0.6, 12e4),
 }
+"""By recipe, the cheapest first: what it loses, and the bytes of its checkpoint."""
 
 
 class SampleRelease:
     """Writes one release stage by stage; stop after any of them."""
 
-    def __init__(self, root: Path, *, description: str = "Nightly rebuild of the demo model", seed: int = 7) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        description: str = "Nightly rebuild of the demo model",
+        seed: int = 7,
+        strategy: Literal["climb", "every"] = "every",
+    ) -> None:
         self.store = LocalStore(f"file://{root / 'store'}")
         self._scratch = root / "scratch"
         self._random = random.Random(seed)  # noqa: S311
         self._clock = START
         self._baseline: list[ScoredItem] = []
-        self.write_record(description)
+        self.write_record(description, strategy)
 
-    def write_record(self, description: str) -> None:
+    def write_record(self, description: str, strategy: Literal["climb", "every"]) -> None:
         release = ResolvedRelease(
             name="demo-tiny",
             description=description,
             model=ModelSource(id="example/tiny-llama"),
             baseline=Baseline(dtype="bfloat16"),
-            recipes=tuple(QuantizationRecipe(name=name, weights="int8_weight_only") for name in RECIPES),
+            recipes=tuple(QuantizationRecipe(name=name, weights=_weights(name)) for name in RECIPES),
+            ladder=Ladder(strategy=strategy),
             targets=(Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
             policy=Policy(
                 name="strict",
@@ -83,6 +95,7 @@ class SampleRelease:
             ),
             model=PinnedModel(id="example/tiny-llama", commit="0a1b2c3d" * 5, files=(), license="apache-2.0"),
             datasets={"tasks": ArtifactRef(kind="dataset", digest="ab" * 32)},
+            ladders={"cpu": tuple(RECIPES)},
             created_at=START,
         )
         self.store.write_document(record_name(RELEASE), record.model_dump(mode="json"), None)
@@ -123,10 +136,9 @@ class SampleRelease:
             (directory / name).write_bytes(data)
         return self.store.publish(kind, directory)
 
-    def publish_items(self, items: Sequence[ScoredItem]) -> ArtifactRef:
+    def publish_items(self, items: Sequence[ScoredItem], **summary: object) -> ArtifactRef:
         directory = self._scratch / f"items-{self._random.random()}"
-        directory.mkdir(parents=True)
-        write_items(directory, items)
+        write_evaluation(directory, items, summarise(items, {}, {}).model_copy(update=summary))
         return self.store.publish("evaluation", directory)
 
     def scored(self, loss: float, tasks: Sequence[str] = tuple(TASKS)) -> list[ScoredItem]:
@@ -152,7 +164,8 @@ class SampleRelease:
             for task, count in TASKS.items()
             for number in range(count)
         ]
-        self.add("baseline", seconds=31.0, artifacts={"evaluation": self.publish_items(self._baseline)}, reused=True)
+        evaluation = self.publish_items(self._baseline, perplexity=11.25)
+        self.add("baseline", seconds=31.0, artifacts={"evaluation": evaluation}, reused=True)
 
     def try_recipes(self, recipes: Sequence[str] = tuple(RECIPES), *, choose: bool = True) -> None:
         policy = Policy(
@@ -163,17 +176,20 @@ class SampleRelease:
         for recipe in recipes:
             loss, size = RECIPES[recipe]
             weights = {"model.safetensors": bytes([len(recipe)]) * int(size)}
-            self.add("quantize", recipe, 14.0, artifacts={"checkpoint": self.publish("checkpoint", weights)})
+            checkpoint = self.publish("checkpoint", weights)
+            self.add("quantize", recipe, 14.0, artifacts={"checkpoint": checkpoint}, metrics={"effective_bits": 4.5})
             items = self.scored(loss if recipe != "fp8" else 0.0008)
             judgement = judge_accuracy(self._baseline, items, policy)
-            self.add("accuracy", recipe, 28.0, artifacts={"evaluation": self.publish_items(items)}, judgement=judgement)
+            far = Divergence(tokens=900, kl_at_least=2 * loss, top_token_agreement=1 - loss, perplexity=11.3 + 9 * loss)
+            evaluation = self.publish_items(items, look=1, looks=5, planned=2 * len(items), divergence=far)
+            self.add("accuracy", recipe, 28.0, artifacts={"evaluation": evaluation}, judgement=judgement)
             attempts.append(
                 RecipeAttempt(recipe=recipe, verdict=judgement.verdict, bytes=int(size), summary=judgement.summary)
             )
         if not choose:
             return
         choice = choose_recipe(attempts)
-        self.add("choose", seconds=0.2, metrics={"recipe": choice.recipe}, judgement=choice.judgement)
+        self.add("choose", "cpu", seconds=0.2, metrics={"recipe": choice.recipe}, judgement=choice.judgement)
 
     def build(self) -> None:
         engine = self.publish("engine", {"model.bin": b"e" * 90_000})
@@ -282,6 +298,10 @@ class SampleRelease:
         write_pointers(self.store, "example/tiny-llama", "cpu", Pointers(production=pointer), None)
 
 
+def _weights(recipe: str) -> WeightFormat:
+    return "int4_blockwise" if recipe.startswith("int4") else "int8_weight_only"
+
+
 def engine_speed(single: float, batched: float, *, device: str = "Test CPU") -> dict[str, Metric]:
     """The metrics of a build that the report reads."""
     return {
@@ -305,7 +325,7 @@ def other_release(
     checkpoint = sample.publish("checkpoint", {"model.safetensors": recipe.encode() * 1000})
     for stage, subject, metrics, artifacts in (
         ("quantize", recipe, {}, {"checkpoint": checkpoint}),
-        ("choose", "", {"recipe": recipe}, {}),
+        ("choose", "cpu", {"recipe": recipe}, {}),
         ("build", "cpu", engine_speed(*speeds), {}),
     ):
         timings = Timings(started_at=earlier, total_seconds=1.0)

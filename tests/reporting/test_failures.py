@@ -45,7 +45,7 @@ def test_the_timeline_marks_the_failed_stage_behind_the_stage_before_it(sample, 
     release.add("staging_down", "cpu", 1.0)
     timeline = list(draw_plots(collect(release.store, sample.RELEASE)))[-1]
     assert "failed: build, cpu" in timeline.description
-    rows = [text for text in ("choose", "build, cpu", "staging down, cpu") if f">{text}</text>" in timeline.svg]
+    rows = [text for text in ("choose, cpu", "build, cpu", "staging down, cpu") if f">{text}</text>" in timeline.svg]
     places = [timeline.svg.index(f">{text}</text>") for text in rows]
     assert len(rows) == 3
     assert places == sorted(places)

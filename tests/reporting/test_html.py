@@ -134,7 +134,7 @@ def test_text_and_marks_stand_out_from_their_background(page: str, scheme: int) 
 
 def test_every_plot_has_a_title_a_description_and_ids_of_its_own(sample, promoted, page: str) -> None:
     plots = list(draw_plots(collect(promoted.store, sample.RELEASE)))
-    names = ["accuracy", "variants", "latency-cpu", "rate-cpu", "canary-cpu", "timeline"]
+    names = ["accuracy", "pareto", "variants", "latency-cpu", "rate-cpu", "canary-cpu", "timeline"]
     assert [plot.name for plot in plots] == names
     assert all("<title id=" in plot.svg and "<desc id=" in plot.svg and 'role="img"' in plot.svg for plot in plots)
     ids = [value for name, value in read(page).attributes if name == "id"]

@@ -13,7 +13,8 @@ def test_the_summary_names_state_verdict_commit_and_every_gate(sample, promoted)
     text = render_markdown(data)
     assert text.startswith("## example/tiny-llama, recipe fp8: in production \\(GO\\)\n")
     assert f"`{'0a1b2c3d' * 5}`" in text
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    table = text[text.index("| Gate ") : text.index("| Recipe ")]
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + len(data.gates)
     assert {line.replace("\\|", "").count("|") for line in rows} == {6}
 

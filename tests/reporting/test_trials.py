@@ -1,0 +1,106 @@
+"""Every recipe is in the report: those that were judged with what was found, the others with the reason."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.errors import Unsupported
+from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.html import render_report
+from llm_pipeline.reporting.markdown import render_markdown
+from llm_pipeline.reporting.model import ReportData, Trial
+from llm_pipeline.reporting.pareto_plot import plot_pareto
+from llm_pipeline.stages.execute import KeyContent, StageRecord, record_name, results_name
+from llm_pipeline.store.lease import Lease
+from llm_pipeline.verdict import Verdict
+
+
+@pytest.fixture(scope="module")
+def climbed(sample, tmp_path_factory) -> ReportData:
+    """The cheapest recipe could not be made, the next two were judged, and the last was not needed any more."""
+    release = sample.SampleRelease(tmp_path_factory.mktemp("climbed"), strategy="climb")
+    release.measure_baseline()
+    release.try_recipes(["int4_awq", "fp8"])
+    sample.fail(release, "quantize", "int4_naive", Unsupported("3 bits cannot be reached", hint="ask for 4.5"))
+    _conclude(release.store, sample.RELEASE, "fp8")
+    return collect(release.store, sample.RELEASE)
+
+
+def _conclude(store, release_id: str, recipe: str) -> None:
+    """The record of the gate's stage key, which says which checkpoint was judged."""
+    results = {
+        stage: store.read_document(results_name(release_id, stage, recipe)) for stage in ("quantize", "accuracy")
+    }
+    inputs = results["quantize"].value["artifacts"]
+    content = KeyContent(stage="accuracy", version=1, subject=recipe, config={}, inputs=inputs, tools={})
+    gate = {**results["accuracy"].value, "key": content.key}
+    store.write_document(results_name(release_id, "accuracy", recipe), gate, results["accuracy"].revision)
+    with Lease(store, record_name(content.key)) as lease:
+        lease.conclude(StageRecord.model_validate({"content": content, "result": gate}).model_dump(mode="json"))
+
+
+def trial(data: ReportData, name: str) -> Trial:
+    return next(trial for trial in data.trials if trial.name == name)
+
+
+def test_every_recipe_has_a_row_from_the_cheapest_on(sample, climbed) -> None:
+    assert [trial.name for trial in climbed.trials] == list(sample.RECIPES)
+    rows = re.findall(r"<td class=\"fact\"><strong>(\w+)</strong>", render_report(climbed))
+    assert rows[:4] == list(sample.RECIPES)
+
+
+def test_a_recipe_that_was_judged_shows_what_was_measured(climbed) -> None:
+    fp8 = trial(climbed, "fp8")
+    assert (fp8.verdict, fp8.outcome, fp8.chosen_on) == (Verdict.GO, "", ("cpu",))
+    assert (fp8.asked, fp8.planned, fp8.look, fp8.looks) == (2100, 4200, 1, 5)
+    assert fp8.size_ratio == pytest.approx(0.525)
+    page = " ".join(render_report(climbed).split())
+    for text in ("52.5 %", "0.008", "99.6 % same", "11.34", "of 11.25", "of 4,200", "look 1 of 5", "4.5 bits"):
+        assert text in page
+    assert fp8.pooled is not None
+    assert f"{fp8.pooled.lost} / {fp8.pooled.gained}" in page
+
+
+def test_a_recipe_that_was_not_judged_says_why(climbed) -> None:
+    assert trial(climbed, "int8_smoothquant").outcome == "passed over: a cheaper recipe passed (fp8)"
+    failed = trial(climbed, "int4_naive")
+    assert "failed with Unsupported: 3 bits cannot be reached. What to do: ask for 4.5." in failed.outcome
+    for text in (render_report(climbed), render_markdown(climbed).replace("\\", "")):
+        assert "passed over: a cheaper recipe passed (fp8)" in text
+        assert "3 bits cannot be reached" in text
+
+
+def test_the_summary_has_a_row_for_every_recipe(sample, climbed) -> None:
+    text = render_markdown(climbed).replace("\\", "")
+    rows = [line for line in text[text.index("| Recipe ") :].splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0].strip("|* ✓") for row in rows[1:]] == list(sample.RECIPES)
+    assert {row.count(" | ") for row in rows} == {7}
+
+
+def test_the_pareto_plot_shows_the_recipes_that_were_judged_the_margin_and_the_baseline(sample, promoted) -> None:
+    data = collect(promoted.store, sample.RELEASE)
+    plot = plot_pareto(data.trials, data.margin)
+    for text in ("fp8 ✓", "int8_smoothquant", "baseline", "margin, +1.00", "checkpoint size, % of the baseline"):
+        assert f">{text}</text>" in plot.svg
+    assert re.search(r">int4_naive, \+5\d\.\d</text>", plot.svg)  # far beyond the axis: its number
+    assert "fp8: 52 % of the baseline's size, " in plot.description
+    assert "released on cpu" in plot.description
+    for role in ("good", "bad", "unsure", "baseline"):
+        assert f"var(--plot-{role})" in plot.svg
+
+
+def test_targets_that_chose_differently_are_told_apart(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.measure_baseline()
+    release.try_recipes()
+    release.add("choose", "gpu", metrics={"recipe": "int8_smoothquant"})
+    data = collect(release.store, sample.RELEASE)
+    assert data.recipe == "recipe fp8 on cpu; int8_smoothquant on gpu"
+    assert [one.name for one in data.variants if one.chosen] == ["fp8", "int8_smoothquant"]
+    assert {one.name: one.chosen_on for one in data.trials if one.chosen_on} == {
+        "fp8": ("cpu",),
+        "int8_smoothquant": ("gpu",),
+    }
