@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.accuracy.items import ScoredItem, read_items
@@ -17,6 +17,7 @@ from llm_pipeline.accuracy.paired import compare
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.flow import Flow
+from llm_pipeline.planning.model import TargetPlan
 from llm_pipeline.release_record import ReleaseRecord, read_record
 from llm_pipeline.reporting.failures import flow_order, read_failures
 from llm_pipeline.reporting.headline import decides, recipe_in_words, release_headline, released_facts
@@ -69,7 +70,7 @@ class _Collector:
         accuracy = self._accuracy()
         variants = VariantReader(self._store, record, results, self._try).variants(pointers)
         failures = read_failures(self._store, record.release_id, results, self._gaps)
-        reader = TrialReader(results, self._summary, self._passed_over)
+        reader = TrialReader(results, self._summary, self._passed_over, self._planned())
         ladder = [record.release.recipe(name) for name in self._flow.recipes]
         return ReportData(
             release_id=record.release_id,
@@ -135,6 +136,14 @@ class _Collector:
 
     def _passed_over(self, recipe: str) -> str | None:
         return self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe))
+
+    def _planned(self) -> tuple[TargetPlan, ...]:
+        """What the plan said of each target; nothing without a plan."""
+        document = self._store.read_document(f"releases/{self._record.release_id}/plan.json")
+        if document is None:
+            return ()
+        targets: Any = document.value.get("targets")
+        return self._try("the plan", lambda: tuple(map(TargetPlan.model_validate, targets))) or ()
 
     def _by_flow(self) -> list[StageResult]:
         """In the order of the flow; recipes as on the ladder, canary steps as they were taken."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary
 from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.planning.model import TargetPlan
 from llm_pipeline.reporting.failures import failure_in_words
 from llm_pipeline.reporting.model import AccuracyStudy, FailedStage, Trial, Variant
 from llm_pipeline.reporting.standing import Results, chosen_recipes
@@ -21,12 +22,20 @@ class TrialReader:
         results: The release's results.
         summary: Reads the summary of an evaluation.
         passed_over: Says why a recipe need not be tried; None when it must be.
+        planned: What was planned for each target; it predicts speeds.
     """
 
-    def __init__(self, results: Results, summary: Summary, passed_over: Callable[[str], str | None]) -> None:
+    def __init__(
+        self,
+        results: Results,
+        summary: Summary,
+        passed_over: Callable[[str], str | None],
+        planned: Sequence[TargetPlan] = (),
+    ) -> None:
         self._results = results
         self._summary = summary
         self._passed_over = passed_over
+        self._planned = planned
 
     def trials(
         self,
@@ -50,7 +59,7 @@ class TrialReader:
                         "bytes": variant.bytes if variant else None,
                         "size_ratio": variant.bytes / published if variant and published else None,
                         "pooled": study.comparison.pooled if study else None,
-                        "speeds": tuple(_speeds(variant)) if variant else (),
+                        "speeds": (*_predicted(recipe.name, self._planned), *(_measured(variant) if variant else ())),
                     }
                 )
             )
@@ -88,9 +97,25 @@ class TrialReader:
         return f"passed over: {why}" if why else "not tried"
 
 
-def _speeds(variant: Variant) -> Iterator[str]:
+def _predicted(recipe: str, planned: Sequence[TargetPlan]) -> Iterator[str]:
+    for target in planned:
+        speed = next((plan.speed for plan in target.recipes if plan.recipe == recipe), None)
+        if speed is not None:
+            yield (
+                f"{target.name}, predicted: {speed.alone:.2f} x the baseline alone, "
+                f"{speed.together:.2f} x with {speed.requests} requests"
+            )
+
+
+def _measured(variant: Variant) -> Iterator[str]:
     for engine in variant.engines:
-        if engine.single_stream:
-            yield f"{engine.single_stream:,.0f} alone on {engine.target}"
-        if engine.batched:
-            yield f"{engine.batched:,.0f} with {engine.sequences or 'several'} requests on {engine.target}"
+        rates = [
+            f"{rate:,.0f} tokens/s {how}"
+            for rate, how in (
+                (engine.single_stream, "alone"),
+                (engine.batched, f"with {engine.sequences or 'several'} requests"),
+            )
+            if rate
+        ]
+        if rates:
+            yield f"{engine.target}, measured: {', '.join(rates)}"

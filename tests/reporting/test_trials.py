@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.errors import Unsupported
+from llm_pipeline.planning.model import RecipePlan, TargetPlan
+from llm_pipeline.planning.target_speed import SpeedFigures
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.markdown import render_markdown
@@ -104,3 +106,21 @@ def test_targets_that_chose_differently_are_told_apart(sample, tmp_path: Path) -
         "fp8": ("cpu",),
         "int8_smoothquant": ("gpu",),
     }
+
+
+def test_predicted_and_measured_speeds_are_told_apart(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.measure_baseline()
+    release.try_recipes(["fp8"])
+    release.build()
+    speed = SpeedFigures(alone=1.41, together=1.3, requests=64)
+    recipe = RecipePlan(recipe="fp8", weights="fp8", legal=True, speed=speed)
+    target = TargetPlan(
+        name="h200", accelerator="h200", accelerators=1, engine="tensorrt_llm_llmapi", recipes=(recipe,)
+    )
+    plan = {"targets": [target.model_dump(mode="json")]}
+    release.store.write_document(f"releases/{sample.RELEASE}/plan.json", plan, None)
+    assert trial(collect(release.store, sample.RELEASE), "fp8").speeds == (
+        "h200, predicted: 1.41 x the baseline alone, 1.30 x with 64 requests",
+        "cpu, measured: 118 tokens/s alone, 1,204 tokens/s with 16 requests",
+    )
