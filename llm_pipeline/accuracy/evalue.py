@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from llm_pipeline.accuracy.intervals import Bounds
 from llm_pipeline.accuracy.losses import LossSample
 
-_STAKES = np.geomspace(0.002, 0.98, 48)
+_STAKES = np.geomspace(0.03, 0.98, 40)
 _BISECTIONS = 45
 _WIDEST = 1.0 - 1e-9
 

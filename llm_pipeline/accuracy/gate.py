@@ -23,17 +23,23 @@ from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 
+def _whole(alpha: float) -> float:
+    return alpha
+
+
 @dataclass(frozen=True)
 class DecisionRule:
     """How a look at the data decides.
 
     Attributes:
         test: Bounds the losses.
-        level: The error that this look may make, of the error that all looks together may.
+        level: The error that this look may make in passing, of the error that all looks together may.
+        harm_level: The same in failing.
     """
 
     test: LossTest = SCORE_TEST
-    level: Callable[[float], float] = lambda alpha: alpha
+    level: Callable[[float], float] = _whole
+    harm_level: Callable[[float], float] = _whole
 
 
 AT_ONCE = DecisionRule()
@@ -79,7 +85,8 @@ def comparison_table(
 
 def judge_pairs(tasks: Sequence[TaskPairs], policy: AccuracyPolicy, rule: DecisionRule = AT_ONCE) -> Judgement:
     """Judge what was paired already, at one look."""
-    comparison = summarise(tasks, 1.0 - rule.level(1.0 - policy.confidence), rule.test)
+    alpha = 1.0 - policy.confidence
+    comparison = summarise(tasks, 1.0 - rule.level(alpha), 1.0 - rule.harm_level(alpha), rule.test)
     enough = comparison.pooled.pairs >= policy.minimum_items
     verdict = _pooled_verdict(comparison.pooled, policy) if enough else Verdict.INCONCLUSIVE
     pooled = _evidence(comparison.pooled, policy.margin, policy, verdict)
@@ -108,7 +115,8 @@ def _task_verdicts(
     samples = [task.sample() if task.scores else None for task in tasks]
     harm = [rule.test.p_value(sample, policy.task_margin) if sample else 1.0 for sample in samples]
     luck = [rule.test.p_value(sample.mirrored(), policy.anomalous_gain) if sample else 1.0 for sample in samples]
-    harmed, lucky = (_rejected(p_values, policy, rule) for p_values in (harm, luck))
+    alpha = 1.0 - policy.confidence
+    harmed, lucky = _rejected(harm, alpha, rule.harm_level), _rejected(luck, alpha, rule.level)
     verdicts = {}
     for number, task in enumerate(compared):
         if number in lucky:
@@ -120,7 +128,7 @@ def _task_verdicts(
     return verdicts
 
 
-def _rejected(p_values: Sequence[float], policy: AccuracyPolicy, rule: DecisionRule) -> set[int]:
+def _rejected(p_values: Sequence[float], alpha: float, level: Callable[[float], float]) -> set[int]:
     """What Holm's procedure rejects; at a look each of its levels is the one that its share of the error buys there.
 
     W. Maurer and F. Bretz, Multiple testing in group sequential trials using graphical approaches, Statistics in
@@ -128,7 +136,7 @@ def _rejected(p_values: Sequence[float], policy: AccuracyPolicy, rule: DecisionR
     """
     rejected = set[int]()
     for number in sorted(range(len(p_values)), key=p_values.__getitem__):
-        if p_values[number] >= rule.level((1.0 - policy.confidence) / (len(p_values) - len(rejected))):
+        if p_values[number] >= level(alpha / (len(p_values) - len(rejected))):
             break
         rejected.add(number)
     return rejected

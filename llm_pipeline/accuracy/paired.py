@@ -73,7 +73,7 @@ class Comparison(BaseModel):
     """Two evaluations compared: pooled and by task.
 
     Attributes:
-        confidence: Confidence of each one-sided bound.
+        confidence: Confidence of each one-sided bound; at a look, of the upper ones.
         pooled: All pairs of all tasks together.
         tasks: By task, sorted by name.
     """
@@ -128,7 +128,7 @@ def compare(
         IntegrityError: An item occurs twice, asks another question than its partner, has a score outside 0 to 1, or
             was not asked.
     """
-    return summarise(pair_items(baseline, candidate, tasks, asked), confidence)
+    return summarise(pair_items(baseline, candidate, tasks, asked), confidence, confidence)
 
 
 def pair_items(
@@ -173,12 +173,22 @@ def pool(tasks: Sequence[TaskPairs]) -> TaskPairs:
     )
 
 
-def summarise(tasks: Sequence[TaskPairs], confidence: float, test: LossTest = SCORE_TEST) -> Comparison:
-    """Bound the loss of each task and of all together, one-sided, by a test's own bounds."""
+def summarise(
+    tasks: Sequence[TaskPairs], confidence: float, lower_confidence: float, test: LossTest = SCORE_TEST
+) -> Comparison:
+    """Bound the loss of each task and of all together.
+
+    Args:
+        tasks: What was paired.
+        confidence: Of each upper bound of a loss, one-sided.
+        lower_confidence: Of each lower bound.
+        test: Whose bounds to take.
+    """
+    levels = confidence, lower_confidence
     return Comparison(
         confidence=confidence,
-        pooled=_summarise(pool(tasks), confidence, test),
-        tasks=tuple(_summarise(task, confidence, test) for task in tasks),
+        pooled=_summarise(pool(tasks), levels, test),
+        tasks=tuple(_summarise(task, levels, test) for task in tasks),
     )
 
 
@@ -241,10 +251,12 @@ def _pair(
     )
 
 
-def _summarise(pairs: TaskPairs, confidence: float, test: LossTest) -> PairedAccuracy:
+def _summarise(pairs: TaskPairs, levels: tuple[float, float], test: LossTest) -> PairedAccuracy:
     if not pairs.scores:
         return PairedAccuracy(name=pairs.name, pairs=0, unpaired=pairs.unpaired)
     sample, scores = pairs.sample(), np.asarray(pairs.scores, dtype=float)
+    confidence, lower_confidence = levels
+    upper, lower = test.bounds(sample, confidence).upper, test.bounds(sample, lower_confidence).lower
     return PairedAccuracy(
         name=pairs.name,
         pairs=len(pairs.scores),
@@ -252,7 +264,7 @@ def _summarise(pairs: TaskPairs, confidence: float, test: LossTest) -> PairedAcc
         graded=sample.graded,
         baseline=_interval(mean_bounds(scores[:, 0].tolist(), confidence)),
         candidate=_interval(mean_bounds(scores[:, 1].tolist(), confidence)),
-        loss=_interval(test.bounds(sample, confidence)),
+        loss=Interval(estimate=sample.mean, lower=lower, upper=upper),
         variance=sample.variance,
         lost=int(sample.lost),
         gained=int(sample.gained),

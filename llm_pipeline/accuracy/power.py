@@ -15,7 +15,7 @@ import numpy as np
 from llm_pipeline.accuracy.evalue import log_wealth, wealth_needed
 from llm_pipeline.accuracy.intervals import items_to_decide
 from llm_pipeline.accuracy.losses import LossSample
-from llm_pipeline.accuracy.spending import boundaries, futility_boundaries, stopping_chances
+from llm_pipeline.accuracy.spending import boundaries, futility_boundaries, late, stopping_chances
 
 if TYPE_CHECKING:
     from llm_pipeline.accuracy.looks import LookPlan
@@ -48,7 +48,7 @@ def items_needed(margin: float, flips: float, confidence: float, power: float = 
 
 
 def expected_items(margin: float, flips: float, confidence: float, plan: LookPlan, loss: float = 0.0) -> int:
-    """Items that a plan's looks are expected to ask.
+    """Items that a plan's looks are expected to ask; for bets an upper limit, without what hopeless ones spare.
 
     Args:
         margin: Largest acceptable loss.
@@ -63,7 +63,7 @@ def expected_items(margin: float, flips: float, confidence: float, plan: LookPla
         return plan.items
     alpha, shares = 1.0 - confidence, plan.shares
     drift = (margin - loss) * (plan.items / (max(flips, loss) - loss**2)) ** 0.5
-    chances = stopping_chances(shares, boundaries(shares, alpha), futility_boundaries(shares, alpha), drift)
+    chances = stopping_chances(shares, boundaries(shares, late, alpha), futility_boundaries(shares, alpha), drift)
     stopping = [above + below for above, below in zip(chances.above[:-1], chances.below[:-1], strict=True)]
     asked = sum(chance * size for chance, size in zip(stopping, plan.sizes[:-1], strict=True))
     return round(asked + (1.0 - sum(stopping)) * plan.items)

@@ -27,7 +27,7 @@ from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.losses import LossSample
 from llm_pipeline.accuracy.paired import TaskPairs, pair_items, pool
-from llm_pipeline.accuracy.spending import IMPROBABLE, nominal_level
+from llm_pipeline.accuracy.spending import IMPROBABLE, early, late, nominal_level
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.verdict import Evidence, Judgement, Verdict
 
@@ -78,7 +78,8 @@ def decision_rule(plan: LookPlan, look: int) -> DecisionRule:
         return DecisionRule(test=BETTING_TEST)
     if len(plan.sizes) == 1:
         return AT_ONCE
-    return DecisionRule(level=partial(nominal_level, plan.shares[:look]))
+    seen = plan.shares[:look]
+    return DecisionRule(level=partial(nominal_level, seen, late), harm_level=partial(nominal_level, seen, early))
 
 
 def chance_of_go(sample: LossSample, margin: float, plan: LookPlan, look: int, confidence: float) -> float:
@@ -89,29 +90,29 @@ def chance_of_go(sample: LossSample, margin: float, plan: LookPlan, look: int, c
     """
     share = plan.shares[look - 1]
     rule = decision_rule(plan, len(plan.sizes))
-    final = rule.test.bounds(sample.grown(1.0 / share), 1.0 - rule.level(1.0 - confidence))
-    room = margin - final.upper
+    at_the_end = sample.grown((1.0 + 1.0 / sample.pairs) / share)  # a task's share may be one item off the plan's
+    final = rule.test.bounds(at_the_end, 1.0 - rule.level(1.0 - confidence))
     spread = math.sqrt(sample.variance / sample.pairs * (1.0 - share))
     if spread == 0.0:
-        return float(room > 0.0)
-    return NormalDist().cdf(room / spread)
+        return float(final.upper < margin)
+    return NormalDist().cdf((margin - final.upper) / spread)
 
 
 def _futility(pairs: Sequence[TaskPairs], plan: LookPlan, look: int, policy: AccuracyPolicy) -> Evidence | None:
-    parts = [(pool(pairs), policy.margin), *((task, policy.task_margin) for task in pairs)]
-    for part, margin in parts:
-        chance = 0.0
-        if part.scores and not part.unpaired:
-            chance = chance_of_go(part.sample(), margin, plan, look, policy.confidence)
+    for part, margin in [(pool(pairs), policy.margin), *((task, policy.task_margin) for task in pairs)]:
+        if not part.scores and not part.unpaired:
+            continue  # nothing was asked of this task yet
+        possible = part.scores and not part.unpaired
+        chance = chance_of_go(part.sample(), margin, plan, look, policy.confidence) if possible else 0.0
         if chance <= IMPROBABLE:
             return Evidence(
-                name="chance of GO at the last look",
+                name=f"chance of GO at the last look, {part.name}",
                 verdict=Verdict.INCONCLUSIVE,
                 measured=chance,
                 limit=IMPROBABLE,
                 unit="fraction",
                 samples=len(part.scores),
-                detail=f"Stopped because GO has become improbable: {part.name}.",
+                detail="Stopped because GO has become improbable; that alone does not show a loss beyond the margin.",
             )
     return None
 

@@ -1,10 +1,10 @@
 """Group-sequential boundaries: how much of the error is spent at each look, and what a look may decide by.
 
-    level = nominal_level((0.2, 0.4, 0.6), alpha=0.05)  # the third of five looks
+    level = nominal_level((0.2, 0.4, 0.6), late, alpha=0.05)  # the third of five looks
 
 K. K. G. Lan and D. L. DeMets, Discrete sequential boundaries for clinical trials, Biometrika 70 (1983) 659-663: the
-error spent until a share t of the items is a function fixed beforehand, so any look sizes are right. The function is
-theirs of O'Brien and Fleming's type: almost nothing early, almost the whole level left for the last look. Boundaries
+error spent until a share t of the items is a function fixed beforehand, so any look sizes are right. Passing spends
+it late: it costs hardly any power. Failing spends it early, for bad models are stopped early in any case. Boundaries
 come from the recursive integration of Armitage, McPherson and Rowe (1969), as in C. Jennison and B. W. Turnbull,
 Group Sequential Methods with Applications to Clinical Trials (2000), chapter 19.
 """
@@ -12,7 +12,7 @@ Group Sequential Methods with Applications to Clinical Trials (2000), chapter 19
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -20,6 +20,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+Spending = Callable[[float, float], float]
+"""Error spent, of all that may be, when this share of the items was asked."""
 
 _FLOOR = 1e-6
 """Spent at least until the last look, in proportion: an early look can then stop what is wholly broken."""
@@ -38,29 +41,35 @@ _MOST_STEPS = 1500
 _BISECTIONS = 60
 
 
-def spent(alpha: float, share: float) -> float:
-    """Error spent when this share of the items was asked: O'Brien and Fleming's type, one-sided."""
+def late(alpha: float, share: float) -> float:
+    """O'Brien and Fleming's type of spending: almost nothing early, so that the last look tests nearly at `alpha`."""
     if share >= 1.0:
         return alpha
     return max(2.0 * _NORMAL.cdf(_NORMAL.inv_cdf(alpha / 2.0) / math.sqrt(share)), _FLOOR * share * alpha)
 
 
-def nominal_level(shares: tuple[float, ...], alpha: float) -> float:
+def early(alpha: float, share: float) -> float:
+    """Pocock's type of spending: about as much at each look."""
+    return alpha * math.log1p((math.e - 1.0) * share)
+
+
+def nominal_level(shares: tuple[float, ...], spending: Spending, alpha: float) -> float:
     """The one-sided level at which the latest look tests, so that all looks together keep `alpha`.
 
     Args:
         shares: Share of all items that each look until now has seen; rising.
+        spending: `late` or `early`.
         alpha: One-sided error of all looks together.
     """
-    return _NORMAL.cdf(-boundaries(shares, alpha)[-1])
+    return _NORMAL.cdf(-boundaries(shares, spending, alpha)[-1])
 
 
 @lru_cache(maxsize=512)
-def boundaries(shares: tuple[float, ...], alpha: float) -> tuple[float, ...]:
+def boundaries(shares: tuple[float, ...], spending: Spending, alpha: float) -> tuple[float, ...]:
     """The z-values that the looks test by, given only what each look has seen until then."""
     walk, found, before = _Walk.start(), list[float](), 0.0
     for share in shares:
-        target, before = spent(alpha, share) - before, spent(alpha, share)
+        target, before = spending(alpha, share) - before, spending(alpha, share)
         low, high = 0.0, 12.0
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2.0
@@ -76,9 +85,9 @@ def futility_boundaries(shares: tuple[float, ...], alpha: float) -> tuple[float,
     The predictive probability, with the loss still to come as uncertain as what was seen leaves it (D. J.
     Spiegelhalter, L. S. Freedman and P. R. Blackburn, Controlled Clinical Trials 7 (1986) 8-17), solved for z.
     """
-    last, quantile = boundaries(shares, alpha)[-1], _NORMAL.inv_cdf(IMPROBABLE)
-    early = tuple(last * math.sqrt(share) + quantile * math.sqrt(1.0 - share) for share in shares[:-1])
-    return (*early, -math.inf)
+    last, quantile = boundaries(shares, late, alpha)[-1], _NORMAL.inv_cdf(IMPROBABLE)
+    before = tuple(last * math.sqrt(share) + quantile * math.sqrt(1.0 - share) for share in shares[:-1])
+    return (*before, -math.inf)
 
 
 @dataclass(frozen=True)
