@@ -45,6 +45,18 @@ class TargetPlace(ConfigModel):
         return [p for s in servers for p in (s.http, s.grpc, s.metrics)] + [self.router.port, self.router.admin_port]
 
 
+class QuantizationHost(ConfigModel):
+    """The GPUs that quantization and scoring run on, for what `plan` predicts.
+
+    Attributes:
+        accelerator: A GPU's name in the GPU catalog.
+        count: How many of them one quantization may use.
+    """
+
+    accelerator: str
+    count: int = Field(default=1, ge=1)
+
+
 class HubAccess(ConfigModel):
     """The hub that models are read from.
 
@@ -94,6 +106,7 @@ class Deployment(ConfigModel):
         state_root: Directory for running servers: their pids, logs and configuration.
         environments: Interpreter by environment name.
         triton_home: Directory that holds the unpacked nvidia-pytriton wheel (its tritonserver is used).
+        quantization_host: What quantization and scoring run on; None for this machine, whatever it has.
         places: Servers by target name.
         computing_at_once: Mapped tasks of one kind (quantize, accuracy, build) that a run has going at a time;
             None leaves it to Airflow's pools and parallelism.
@@ -107,6 +120,7 @@ class Deployment(ConfigModel):
     hub: HubAccess = HubAccess()
     environments: dict[EnvironmentName, str]
     triton_home: str
+    quantization_host: QuantizationHost | None = None
     places: dict[Name, TargetPlace] = Field(default={})
     computing_at_once: int | None = Field(default=None, ge=1)
     retention: Retention = Retention()

@@ -65,12 +65,21 @@ def judge_compatibility(target: Target, recipe: QuantizationRecipe, dtype: Basel
     """
     if target.accelerator == "cpu":
         return _judge_on_cpu(target, recipe)
-    gpu = find_gpu(target.accelerator)
+    platform = platform_of(target)
     if refused := _judge_runtime(target):
         return refused
     if target.engine == "transformers_torch":
         return _judge_transformers(recipe)
-    return _judge_on_gpu(Platform(gpu.sm, _column(target)), target, recipe, dtype)
+    return _judge_on_gpu(platform, target, recipe, dtype)
+
+
+def platform_of(target: Target) -> Platform:
+    """The GPU generation and the backend of a target with TensorRT-LLM.
+
+    Raises:
+        ConfigError: The target's accelerator is not in the GPU catalog.
+    """
+    return Platform(find_gpu(target.accelerator).sm, _column(target))
 
 
 def has_engine_compiler(version: str) -> bool:

@@ -147,7 +147,7 @@ def _layer_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_byte
 
 
 def _head_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
-    return _linear_bytes(shape, recipe, head_parameters(shape, recipe.exclude), unquantized_bytes)
+    return _linear_bytes(shape, recipe, head_parameters(shape, recipe), unquantized_bytes)
 
 
 def _linear_bytes(

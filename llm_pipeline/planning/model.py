@@ -5,8 +5,12 @@ from __future__ import annotations
 from llm_pipeline.config.quantization import WeightFormat
 from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.planning.disk import DiskNeed
+from llm_pipeline.planning.evidence import GatePower
 from llm_pipeline.planning.memory import MemoryFit
+from llm_pipeline.planning.quantization_plan import GpuCost
 from llm_pipeline.planning.stage_graph import PlannedStage
+from llm_pipeline.planning.target_speed import SpeedFigures
+from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.stages.contract import Frozen
 
 
@@ -19,6 +23,7 @@ class RecipePlan(Frozen):
         nearest: The nearest choice that is legal; empty when legal.
         warnings: What is not known, or not as asked for.
         memory: The memory of one rank; None where the model's shape is not known.
+        speed: Predicted against the unquantized model; None on a CPU, and where the model's shape is not known.
     """
 
     recipe: str
@@ -28,6 +33,7 @@ class RecipePlan(Frozen):
     nearest: str = ""
     warnings: tuple[str, ...] = ()
     memory: MemoryFit | None = None
+    speed: SpeedFigures | None = None
 
 
 class TargetPlan(Frozen):
@@ -82,6 +88,10 @@ class Plan(Frozen):
         stages: Every step, in order.
         disk: None where the model's shape is not known.
         ladders: Names of the recipes that are legal on each target, cheapest first.
+        tasks: The tasks that are scored on the checkpoint.
+        gates: What the accuracy gates need, and what they have.
+        gpus: What quantization and scoring take; None where the deployment names no GPUs for them, or the model's shape
+            is not known.
         warnings: Nothing of this stops the release; all of it deserves a look.
     """
 
@@ -97,6 +107,9 @@ class Plan(Frozen):
     targets: tuple[TargetPlan, ...]
     disk: DiskPlan | None
     ladders: dict[str, tuple[str, ...]]
+    tasks: tuple[TaskItems, ...]
+    gates: tuple[GatePower, ...]
+    gpus: GpuCost | None
     warnings: tuple[str, ...]
 
 

@@ -22,13 +22,18 @@ from llm_pipeline.planning.catalog import containers, find_gpu
 from llm_pipeline.planning.compatibility import Refused, judge_compatibility
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.disk import disk_need
-from llm_pipeline.planning.formats import BaselinePrecision, asked_by
-from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.planning.evidence import GatePower, gate_power
+from llm_pipeline.planning.ladder import target_order
+from llm_pipeline.planning.lanes import judge_lanes
 from llm_pipeline.planning.model import DiskPlan, Plan, RecipePlan, TargetPlan
 from llm_pipeline.planning.model_shape import ModelShape, known_shape
+from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
+from llm_pipeline.planning.recipe_checks import check_searches, recipe_warnings
 from llm_pipeline.planning.stage_graph import planned_stages
 from llm_pipeline.planning.table import format_plan
 from llm_pipeline.planning.target_memory import judge_memory
+from llm_pipeline.planning.target_speed import JudgedSpeed, judge_speed
+from llm_pipeline.planning.task_pool import TaskItems, task_pool
 
 __all__ = ["Plan", "format_plan", "plan_release"]
 
@@ -38,12 +43,18 @@ def plan_release(path: Path) -> Plan:
 
     Raises:
         ConfigError: A file is missing or wrong, or this machine lacks what the deployment names.
-        Unsupported: A recipe is legal on no target, a target has no legal recipe, or the disk is too small.
+        Unsupported: A recipe is legal on no target, a target has no legal recipe, a task cannot be asked where it is
+            to be asked, or a search cannot reach its bits.
     """
     loaded = load_release(path)
-    check_data_files(loaded)
     release, deployment = loaded.release, loaded.deployment
     shape = known_shape(release.model.id)
+    if shape:
+        check_searches(loaded, shape)
+    check_data_files(loaded)
+    tasks = task_pool(release.evaluation, loaded.configs_root)
+    lane_warnings = _check_lanes(loaded, tasks)
+    gates = _gates(release, tasks)
     targets = tuple(_plan_target(loaded, target, shape) for target in release.targets)
     _refuse_impossible(loaded, targets)
     disk = _plan_disk(loaded, shape) if shape else None
@@ -51,7 +62,7 @@ def plan_release(path: Path) -> Plan:
     obstacles = (*host.missing_interpreters(deployment), *(disk.problems() if disk else ()))
     if here:
         _refuse_obstacles(loaded, obstacles)
-    unknown = () if shape else (f"memory and disk are not judged: plan does not know the shape of {release.model.id}",)
+    gpus = _gpu_cost(loaded, targets, shape, (tasks, gates[0]))
     return Plan(
         config=str(loaded.path),
         release=release.name,
@@ -65,14 +76,62 @@ def plan_release(path: Path) -> Plan:
         targets=targets,
         disk=disk,
         ladders=_ladders(release, targets),
-        warnings=(*unknown, *_target_warnings(targets), *_host_warnings(loaded, obstacles, here=here)),
+        tasks=tasks,
+        gates=gates,
+        gpus=gpus,
+        warnings=(
+            *_shape_warnings(release, shape),
+            *_target_warnings(targets),
+            *recipe_warnings(loaded),
+            *lane_warnings,
+            *(line for gate in gates for line in gate.warnings),
+            *_gpu_warnings(loaded, gpus, shape, here=here),
+            *_host_warnings(loaded, obstacles, here=here),
+        ),
     )
 
 
 def _ladders(release: ResolvedRelease, targets: tuple[TargetPlan, ...]) -> dict[str, tuple[str, ...]]:
-    order = climbing_order(release)
     legal = {target.name: {recipe.recipe for recipe in target.recipes if recipe.legal} for target in targets}
-    return {name: tuple(recipe for recipe in order if recipe in there) for name, there in legal.items()}
+    return {
+        target.name: tuple(recipe for recipe in target_order(release, target) if recipe in legal[target.name])
+        for target in release.targets
+    }
+
+
+def _check_lanes(loaded: LoadedRelease, tasks: tuple[TaskItems, ...]) -> tuple[str, ...]:
+    release = loaded.release
+    refusals, warnings = judge_lanes(tasks, release.evaluation.served_tasks, release.targets)
+    if refusals:
+        lines = [f"{loaded.path}: {refused.reason} -> {refused.nearest}" for refused in refusals]
+        raise Unsupported("\n".join(lines), hint="score them on the checkpoint only; nothing was started")
+    return warnings
+
+
+def _gates(release: ResolvedRelease, tasks: tuple[TaskItems, ...]) -> tuple[GatePower, GatePower]:
+    served = [task for task in tasks if task.name in release.evaluation.served_tasks]
+    return (
+        gate_power("accuracy", tasks, release.policy.accuracy),
+        gate_power("served_accuracy", served, release.policy.served_accuracy),
+    )
+
+
+def _gpu_cost(
+    loaded: LoadedRelease,
+    targets: tuple[TargetPlan, ...],
+    shape: ModelShape | None,
+    evidence: tuple[tuple[TaskItems, ...], GatePower],
+) -> GpuCost | None:
+    host_named = loaded.deployment.quantization_host
+    if shape is None or host_named is None:
+        return None
+    useful = {recipe.recipe for target in targets for recipe in target.recipes if recipe.legal}
+    recipes = [recipe for recipe in loaded.release.recipes if recipe.name in useful]
+    try:
+        return gpu_cost(loaded.release, recipes, host_named, shape, evidence)
+    except ConfigError as error:
+        where = f"deployment {loaded.deployment.name}"
+        raise ConfigError(f"quantization_host: {error.message}", where=where, hint=error.hint) from error
 
 
 def _plan_target(loaded: LoadedRelease, target: Target, shape: ModelShape | None) -> TargetPlan:
@@ -91,28 +150,29 @@ def _plan_target(loaded: LoadedRelease, target: Target, shape: ModelShape | None
         runtime_version=target.runtime_version,
         container=target.container,
         driver={known.image: known.driver for known in containers()}.get(image),
-        recipes=tuple(
-            _plan_recipe(target, recipe, shape, loaded.release.baseline.dtype) for recipe in loaded.release.recipes
-        ),
+        recipes=tuple(_plan_recipe(loaded.release, target, recipe, shape) for recipe in loaded.release.recipes),
     )
 
 
 def _plan_recipe(
-    target: Target, recipe: QuantizationRecipe, shape: ModelShape | None, dtype: BaselinePrecision
+    release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, shape: ModelShape | None
 ) -> RecipePlan:
-    judged = judge_compatibility(target, recipe, dtype)
+    judged = judge_compatibility(target, recipe, release.baseline.dtype)
     refusal = judged if isinstance(judged, Refused) else None
-    memory = None
+    memory, speed = None, JudgedSpeed(None, None)
     if shape and not refusal:
         memory, refusal = judge_memory(target, recipe, shape)
+        speed = judge_speed(release, target, recipe, shape)
+    refusal = refusal or speed.refused
     return RecipePlan(
         recipe=recipe.name,
         weights=recipe.weights,
         legal=refusal is None,
         reason=refusal.reason if refusal else "",
         nearest=refusal.nearest if refusal else "",
-        warnings=() if isinstance(judged, Refused) else judged.warnings,
+        warnings=() if isinstance(judged, Refused) else (*judged.warnings, *speed.warnings),
         memory=memory,
+        speed=speed.figures,
     )
 
 
@@ -150,6 +210,24 @@ def _plan_disk(loaded: LoadedRelease, shape: ModelShape) -> DiskPlan:
     )
 
 
+def _shape_warnings(release: ResolvedRelease, shape: ModelShape | None) -> tuple[str, ...]:
+    if shape:
+        return ()
+    speed = ", policy speed" if release.policy.speed else ""
+    return (f"memory and disk{speed} are not judged: plan does not know the shape of {release.model.id}",)
+
+
+def _gpu_warnings(
+    loaded: LoadedRelease, gpus: GpuCost | None, shape: ModelShape | None, *, here: bool
+) -> tuple[str, ...]:
+    if gpus:
+        return tuple(line for recipe in gpus.recipes for line in recipe.warnings)
+    if here or shape is None:
+        return ()
+    where = f"deployment {loaded.deployment.name}"
+    return (f"memory and time of quantization are not predicted: {where} names no quantization_host",)
+
+
 def _target_warnings(targets: tuple[TargetPlan, ...]) -> tuple[str, ...]:
     found = []
     for target in targets:
@@ -168,7 +246,4 @@ def _host_warnings(loaded: LoadedRelease, obstacles: tuple[str, ...], *, here: b
         found += host.busy_ports(deployment, tuple(target.name for target in release.targets))
     else:
         found += [f"on this machine, {obstacle}" for obstacle in obstacles]
-    cuda = [recipe.name for recipe in release.recipes if asked_by(recipe).needs_cuda]
-    if cuda and not host.has_nvidia_gpu():
-        found.append(f"{', '.join(cuda)}: calibration needs a CUDA device in the model environment; none is here")
     return tuple(found)

@@ -119,7 +119,7 @@ class _Model(NamedTuple):
         """One more token of every request, at half of its output."""
         held = requests * (tokens.prompt + tokens.output / 2)
         cache = held * kv_bytes_per_token(self.shape, kv_element_bytes(self.recipe)) / self._bandwidth() / self.ranks
-        head = self._matrices(head_parameters(self.shape, self.recipe.exclude), requests)
+        head = self._matrices(head_parameters(self.shape, self.recipe), requests)
         return self._layers(requests) + head + cache + self._fixed()
 
     def _layers(self, rows: int) -> float:

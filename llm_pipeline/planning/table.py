@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
+from llm_pipeline.planning.cost_table import aligned, gate_lines, gpu_lines
 from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.model import Plan, TargetPlan, format_bytes
 from llm_pipeline.planning.stage_graph import PlannedStage
+from llm_pipeline.planning.target_speed import SpeedFigures
 
-_HEADER = ("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits", "largest batch")
+_HEADER = ("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits", "largest batch", "speed")
 _NUMBERS_FROM = 3
 
 
 def format_plan(plan: Plan) -> str:
     """The plan as lines of text, ending with a newline."""
-    sections = [_headline(plan), _stages(plan.stages), *(_target(target) for target in plan.targets), _disk(plan)]
+    sections = [
+        _headline(plan),
+        _stages(plan.stages),
+        *(_target(target, plan.ladders[target.name]) for target in plan.targets),
+        gate_lines(plan.tasks, plan.gates),
+        gpu_lines(plan.gpus) if plan.gpus else [],
+        _disk(plan),
+    ]
     if plan.warnings:
         sections.append(["warnings", *(f"  - {warning}" for warning in plan.warnings)])
     return "\n".join("\n".join(section) + "\n" for section in sections if section)
@@ -53,7 +62,7 @@ def _subjects(names: Sequence[str]) -> str:
     return ", ".join(f"{target} {'/'.join(percent for _, percent in steps)} %" for target, steps in targets)
 
 
-def _target(target: TargetPlan) -> list[str]:
+def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
     device = target.accelerator
     if target.accelerators:
         device = f"{target.accelerators} x {target.accelerator} ({target.architecture})"
@@ -62,16 +71,24 @@ def _target(target: TargetPlan) -> list[str]:
     if target.container:
         lines.append(f"  {target.container}" + (f", driver {target.driver}" if target.driver else ""))
     rows = [
-        (recipe.recipe, recipe.weights, "yes" if recipe.legal else "NO", *_memory(recipe.memory))
+        (recipe.recipe, recipe.weights, "yes" if recipe.legal else "NO", *_memory(recipe.memory), _speed(recipe.speed))
         for recipe in target.recipes
     ]
-    lines += _aligned([_HEADER, *rows])
-    return lines + [f"  {r.recipe}: {r.reason} -> {r.nearest}" for r in target.recipes if not r.legal]
+    lines += aligned([_HEADER, *rows], _NUMBERS_FROM)
+    lines += [f"  {r.recipe}: {r.reason} -> {r.nearest}" for r in target.recipes if not r.legal]
+    return [*lines, f"  ladder: {', '.join(ladder)}"] if len(ladder) > 1 else lines
+
+
+def _speed(figures: SpeedFigures | None) -> str:
+    """Alone and together: `1.36x, 0.85x at 48`."""
+    if figures is None:
+        return "-"
+    return f"{figures.alone:.2f}x, {figures.together:.2f}x at {figures.requests}"
 
 
 def _memory(fit: MemoryFit | None) -> tuple[str, ...]:
     if fit is None:
-        return ("-",) * (len(_HEADER) - _NUMBERS_FROM)
+        return ("-",) * (len(_HEADER) - _NUMBERS_FROM - 1)
     fits = "yes" if fit.fits else "NO"
     return (
         format_bytes(fit.weights),
@@ -80,16 +97,6 @@ def _memory(fit: MemoryFit | None) -> tuple[str, ...]:
         fits,
         str(fit.largest_batch),
     )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  " + "  ".join(_cells(row, widths)).rstrip() for row in rows]
-
-
-def _cells(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    for column, (text, width) in enumerate(zip(row, widths, strict=True)):
-        yield text.rjust(width) if column >= _NUMBERS_FROM else text.ljust(width)
 
 
 def _disk(plan: Plan) -> list[str]:

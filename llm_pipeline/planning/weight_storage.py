@@ -91,11 +91,13 @@ def mixture(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[Share, ...]:
     if recipe.search is None:
         return (Share(recipe.weights, 1.0),)
     bits = _bits_left(shape, recipe)
-    known = sorted({searched_bits(name): name for name in reversed((*recipe.search.formats, "none"))}.items())
-    for (low, cheap), (high, dear) in pairwise(known):
+    by_bits: dict[float, WeightFormat] = {_UNQUANTIZED_BITS: "none"}
+    for name in reversed(recipe.search.formats):
+        by_bits[searched_bits(name)] = name
+    for low, high in pairwise(sorted(by_bits)):
         if bits < high:
             fraction = min(1.0, (high - bits) / (high - low))
-            return (Share(cheap, fraction), Share(dear, 1.0 - fraction))
+            return (Share(by_bits[low], fraction), Share(by_bits[high], 1.0 - fraction))
     return (Share("none", 1.0),)
 
 
@@ -123,10 +125,10 @@ def layer_parameters(shape: ModelShape, exclude: tuple[str, ...]) -> tuple[int, 
     return sum(size for _, size in shape.linears()) - kept, kept
 
 
-def head_parameters(shape: ModelShape, exclude: tuple[str, ...]) -> tuple[int, int]:
-    """The same for the output head."""
-    size = shape.embedding_parameters
-    return (0, size) if is_excluded(HEAD, exclude) else (size, 0)
+def head_parameters(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[int, int]:
+    """The same for the output head, which modelopt's searches and its own recipes leave as it is."""
+    size, left = shape.embedding_parameters, recipe.search is not None or recipe.modelopt_recipe is not None
+    return (0, size) if left or is_excluded(HEAD, recipe.exclude) else (size, 0)
 
 
 def _bits_left(shape: ModelShape, recipe: QuantizationRecipe) -> float:
@@ -138,7 +140,7 @@ def _bits_left(shape: ModelShape, recipe: QuantizationRecipe) -> float:
 
 
 def _searched_parameters(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[int, int]:
-    layers, head = layer_parameters(shape, recipe.exclude), head_parameters(shape, recipe.exclude)
+    layers, head = layer_parameters(shape, recipe.exclude), head_parameters(shape, recipe)
     return layers[0] + head[0], layers[1] + head[1]
 
 

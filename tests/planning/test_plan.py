@@ -17,6 +17,8 @@ from llm_pipeline.stages.registry import STAGE_NAMES
 ROOT = Path(__file__).parents[2]
 REAL = ROOT / "configs" / "releases" / "llama-3.1-8b-instruct.yaml"
 
+RECIPES = "recipes: [int4_awq_chat, fp8_chat]"
+
 
 def demo(configs: Path) -> Path:
     return configs / "releases" / "demo.yaml"
@@ -68,7 +70,7 @@ def test_no_approval_is_planned_where_none_is_required(configs: Path):
 
 
 def test_a_recipe_that_is_legal_on_no_target_is_refused_with_reason_and_nearest_choice(configs: Path, edit):
-    edit("releases/llama-3.1-8b-instruct.yaml", "recipes: [int4_awq_chat, fp8_chat]", "recipes: [fp8_chat, nvfp4]")
+    edit("releases/llama-3.1-8b-instruct.yaml", RECIPES, "recipes: [fp8_chat, nvfp4]")
     error = error_of(real(configs))
     assert isinstance(error, Unsupported)
     assert str(real(configs)) in error.message
@@ -78,7 +80,7 @@ def test_a_recipe_that_is_legal_on_no_target_is_refused_with_reason_and_nearest_
 
 
 def test_a_target_with_no_legal_recipe_is_refused(configs: Path, edit):
-    edit("releases/llama-3.1-8b-instruct.yaml", "recipes: [int4_awq_chat, fp8_chat]", "recipes: [fp8_chat]")
+    edit("releases/llama-3.1-8b-instruct.yaml", RECIPES, "recipes: [fp8_chat]")
     edit("targets/l40s.yaml", "accelerator: L40S", "accelerator: A100-SXM4-80GB")
     error = error_of(real(configs))
     assert "recipe fp8_chat on target l40s: fp8 does not run on sm80" in error.message
@@ -201,17 +203,122 @@ def test_a_token_that_is_not_set_is_a_warning_unless_the_hub_is_on_loopback(
     assert "do_not_show_me" not in plan.model_dump_json()
 
 
-def test_calibration_that_needs_cuda_is_a_warning_where_there_is_none(
-    configs: Path, edit, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(host, "has_nvidia_gpu", lambda: False)
-    edit("releases/llama-3.1-8b-instruct.yaml", "recipes: [int4_awq_chat, fp8_chat]", "recipes: [nvfp4]")
+HOST = "quantization_host: { accelerator: H200-SXM-141GB, count: 1 }"
+
+
+def on_blackwell(configs: Path) -> None:
     for target in ("h100", "h200", "l40s"):
         path = configs / "targets" / f"{target}.yaml"
         lines = path.read_text().splitlines()
         changed = ["accelerator: B200-SXM-180GB" if line.startswith("accelerator: ") else line for line in lines]
         path.write_text("\n".join(changed))
-    assert any("nvfp4: calibration needs a CUDA device" in line for line in plan_release(real(configs)).warnings)
+
+
+def test_quantization_that_needs_cuda_is_a_warning_where_neither_this_machine_nor_the_deployment_has_it(
+    configs: Path, edit, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(host, "has_nvidia_gpu", lambda: False)
+    edit("releases/llama-3.1-8b-instruct.yaml", RECIPES, "recipes: [nvfp4]")
+    on_blackwell(configs)
+    needs = "nvfp4: quantization needs a CUDA device"
+    assert not any(line.startswith(needs) for line in plan_release(real(configs)).warnings)
+    edit("deployments/gpu-cluster.yaml", HOST, "")
+    warnings = plan_release(real(configs)).warnings
+    assert any(line.startswith(needs) for line in warnings)
+    assert any("names no quantization_host" in line and "not predicted" in line for line in warnings)
+
+
+def test_a_release_of_this_machine_with_a_format_that_needs_cuda_is_an_error(configs: Path, edit):
+    edit("releases/demo.yaml", "recipes: [int4_naive, int4_awq, fp8]", "recipes: [fp8, nvfp4]")
+    assert "modelopt needs CUDA to quantize it, too -> weights: int4_awq" in error_of(demo(configs)).message
+
+
+def test_a_recipe_slower_than_the_policy_demands_is_refused_with_both_figures(configs: Path, edit):
+    edit("policies/production.yaml", "staging:", "speed:\n  minimum_ratio: 1.0\n  requests: 64\nstaging:")
+    message = error_of(real(configs)).message
+    assert "recipe int4_awq_chat on target h200: predicted at 0.85 of the unquantized model's speed" in message
+    assert "with 64 requests, policy speed demands 1.00 -> weights: w4a8_awq" in message
+    assert "fp8_chat" not in message
+    edit("policies/production.yaml", "requests: 64", "requests: 1")
+    plan = plan_release(real(configs))
+    assert plan.ladders["h200"] == ("int4_awq_chat", "fp8_chat")
+
+
+def test_speed_on_a_cpu_is_not_judged_and_the_plan_says_so(configs: Path, edit):
+    edit("policies/demo.yaml", "staging:", "speed: {}\nstaging:")
+    plan = plan_release(demo(configs))
+    assert all(recipe.legal and recipe.speed is None for recipe in plan.targets[0].recipes)
+    assert any("fp8 on cpu: policy speed is not judged" in line for line in plan.warnings)
+
+
+def test_each_target_has_the_ladder_of_its_own_order(configs: Path, edit):
+    edit("releases/llama-3.1-8b-instruct.yaml", RECIPES, f"ladder: {{ order: speed }}\n{RECIPES}")
+    edit("targets/l40s.yaml", "maximum_sequences: 24", "maximum_sequences: 1")
+    plan = plan_release(real(configs))
+    assert plan.ladders["h200"] == ("fp8_chat", "int4_awq_chat")
+    assert plan.ladders["l40s"] == ("int4_awq_chat", "fp8_chat")
+    assert "  ladder: fp8_chat, int4_awq_chat\n" in format_plan(plan)
+
+
+def test_a_search_for_fewer_bits_than_the_model_can_have_is_refused_with_those_it_can(configs: Path, edit):
+    (configs / "quantization" / "searched.yaml").write_text(
+        "weights: auto\n"
+        "search: { formats: [int4_awq, fp8], effective_bits: [4.5, 6] }\n"
+        "calibration: { sources: [calibration/chat-example.jsonl], samples: 8, maximum_tokens: 64 }\n"
+    )
+    edit("releases/llama-3.1-8b-instruct.yaml", RECIPES, "recipes: [searched, fp8_chat]")
+    error = error_of(real(configs))
+    assert error.where.endswith("quantization/searched.yaml")
+    assert "effective_bits 4.5 cannot be reached" in error.message
+    assert "is 4.84" in error.message
+    assert "from 4.9 on" in error.hint
+    edit("quantization/searched.yaml", "[4.5, 6]", "[5, 6]")
+    assert plan_release(real(configs)).ladders["h100"] == ("searched-5", "searched-6", "fp8_chat")
+
+
+def test_tasks_that_a_served_model_cannot_be_asked_are_refused(configs: Path, edit):
+    edit("releases/llama-3.1-8b-instruct.yaml", "served_tasks: [gsm8k]", "served_tasks: [gsm8k, hellaswag]")
+    message = error_of(real(configs)).message
+    assert "served_tasks: hellaswag is multiple_choice" in message
+    assert "TensorRT-LLM 1.2.1 has none to give (its LLM API has from 1.3.0rc11 on)" in message
+    assert "-> served_tasks: [gsm8k]" in message
+    edit("releases/demo.yaml", "served_tasks: [demo_generate]", "served_tasks: [demo_choice]")
+    assert "the serving endpoint answers in text only" in error_of(demo(configs)).message
+
+
+def test_a_pool_that_can_never_decide_is_a_warning_with_what_it_lacks(configs: Path, edit):
+    edit("releases/llama-3.1-8b-instruct.yaml", "maximum_length: 4096", "maximum_length: 4096\n  limit: 400")
+    warnings = plan_release(real(configs)).warnings
+    assert "accuracy: 1600 items are fewer than minimum_items 2000: it can only be INCONCLUSIVE" in warnings
+    edit("policies/production.yaml", "minimum_items: 2000", "minimum_items: 500")
+    warnings = plan_release(real(configs)).warnings
+    assert any(line.startswith("accuracy: 1600 items are too few: a margin of 1 points needs 17") for line in warnings)
+
+
+def test_the_table_says_what_evidence_and_gpus_will_cost():
+    plan = plan_release(REAL)
+    assert plan.gpus is not None
+    assert [task.items for task in plan.tasks] == [1319, 1172, 10042, 1267]
+    needed = plan.gates[0].needed
+    assert [item.pooled for item in needed] == pytest.approx([1750, 4300, 6900], rel=0.03)
+    text = format_plan(plan)
+    assert "gsm8k 1319, arc_challenge 1172, hellaswag 10042, winogrande 1267" in text
+    assert f"{needed[0].pooled}/{needed[1].pooled}/{needed[2].pooled}" in text
+    assert "quantization on 1 x H200-SXM-141GB" in text
+    assert "scoring: baseline" in text
+
+
+def test_nothing_is_predicted_of_gpus_for_a_release_without_any():
+    plan = plan_release(ROOT / "configs" / "releases" / "demo.yaml")
+    assert plan.gpus is None
+    assert [task.items for task in plan.tasks] == [3000, 600]
+    assert "minutes" not in format_plan(plan)
+
+
+def test_a_checkpoint_for_engines_that_no_target_builds_is_a_warning(configs: Path, edit):
+    edit("quantization/fp8_chat.yaml", "weights: fp8", "weights: fp8\ntensorrt_llm_checkpoint: true")
+    warnings = plan_release(real(configs)).warnings
+    assert any("tensorrt_llm_checkpoint is read by engine tensorrt_llm_engine" in line for line in warnings)
 
 
 def test_the_plan_survives_json_and_is_frozen():
@@ -226,7 +333,8 @@ def test_the_table_is_aligned_and_ends_with_one_newline():
     assert text.endswith("\n")
     assert not text.endswith("\n\n")
     assert all(line == line.rstrip() for line in text.splitlines())
-    rows = [line for line in text.splitlines() if line.startswith(("  recipe ", "  fp8_chat ", "  int4_awq_chat "))]
+    targets = text[: text.index("evidence")].splitlines()
+    rows = [line for line in targets if line.startswith(("  recipe ", "  fp8_chat ", "  int4_awq_chat "))]
     columns = {row.index(cell) for row, cell in zip(rows[:3], ("format", "int4_awq ", "fp8 "), strict=True)}
     assert len(rows) == 9
     assert len(columns) == 1
@@ -243,5 +351,5 @@ def test_planning_takes_under_two_seconds_and_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     seconds, modules = json.loads(done.stdout)
     assert seconds < 2.0  # of processor time, the whole process: other tests may keep the cores busy
-    heavy = {"torch", "transformers", "modelopt", "airflow", "numpy", "scipy", "openvino", "tritonclient", "boto3"}
+    heavy = {"torch", "transformers", "modelopt", "lm_eval", "airflow", "openvino", "tritonclient", "boto3"}
     assert heavy.isdisjoint(modules)

@@ -1,0 +1,108 @@
+"""What an accuracy gate will cost: items that its margins need, and items that its looks will probably ask. Pure.
+
+Flips, the share of items that change either way, are not known before. 2, 5 and 8 % are what FP8, good and poor 4-bit
+formats show; a gate that could not decide even at the fewest of them is a waste of whatever it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from llm_pipeline.accuracy.looks import LookPlan, plan_looks
+from llm_pipeline.accuracy.power import expected_items, items_needed
+from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.planning.task_pool import TaskItems
+from llm_pipeline.stages.contract import Frozen
+
+FLIPS = (0.02, 0.05, 0.08)
+POWER = 0.9
+
+
+class ItemsNeeded(Frozen):
+    """Items at one share of flips, for a model that lost nothing.
+
+    Attributes:
+        flips: Share of items that change either way.
+        pooled: Items of all tasks together that hold the margin with a power of 0.9.
+        task: Items of each task that hold the task margin.
+        expected: Items that are probably asked until the gate decides; None where the pool is not known.
+    """
+
+    flips: float
+    pooled: int
+    task: int
+    expected: int | None
+
+
+class GatePower(Frozen):
+    """One accuracy gate before anything is spent on it.
+
+    Attributes:
+        gate: `accuracy` or `served_accuracy`.
+        margin: Largest acceptable loss over all tasks, a fraction.
+        task_margin: The same for each task.
+        available: Items of all its tasks, capped by the policy; None where they are not known.
+        method: How it may decide early; None where the items are not known.
+        looks: How often it looks at most; None where the items are not known.
+        needed: By rising share of flips.
+        warnings: What keeps it from deciding.
+    """
+
+    gate: str
+    margin: float
+    task_margin: float
+    available: int | None
+    method: str | None
+    looks: int | None
+    needed: tuple[ItemsNeeded, ...]
+    warnings: tuple[str, ...]
+
+
+def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) -> GatePower:
+    """What a gate needs, and what it has."""
+    known = {task.name: task.items for task in tasks if task.items is not None}
+    plan = plan_looks(known, policy) if len(known) == len(tasks) else None
+    needed = tuple(
+        ItemsNeeded(
+            flips=flips,
+            pooled=items_needed(policy.margin, flips, policy.confidence, POWER),
+            task=items_needed(policy.task_margin, flips, policy.confidence, POWER),
+            expected=expected_items(policy.margin, flips, policy.confidence, plan) if plan else None,
+        )
+        for flips in FLIPS
+    )
+    return GatePower(
+        gate=gate,
+        margin=policy.margin,
+        task_margin=policy.task_margin,
+        available=plan.items if plan else None,
+        method=plan.method if plan else None,
+        looks=len(plan.sizes) if plan else None,
+        needed=needed,
+        warnings=tuple(f"{gate}: {line}" for line in _obstacles(plan, known, tasks, policy, needed[0])),
+    )
+
+
+def _obstacles(
+    plan: LookPlan | None,
+    known: Mapping[str, int],
+    tasks: Sequence[TaskItems],
+    policy: AccuracyPolicy,
+    fewest: ItemsNeeded,
+) -> Iterator[str]:
+    if plan is None:
+        unknown = ", ".join(task.name for task in tasks if task.items is None)
+        yield f"how many items {unknown} have is not known here, so whether they suffice is not judged"
+    elif plan.items < policy.minimum_items:
+        yield f"{plan.items} items are fewer than minimum_items {policy.minimum_items}: it can only be INCONCLUSIVE"
+    elif plan.items < fewest.pooled:
+        yield _too_few(f"{plan.items} items", policy.margin, fewest.flips, fewest.pooled)
+    small = {name: items for name, items in known.items() if items < fewest.task}
+    for name, items in small.items():
+        yield _too_few(f"{name} has {items} items and", policy.task_margin, fewest.flips, fewest.task)
+
+
+def _too_few(what: str, margin: float, flips: float, needed: int) -> str:
+    points, changed = f"{100 * margin:g} points", f"{100 * flips:g} %"
+    verb = "" if what.endswith("and") else " are too few:"
+    return f"{what}{verb} a margin of {points} needs {needed} already when {changed} flip, so it may never decide"

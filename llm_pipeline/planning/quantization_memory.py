@@ -1,0 +1,147 @@
+"""The peak of device memory while a recipe is made: weights, the largest activations, and what the method adds. Pure.
+
+    peak = predict_peak(shape, recipe, "bfloat16", batch=32, tokens=512, devices=1)
+    peak.total  # bytes on the fullest device
+
+Every figure is in bytes. The weights stay in the baseline's precision until they are exported; calibration runs
+without gradients and without the output head (unless the head is quantized), so one layer's activations are alive at
+a time. On top come the quantizer's copies of the widest input; under AWQ both outputs that it compares, and a
+quantized copy of the largest weight; under AutoQuantize by gradients the checkpointed input of every layer, one
+layer's graph, each format's change of each output, the logits with their gradient, and the embedding's gradient.
+Allocator fragments and the CUDA context are not in it: `fitting_batch` leaves room for them.
+"""
+
+from __future__ import annotations
+
+from llm_pipeline.config.quantization import QuantizationRecipe, Search
+from llm_pipeline.config.target import Parallelism
+from llm_pipeline.planning.formats import BaselinePrecision, asked_by
+from llm_pipeline.planning.memory import rank_weight_bytes
+from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.planning.weight_storage import HALF_PRECISION, head_parameters
+from llm_pipeline.stages.contract import Frozen
+
+CONTEXT_BYTES = 2**30
+"""CUDA context and libraries of one process on one device; an estimate."""
+
+ROOM_USED = 0.7
+"""Share of what the weights leave free that a batch may take, as the quantize stage chooses it."""
+
+_BYTES: dict[BaselinePrecision, int] = {"float16": HALF_PRECISION, "bfloat16": HALF_PRECISION}
+_SINGLE_PRECISION = 4
+_PLAIN = QuantizationRecipe(name="none", weights="none")
+
+
+class PeakMemory(Frozen):
+    """The fullest device while a recipe is made, in bytes.
+
+    Attributes:
+        weights: The unquantized model's share.
+        activations: Of one layer, for the whole batch.
+        logits: Where the output head runs.
+        method: What the algorithm adds.
+    """
+
+    weights: int
+    activations: int
+    logits: int
+    method: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.activations + self.logits + self.method
+
+
+def predict_peak(
+    shape: ModelShape,
+    recipe: QuantizationRecipe,
+    dtype: BaselinePrecision,
+    batch: int,
+    tokens: int,
+    *,
+    devices: int = 1,
+) -> PeakMemory:
+    """Predict the peak.
+
+    Args:
+        shape: The model.
+        recipe: How it is quantized.
+        dtype: Precision that it is loaded in.
+        batch: Sequences a forward pass; 0 for a recipe without calibration.
+        tokens: Tokens of the longest sequence.
+        devices: GPUs that its layers are spread over.
+    """
+    rows, element = batch * tokens, _BYTES[dtype]
+    weights = rank_weight_bytes(shape, _PLAIN, Parallelism(pipeline=min(devices, shape.layers)), element)
+    if recipe.weights == "none":
+        return PeakMemory(weights=weights, activations=0, logits=0, method=0)
+    return PeakMemory(
+        weights=weights,
+        activations=rows * _layer_width(shape) * element,
+        logits=rows * shape.vocabulary_size * _logit_bytes(shape, recipe, element),
+        method=_method_bytes(shape, recipe, rows, element),
+    )
+
+
+def fitting_batch(
+    shape: ModelShape,
+    recipe: QuantizationRecipe,
+    dtype: BaselinePrecision,
+    tokens: int,
+    capacity: int,
+    *,
+    devices: int = 1,
+) -> int:
+    """Sequences a forward pass that fit into devices of some capacity (in bytes); 0 when not even one does."""
+    empty = predict_peak(shape, recipe, dtype, 0, tokens, devices=devices).total
+    one = predict_peak(shape, recipe, dtype, 1, tokens, devices=devices).total - empty
+    room = int((capacity - CONTEXT_BYTES - empty) * ROOM_USED)
+    return max(0, room // one) if one else int(room >= 0)
+
+
+def devices_needed(
+    shape: ModelShape, recipe: QuantizationRecipe, dtype: BaselinePrecision, tokens: int, capacity: int
+) -> int | None:
+    """The fewest devices of some capacity that hold the model and one sequence; None when no number does."""
+    counts = range(1, shape.layers + 1)
+    return next((n for n in counts if fitting_batch(shape, recipe, dtype, tokens, capacity, devices=n)), None)
+
+
+def _layer_width(shape: ModelShape) -> int:
+    """Elements alive in one layer for each token: the residual, and attention or (wider) the gated MLP."""
+    attention = 2 * shape.head_size * (shape.attention_heads + shape.key_value_heads)
+    return 2 * shape.hidden_size + max(attention, 3 * shape.intermediate_size)
+
+
+def _logit_bytes(shape: ModelShape, recipe: QuantizationRecipe, element: int) -> int:
+    if recipe.search:  # the logits, as float32, their softmax and, for gradients, what flows back
+        back = _SINGLE_PRECISION + element if recipe.search.method == "gradient" else 0
+        return element + 2 * _SINGLE_PRECISION + back
+    return element if head_parameters(shape, recipe)[0] else 0
+
+
+def _method_bytes(shape: ModelShape, recipe: QuantizationRecipe, rows: int, element: int) -> int:
+    widest = max(shape.intermediate_size, shape.hidden_size)
+    largest_weight = shape.hidden_size * shape.intermediate_size
+    copies = largest_weight * (element + _SINGLE_PRECISION)
+    magnitudes = rows * widest * element
+    if recipe.search:
+        return copies + magnitudes + _search_bytes(shape, recipe.search, rows, element)
+    formats = asked_by(recipe).weights
+    if any("awq" in name for name in formats):
+        return 2 * copies + magnitudes + rows * widest * (2 * element + 2 * _SINGLE_PRECISION)
+    if "int8_smoothquant" in formats:
+        return copies + magnitudes + rows * widest * _SINGLE_PRECISION
+    return copies + magnitudes
+
+
+def _search_bytes(shape: ModelShape, search: Search, rows: int, element: int) -> int:
+    if search.method == "kl_div":  # the unquantized model's distribution is kept beside the quantized one's
+        return rows * shape.vocabulary_size * _SINGLE_PRECISION
+    heads = shape.head_size * (shape.attention_heads + 2 * shape.key_value_heads)
+    outputs = heads + 2 * shape.hidden_size + 2 * shape.intermediate_size
+    changes = len(search.formats) * rows * outputs * element
+    inputs_of_layers = shape.layers * rows * shape.hidden_size * element
+    graph = 2 * rows * _layer_width(shape) * element
+    return changes + inputs_of_layers + graph + shape.embedding_parameters * element

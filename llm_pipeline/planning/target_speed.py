@@ -1,0 +1,73 @@
+"""How fast a recipe is predicted to be on a target, and whether that is what the policy demands."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.config.target import Target
+from llm_pipeline.planning.compatibility import Refused, platform_of
+from llm_pipeline.planning.formats import legal_weights, nearest_weights
+from llm_pipeline.planning.ladder import decoded_together
+from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.planning.speed import relative_speed
+from llm_pipeline.planning.weight_storage import bits_per_weight
+from llm_pipeline.stages.contract import Frozen
+
+
+class SpeedFigures(Frozen):
+    """Output tokens a second, by those of the unquantized model on the same target: a prediction.
+
+    Attributes:
+        alone: With one request at a time.
+        together: With `requests` at a time.
+        requests: What the policy names, or the target holds if that is fewer.
+    """
+
+    alone: float
+    together: float
+    requests: int
+
+
+class JudgedSpeed(NamedTuple):
+    """A prediction; the refusal where it is below what the policy demands; what could not be judged."""
+
+    figures: SpeedFigures | None
+    refused: Refused | None
+    warnings: tuple[str, ...] = ()
+
+
+def judge_speed(release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> JudgedSpeed:
+    """Predict a recipe's speed and hold it against the policy.
+
+    Raises:
+        ConfigError: The target's accelerator is not in the GPU catalog.
+    """
+    requests, policy = decoded_together(release, target), release.policy.speed
+    alone = relative_speed(shape, target, recipe, 1)
+    together = relative_speed(shape, target, recipe, requests)
+    if alone is None or together is None:
+        unjudged = (f"policy speed is not judged: nothing is predicted for {target.accelerator}",) if policy else ()
+        return JudgedSpeed(None, None, unjudged)
+    figures = SpeedFigures(alone=alone, together=together, requests=requests)
+    if policy is None or together >= policy.minimum_ratio:
+        return JudgedSpeed(figures, None)
+    reason = (
+        f"predicted at {together:.2f} of the unquantized model's speed with {requests} requests, "
+        f"policy speed demands {policy.minimum_ratio:.2f}"
+    )
+    return JudgedSpeed(figures, Refused(reason=reason, nearest=_nearest(release, target, recipe, shape)))
+
+
+def _nearest(release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> str:
+    """The format nearest in size that is fast enough, or the demand that this one meets."""
+    demanded = release.policy.speed.minimum_ratio if release.policy.speed else 0.0
+    requests = decoded_together(release, target)
+
+    def is_fast(weights: WeightFormat) -> bool:
+        other = recipe.model_copy(update={"weights": weights, "search": None, "modelopt_recipe": None})
+        return (relative_speed(shape, target, other, requests) or 0.0) >= demanded
+
+    fast = [name for name in legal_weights(platform_of(target), release.baseline.dtype) if is_fast(name)]
+    return f"weights: {nearest_weights(bits_per_weight(recipe), fast)}" if fast else "a lower speed.minimum_ratio"

@@ -1,0 +1,69 @@
+"""What is known of the tasks of a release before anything runs: how many items they have, and of which kind.
+
+Local task files are read (their data are counted); of lm-eval's own tasks a table holds the well-known ones.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from llm_pipeline.accuracy.task_files import task_document_counts, task_output_types
+from llm_pipeline.config.release import Evaluation
+from llm_pipeline.stages.contract import Frozen
+
+
+class TaskItems(Frozen):
+    """One task.
+
+    Attributes:
+        items: Items that would be asked; None where that is not known.
+        output_type: lm-eval's word for what is asked of the model; None where that is not known.
+        prompt_tokens: Tokens that an item is read with, roughly; None where nothing is known.
+        output_tokens: Tokens that an item is answered with, roughly; None where nothing is known.
+    """
+
+    name: str
+    items: int | None = None
+    output_type: str | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+    @property
+    def is_generative(self) -> bool | None:
+        """Whether the model writes the answer; None where that is not known."""
+        return None if self.output_type is None else self.output_type == "generate_until"
+
+
+def task_pool(evaluation: Evaluation, configs_root: Path) -> tuple[TaskItems, ...]:
+    """The tasks of an evaluation, `limit` applied.
+
+    Raises:
+        ConfigError: A task file or its data are missing or damaged.
+    """
+    known = known_tasks()
+    if evaluation.task_directory is not None:
+        directory = configs_root / evaluation.task_directory
+        counts = task_document_counts(directory)
+        known = {
+            name: TaskItems(name=name, items=counts.get(name), output_type=kind)
+            for name, kind in task_output_types(directory).items()
+        }
+    return tuple(_limited(known.get(name, TaskItems(name=name)), evaluation.limit) for name in evaluation.tasks)
+
+
+@cache
+def known_tasks() -> dict[str, TaskItems]:
+    """Well-known tasks of lm-eval's own, by name."""
+    text = files("llm_pipeline.planning").joinpath("data", "known_tasks.json").read_text(encoding="utf-8")
+    rows: list[dict[str, Any]] = json.loads(text)["tasks"]
+    return {row["name"]: TaskItems.model_validate(row) for row in rows}
+
+
+def _limited(task: TaskItems, limit: int | None) -> TaskItems:
+    if limit is None or task.items is None:
+        return task
+    return task.model_copy(update={"items": min(task.items, limit)})

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+
+from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
+from llm_pipeline.config.target import Target
+from llm_pipeline.planning.catalog import find_gpu
+from llm_pipeline.planning.evidence import gate_power
+from llm_pipeline.planning.gpu_time import forward_seconds, quantization_seconds, scoring_seconds
+from llm_pipeline.planning.lanes import judge_lanes
+from llm_pipeline.planning.model_shape import known_shape
+from llm_pipeline.planning.task_pool import TaskItems, known_tasks
+
+SHAPE = known_shape("meta-llama/Llama-3.1-8B-Instruct")
+H200 = find_gpu("H200-SXM-141GB")
+
+
+def pool(**items: int | None) -> list[TaskItems]:
+    return [TaskItems(name=name, items=number) for name, number in items.items()]
+
+
+def recipe(weights: str, samples: int) -> QuantizationRecipe:
+    fields: dict[str, object] = {"name": "r", "weights": weights}
+    if weights in CALIBRATED:
+        fields["calibration"] = {"sources": ["c.jsonl"], "samples": samples, "maximum_tokens": 512}
+    return QuantizationRecipe.model_validate(fields)
+
+
+def test_items_needed_rise_with_flips_and_fall_with_the_margin():
+    narrow = gate_power("accuracy", pool(a=14042), AccuracyPolicy())
+    wide = gate_power("accuracy", pool(a=14042), AccuracyPolicy(margin=0.02))
+    needed = [item.pooled for item in narrow.needed]
+    assert needed == sorted(needed)
+    assert [item.pooled for item in wide.needed] == pytest.approx([number / 4 for number in needed], rel=0.01)
+
+
+def test_looks_are_expected_to_spare_a_third_of_a_tight_pool():
+    """Ten looks at 4,300 items with flips of 5 % asked 2,922 on average in a simulation."""
+    policy = AccuracyPolicy(method="group_sequential", looks=10, minimum_items=30)
+    expected = gate_power("accuracy", pool(a=4300), policy).needed[1].expected
+    assert expected == pytest.approx(2922, rel=0.06)
+
+
+def test_a_task_too_small_for_its_own_margin_is_told():
+    power = gate_power("accuracy", pool(large=5000, small=100), AccuracyPolicy())
+    assert len(power.warnings) == 1
+    assert power.warnings[0].startswith("accuracy: small has 100 items and a margin of 3 points needs 19")
+
+
+def test_a_pool_that_is_not_known_is_not_judged():
+    power = gate_power("accuracy", pool(known=5000, other=None), AccuracyPolicy())
+    assert power.available is None
+    assert all(item.expected is None for item in power.needed)
+    assert "how many items other have is not known here" in power.warnings[0]
+
+
+def test_the_policy_caps_what_is_available():
+    assert gate_power("accuracy", pool(a=14042), AccuracyPolicy(maximum_items=3000)).available == 3000
+
+
+def target(version: str) -> Target:
+    return Target(name="t", accelerator="H200-SXM-141GB", engine="tensorrt_llm_llmapi", runtime_version=version)
+
+
+@pytest.mark.parametrize(("version", "told"), [("1.2.1", True), ("1.3.0rc10", True), ("1.3.0rc11", False)])
+def test_the_version_is_told_where_it_is_why_a_lane_cannot_work(version: str, told: bool):
+    tasks = [known_tasks()["mmlu"], known_tasks()["gsm8k"]]
+    refusals, warnings = judge_lanes(tasks, ["mmlu"], [target(version)])
+    assert len(refusals) == 1
+    assert warnings == ()
+    assert (f"TensorRT-LLM {version}" in refusals[0].reason) is told
+    assert refusals[0].nearest == "served_tasks: [gsm8k]"
+
+
+def test_tasks_of_which_nothing_is_known_are_a_warning():
+    refusals, warnings = judge_lanes(pool(other=None), ["other"], [target("1.2.1")])
+    assert refusals == ()
+    assert "whether other are generative is not known here" in warnings[0]
+
+
+def test_measured_times_of_an_8b_model_on_an_h200_are_met():
+    assert SHAPE is not None
+    assert forward_seconds(SHAPE, H200, 262_144) == pytest.approx(7.7, rel=0.01)
+    for weights, samples, load_calibrate_export in (("fp8", 512, 18.8), ("int8_smoothquant", 512, 19.9)):
+        seconds = quantization_seconds(SHAPE, recipe(weights, samples), H200)
+        assert seconds == pytest.approx(load_calibrate_export, rel=0.05)
+    assert quantization_seconds(SHAPE, recipe("int4_awq", 64), H200) == pytest.approx(1.8 + 52.6 + 4.8, rel=0.05)
+
+
+def test_generating_costs_more_than_reading():
+    assert SHAPE is not None
+    read, written = (scoring_seconds(SHAPE, known_tasks()[name], H200, 32) for name in ("hellaswag", "gsm8k"))
+    assert read is not None
+    assert written is not None
+    assert written > read
+    assert scoring_seconds(SHAPE, TaskItems(name="other", items=10), H200, 32) is None
