@@ -228,7 +228,7 @@ def _tasks(flow: Flow) -> dict[str, ArtifactRef]:
 def _baseline(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.stages.baseline import BaselineConfig
 
-    config = BaselineConfig(evaluation=flow.release.evaluation, dtype=flow.release.baseline.dtype)
+    config = BaselineConfig.of(flow.release.evaluation, flow.release.baseline.dtype)
     return config, {"checkpoint": flow.artifact("download", "", "checkpoint"), **_tasks(flow)}
 
 

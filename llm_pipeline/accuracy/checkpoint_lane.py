@@ -1,16 +1,36 @@
-"""The checkpoint lane of the accuracy gates: what the baseline and the accuracy stage do alike."""
+"""The checkpoint lane of the accuracy gates: the baseline is asked everything, a candidate until the gate decides."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llm_pipeline.accuracy.evaluation import EvaluationSummary, write_evaluation
-from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.asking import Asking
+from llm_pipeline.accuracy.evaluation import (
+    EvaluationSummary,
+    NoiseFloor,
+    read_summary,
+    summarise,
+    write_evaluation,
+)
+from llm_pipeline.accuracy.harness import refuse_other_harness
+from llm_pipeline.accuracy.items import ScoredItem, read_items
+from llm_pipeline.accuracy.looks import LookPlan, evaluation_order, plan_looks
+from llm_pipeline.accuracy.progress import Progress
+from llm_pipeline.accuracy.saved_items import SavedItems
+from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
+from llm_pipeline.digest import sha256_json
 from llm_pipeline.stages.contract import Metric
+from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
+
+if TYPE_CHECKING:
+    from llm_pipeline.accuracy.lm_eval_checkpoint import HarnessModel
+    from llm_pipeline.accuracy.questions import Questions
 
 
 @dataclass(frozen=True)
@@ -19,6 +39,7 @@ class LaneEvaluation:
 
     Attributes:
         directory: Where items and summary were written.
+        items: What was asked.
         tool_seconds: Time inside the harness and the libraries below it, their imports included.
     """
 
@@ -28,37 +49,177 @@ class LaneEvaluation:
     tool_seconds: float
 
     def metrics(self) -> dict[str, Metric]:
-        """Accuracy by task, items, and seconds by phase."""
-        accuracy: dict[str, Metric] = {f"accuracy_{task}": own.accuracy for task, own in self.summary.tasks.items()}
-        seconds = {f"seconds_{phase}": value for phase, value in self.summary.seconds.items()}
-        return {**accuracy, "items": self.summary.items, **seconds}
+        """Accuracy by task, items, what is known of noise and divergence, and seconds by phase."""
+        summary = self.summary
+        metrics: dict[str, Metric] = {f"accuracy_{task}": own.accuracy for task, own in summary.tasks.items()}
+        metrics |= {"items": summary.asked, "items_planned": summary.planned}
+        if summary.look is not None:
+            metrics |= {"look": summary.look, "looks": summary.looks}
+        if summary.noise is not None:
+            metrics |= {"noise_items": summary.noise.items, "noise_flips": summary.noise.flips}
+        if summary.perplexity is not None:
+            metrics["perplexity"] = summary.perplexity
+        if summary.divergence is not None:
+            metrics["kl_at_least"] = summary.divergence.kl_at_least
+            metrics["top_token_agreement"] = summary.divergence.top_token_agreement
+        return metrics | {f"seconds_{phase}": value for phase, value in summary.seconds.items()}
 
 
-def evaluate_lane(inputs: Mapping[str, Path], evaluation: Evaluation, dtype: str, workdir: Path) -> LaneEvaluation:
-    """Evaluate the input `checkpoint` on the tasks of the input `tasks` (lm-eval's own without it).
+class _Lane:
+    """A checkpoint loaded and its questions built, with the time that each phase takes."""
+
+    def __init__(self, inputs: Mapping[str, Path], evaluation: Evaluation, dtype: str, workdir: Path) -> None:
+        self.seconds: dict[str, float] = {}
+        self.directory = workdir / "evaluation"
+        self._started = time.monotonic()
+        with self.phase("import"):
+            from llm_pipeline.accuracy.lm_eval_checkpoint import load_harness_model, use_processors
+            from llm_pipeline.accuracy.questions import Questions
+        use_processors()
+        with self.phase("questions"):
+            self.questions: Questions = Questions.load(inputs.get("tasks"), evaluation, evaluation.tasks)
+        with self.phase("load"):
+            self.model: HarnessModel = load_harness_model(inputs["checkpoint"], evaluation, dtype)
+        self.harness = {**self.questions.identity, **self.model.identity}
+        self.order = evaluation_order(self.questions.clusters, evaluation.seed)
+        self._saved = SavedItems(workdir / "items", sha256_json([self.harness, self.order]))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 3)
+
+    def asking(self, count: int) -> Asking:
+        """Ask the first `count` items."""
+        self.model.progress = Progress(len(self.questions.instances(self.order[:count])))
+        return Asking(self.questions, self.model, self.order, self._saved, self.model.progress)
+
+    def written(self, items: list[ScoredItem], **facts: object) -> LaneEvaluation:
+        """The evaluation, on disk too."""
+        from llm_pipeline.accuracy.lm_eval_checkpoint import harness_versions
+
+        given = {"harness": self.harness, "scoring": self.model.scoring, **facts}
+        summary = summarise(items, self.seconds, harness_versions()).model_copy(update=given)
+        write_evaluation(self.directory, items, summary)
+        return LaneEvaluation(self.directory, tuple(items), summary, time.monotonic() - self._started)
+
+
+def evaluate_baseline(inputs: Mapping[str, Path], evaluation: Evaluation, dtype: str, workdir: Path) -> LaneEvaluation:
+    """Ask the checkpoint every item, some of them twice, and keep what it says about some texts.
+
+    Args:
+        inputs: `checkpoint`, and `tasks` unless they are lm-eval's own.
+        evaluation: What is asked.
+        dtype: Precision of everything that is not quantized.
+        workdir: What an earlier, killed attempt asked is taken up from here.
 
     Raises:
-        PipelineError: As `evaluate_checkpoint`.
+        ConfigError: A task is unknown, its data are unreadable, or an item is too long.
+        IntegrityError: The checkpoint is damaged, or its numbers are not finite.
     """
-    started = time.monotonic()
-    from llm_pipeline.accuracy.lm_eval_checkpoint import evaluate_checkpoint, use_one_cpu_thread
+    lane = _Lane(inputs, evaluation, dtype, workdir)
+    lane.model.refuse_what_would_be_cut(lane.questions.instances())
+    with lane.phase("scoring"):
+        items = list(lane.asking(len(lane.order)).ask_until(len(lane.order)))
+    lane.directory.mkdir(parents=True, exist_ok=True)
+    with lane.phase("divergence"):
+        perplexity = _write_reference(lane, items[: evaluation.divergence_items])
+    with lane.phase("noise"):
+        noise = _noise_floor(lane, items[: evaluation.noise_floor_items])
+    return lane.written(items, noise=noise, perplexity=perplexity)
 
-    use_one_cpu_thread()
-    imported = time.monotonic()
-    evaluated = evaluate_checkpoint(inputs["checkpoint"], inputs.get("tasks"), evaluation, dtype)
-    seconds = {"import": round(imported - started, 3), **evaluated.summary.seconds}
-    summary = evaluated.summary.model_copy(update={"seconds": seconds})
-    tool_seconds = time.monotonic() - started
-    directory = workdir / "evaluation"
-    write_evaluation(directory, evaluated.items, summary)
-    return LaneEvaluation(directory, evaluated.items, summary, tool_seconds)
+
+def _write_reference(lane: _Lane, items: list[ScoredItem]) -> float | None:
+    from llm_pipeline.accuracy.divergence import reference_of
+
+    texts = lane.model.tokens_of([lane.questions.text(item) for item in items])
+    if not (texts := [text for text in texts if len(text) > 1]):
+        return None
+    reference = reference_of(lane.model.model, texts)
+    reference.write(lane.directory)
+    return reference.perplexity
+
+
+def _noise_floor(lane: _Lane, items: list[ScoredItem]) -> NoiseFloor | None:
+    if not items:
+        return None
+    lane.model.halve_batches()
+    again = lane.questions.ask(lane.model, [(item.task, item.item_id) for item in items])
+    flips = sum(first.score != second.score for first, second in zip(items, again, strict=True))
+    return NoiseFloor(items=len(items), flips=flips)
+
+
+def evaluate_candidate(
+    inputs: Mapping[str, Path], evaluation: Evaluation, policy: AccuracyPolicy, dtype: str, workdir: Path
+) -> tuple[LaneEvaluation, Judgement]:
+    """Ask a candidate look by look until the gate decides, and measure its distance from the baseline.
+
+    Args:
+        inputs: `checkpoint` and `baseline`, and `tasks` unless they are lm-eval's own.
+        evaluation: What is asked, as the baseline was.
+        policy: When a loss is too much.
+        dtype: Precision of everything that is not quantized.
+        workdir: What an earlier, killed attempt asked is taken up from here.
+
+    Raises:
+        ConfigError: A task is unknown, its data are unreadable, or an item is too long.
+        IntegrityError: The checkpoint is damaged, or the baseline was asked in another way.
+    """
+    from llm_pipeline.accuracy.divergence import Reference, divergence_from
+
+    lane = _Lane(inputs, evaluation, dtype, workdir)
+    refuse_other_harness(read_summary(inputs["baseline"]).harness, lane.harness)
+    baseline = read_items(inputs["baseline"])
+    plan = plan_looks({task: len(clusters) for task, clusters in lane.questions.clusters.items()}, policy)
+    asking = lane.asking(plan.items)
+    with lane.phase("scoring"):
+        judgement, look = _decided(asking, baseline, plan, policy)
+    with lane.phase("divergence"):
+        reference = Reference.read(inputs["baseline"])
+        divergence = divergence_from(reference, lane.model.model) if reference else None
+    evaluated = lane.written(
+        asking.items,
+        planned=plan.items,
+        look=look,
+        looks=len(plan.sizes),
+        divergence=divergence,
+        perplexity=divergence.perplexity if divergence else None,
+    )
+    return evaluated, judgement
+
+
+def _decided(
+    asking: Asking, baseline: list[ScoredItem], plan: LookPlan, policy: AccuracyPolicy
+) -> tuple[Judgement, int | None]:
+    """The judgement and its look; a candidate whose numbers are not finite fails at once."""
+    from llm_pipeline.accuracy.questions import NotFinite
+
+    try:
+        return asking.ask_until_decided(baseline, plan, policy)
+    except NotFinite as error:
+        fact = Evidence(
+            name="log-likelihoods that are numbers",
+            verdict=Verdict.NO_GO,
+            samples=len(asking.items),
+            detail=f"{error.where}: {error.message}; {error.hint}",
+        )
+        return judge(f"The model is broken: {error.message} ({error.where}).", [fact]), None
 
 
 def summary_table(summary: EvaluationSummary) -> str:
-    """Tasks, items, accuracies and times, one line a task; starts with a line break."""
-    lines = [f"{'task':<20}{'items':>8}{'accuracy':>12}{'seconds':>10}", "-" * 50]
+    """Tasks, items and accuracies, one line a task; starts with a line break."""
+    lines = [f"{'task':<20}{'items':>8}{'accuracy':>12}", "-" * 40]
     for task, own in summary.tasks.items():
         accuracy = "-" if own.accuracy is None else f"{own.accuracy:.2%}"
-        seconds = summary.seconds.get(task)
-        lines.append(f"{task:<20}{own.items:>8}{accuracy:>12}{'-' if seconds is None else f'{seconds:.1f}':>10}")
+        lines.append(f"{task:<20}{own.items:>8}{accuracy:>12}")
+    if summary.noise is not None:
+        noise = summary.noise
+        lines.append(f"noise floor: {noise.flips} of {noise.items} items score differently at another batch size")
+    if summary.divergence is not None and summary.divergence.kl_at_least is not None:
+        distance = summary.divergence
+        lines.append(
+            f"distance from the baseline on {distance.tokens:,} tokens: KL at least {distance.kl_at_least:.4f} nats, "
+            f"same likeliest token {distance.top_token_agreement:.2%}, perplexity {distance.perplexity:.3f}"
+        )
     return "\n" + "\n".join(lines)

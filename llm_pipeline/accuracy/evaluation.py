@@ -28,6 +28,39 @@ class TaskSummary(BaseModel):
     accuracy: float | None
 
 
+class NoiseFloor(BaseModel):
+    """The same model asked the same items again, at another batch size.
+
+    Attributes:
+        items: How many were asked twice.
+        flips: How many of them scored differently: what rounding alone does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    items: int
+    flips: int
+
+
+class Divergence(BaseModel):
+    """How far the candidate's distribution of the next token is from the baseline's, on the same texts.
+
+    Attributes:
+        tokens: Positions compared.
+        kl_at_least: Mean Kullback-Leibler divergence in nats a token, from baseline to candidate; a lower bound, since
+            all but the baseline's 64 likeliest tokens count as one. None when the candidate's numbers are not finite.
+        top_token_agreement: Share of positions with the same likeliest token.
+        perplexity: The candidate's, of the texts.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: int
+    kl_at_least: float | None
+    top_token_agreement: float | None
+    perplexity: float | None
+
+
 class EvaluationSummary(BaseModel):
     """An evaluation at a glance.
 
@@ -35,6 +68,15 @@ class EvaluationSummary(BaseModel):
         tasks: By task name.
         seconds: Wall time by phase.
         versions: The harness and what it ran on.
+        asked: Items that were asked.
+        planned: Items that would have been asked had no look decided earlier.
+        look: At which look the gate decided, from 1; None for an evaluation that is no gate's.
+        looks: How many looks were planned.
+        harness: What must be the same on both sides of a comparison, see `llm_pipeline.accuracy.harness`.
+        scoring: How log-likelihoods were computed, and why not with shared prefixes if they were not.
+        noise: The noise floor; of a baseline only.
+        perplexity: Of the divergence's texts.
+        divergence: Distance from the baseline; of a candidate only.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +84,15 @@ class EvaluationSummary(BaseModel):
     tasks: dict[str, TaskSummary]
     seconds: dict[str, float]
     versions: dict[str, str]
+    asked: int = 0
+    planned: int = 0
+    look: int | None = None
+    looks: int = 1
+    harness: dict[str, str] = {}
+    scoring: str = ""
+    noise: NoiseFloor | None = None
+    perplexity: float | None = None
+    divergence: Divergence | None = None
 
     @property
     def items(self) -> int:
@@ -57,7 +108,9 @@ def summarise(
     for item in items:
         by_task.setdefault(item.task, []).append(item)
     tasks = {task: TaskSummary(items=len(own), accuracy=_mean(own)) for task, own in sorted(by_task.items())}
-    return EvaluationSummary(tasks=tasks, seconds=dict(seconds), versions=dict(versions))
+    return EvaluationSummary(
+        tasks=tasks, seconds=dict(seconds), versions=dict(versions), asked=len(items), planned=len(items)
+    )
 
 
 def _mean(items: Sequence[ScoredItem]) -> float | None:

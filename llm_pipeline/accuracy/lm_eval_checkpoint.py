@@ -1,34 +1,38 @@
-"""lm-eval on a checkpoint directory, plain or exported by modelopt, in this process and without a network.
+"""lm-eval's model over a checkpoint directory, plain or exported by modelopt, in this process and without a network.
 
-No request cache is used: lm-eval's cache key does not name the model, so a second checkpoint would be given
-the first one's answers.
+lm-eval's `hf` model scores each choice of a question as a sequence of its own. This one computes a context once for
+all that follow it (`shared_prefix`), tokenizes in bulk, refuses what would be cut instead of cutting it, and goes on
+with half the batch when the device's memory runs out.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars: progress is logged below
+from llm_pipeline.accuracy.questions import Questions  # isort: skip  # it keeps the libraries below offline
 
-import lm_eval
 import torch
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
 from transformers import AutoTokenizer
 
+from llm_pipeline.accuracy.batch_size import BatchSize, sequences_that_fit
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, summarise
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.lm_eval_results import scored_items, task_manager
+from llm_pipeline.accuracy.progress import Progress
+from llm_pipeline.accuracy.shared_prefix import score_continuations, why_not_shared
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.errors import Unsupported
+from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.readback import load_model
 
@@ -36,8 +40,241 @@ log = get_logger(__name__)
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _DISTRIBUTIONS = ("lm_eval", "torch", "transformers")
-_PROGRESS_SECONDS = 5.0
-_FEW_SHOT_SEED = 1234
+
+Answers = TypeVar("Answers")
+Encoded = tuple[Any, list[int], list[int]]
+"""A request as lm-eval hands it on: its texts, its context's tokens and its continuation's."""
+
+
+class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
+    """lm-eval's Transformers model with shared prefixes.
+
+    Args:
+        model: A causal language model of Transformers.
+        tokenizer: Its tokenizer.
+        evaluation: Length and batch size.
+        shared_prefix: False scores as lm-eval itself does, to compare with.
+
+    Attributes:
+        scoring: How log-likelihoods are computed.
+        progress: Told about requests that were finished.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, evaluation: Evaluation, *, shared_prefix: bool = True) -> None:
+        logging.getLogger("lm_eval.models.huggingface").addFilter(_is_not_about_the_constructor)
+        self.begin_token = _adds_begin_token(tokenizer)
+        super().__init__(
+            pretrained=model,
+            tokenizer=tokenizer,
+            batch_size=sequences_that_fit(model, evaluation.maximum_length, evaluation.batch_size),
+            max_length=_maximum_length(model, evaluation),
+            # The served endpoint tokenizes plain text with the tokenizer's own template; so does this lane.
+            add_bos_token=self.begin_token,
+            # Half precision would round log-likelihoods to sixteenths of a nat, and make ties out of choices.
+            softmax_dtype="float32" if shared_prefix else None,
+        )
+        self._wanted_length = evaluation.maximum_length
+        self._likelihood_batch = BatchSize.for_model(model, evaluation.batch_size)
+        self.progress = Progress(0)
+        reason = why_not_shared(model, self.max_length) if shared_prefix else "lm-eval's own way was asked for"
+        self._shared = reason is None
+        self.scoring = "shared prefixes" if reason is None else f"a sequence for each choice: {reason}"
+        if reason is not None:
+            log.info("log-likelihoods are computed by lm-eval itself, a sequence for each choice", reason=reason)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What must be the same of another model's harness for their answers to compare."""
+        return {
+            "tokenizer": _tokenizer_digest(self.tokenizer),
+            "begin token": "added" if self.begin_token else "not added",
+            "maximum length": str(self.max_length),
+        }
+
+    def halve_batches(self) -> None:
+        """Go on with half the batch."""
+        self._likelihood_batch = self._likelihood_batch.halved()
+        self.batch_size_per_gpu = max(1, self.batch_size_per_gpu // 2)
+
+    def refuse_what_would_be_cut(self, instances: Sequence[Instance]) -> None:
+        """Refuse requests that are longer than the model may be given: lm-eval would cut their beginning off.
+
+        Raises:
+            ConfigError: One is; the longest is named.
+        """
+        self._encode([one for one in instances if one.request_type == "loglikelihood"])
+        self._check_prompts([one for one in instances if one.request_type == "generate_until"])
+
+    def tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each text, as far as the model may see them."""
+        tokens = self._tokens(set(texts))
+        return [tokens[text][: self.max_length] for text in texts]
+
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """Log-likelihood of each request's continuation, and whether it is the greedy one."""
+        if not self._shared:
+            self._encode(requests)
+            answers = self._with_memory(lambda: super(HarnessModel, self).loglikelihood(requests, disable_tqdm=True))
+            self.progress.advance(len(requests))
+            return list(answers)
+        return self._loglikelihood_tokens(self._encode(requests), disable_tqdm=disable_tqdm)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Encoded], disable_tqdm: bool = True, override_bs: int | None = None
+    ) -> list[tuple[float, bool]]:
+        if not self._shared:
+            return list(super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, override_bs=override_bs))
+        pairs = [(tuple(context), tuple(continuation)) for _, context, continuation in requests]
+        scores = score_continuations(self.model, pairs, self._likelihood_batch, self.progress.advance)
+        return [(score.log_likelihood, score.greedy) for score in scores]
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
+        """Text that follows each prompt, up to its stop words."""
+        self._check_prompts(requests)
+        return list(self._with_memory(lambda: super(HarnessModel, self).generate_until(requests, disable_tqdm=True)))
+
+    def _model_generate(self, context: Any, *arguments: Any, **options: Any) -> Any:
+        generated = super()._model_generate(context, *arguments, **options)
+        self.progress.advance(len(context))
+        return generated
+
+    def _with_memory(self, work: Callable[[], Answers]) -> Answers:
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError as error:
+                if self.batch_size_per_gpu == 1:
+                    raise Unsupported(
+                        "a single sequence does not fit into the device's memory",
+                        hint="lower evaluation.maximum_length, or use a device with more memory",
+                    ) from error
+                self.halve_batches()
+                torch.cuda.empty_cache()
+                log.warning("out of device memory: the batch is halved", sequences=self.batch_size_per_gpu)
+
+    def _encode(self, requests: Sequence[Instance]) -> list[Encoded]:
+        """Tokens of contexts and continuations, split as lm-eval splits them, each different text encoded once."""
+        texts = [_split(*one.args) for one in requests]
+        tokens = self._tokens({context for context, _ in texts} | {context + after for context, after in texts})
+        encoded: list[Encoded] = []
+        for one, (context, continuation) in zip(requests, texts, strict=True):
+            whole, first = tokens[context + continuation], tokens[context]
+            if one.args[0] == "":  # the begin token stands for an empty context
+                whole = self.tok_encode(continuation, add_special_tokens=False)
+                first = whole[:1] if whole[:1] == [self.prefix_token_id] else []
+                pair = (first, whole[1:]) if first else ([self.prefix_token_id], whole)
+            else:
+                pair = (first, whole[len(first) :])
+            self._check_length(one, len(pair[0]) + len(pair[1]), self.max_length + 1)
+            if not pair[1]:
+                raise IntegrityError("a continuation has no tokens", where=_where(one))
+            encoded.append((one.args, *pair))
+        return encoded
+
+    def _check_prompts(self, requests: Sequence[Instance]) -> None:
+        tokens = self._tokens({one.args[0] for one in requests})
+        for one in requests:
+            room = self.max_length - normalize_gen_kwargs(one.args[1], self.max_gen_toks)["max_gen_toks"]
+            self._check_length(one, len(tokens[one.args[0]]), room)
+
+    def _check_length(self, one: Instance, tokens: int, room: int) -> None:
+        if tokens <= room:
+            return
+        needed = self.max_length + tokens - room
+        fits = self.max_length == self._wanted_length
+        raise ConfigError(
+            f"{tokens} tokens, of which {room} fit: lm-eval would cut off the beginning",
+            where=_where(one),
+            hint=f"set evaluation.maximum_length to {needed} or more"
+            if fits
+            else f"the model takes {self.max_length} tokens: ask this task with fewer examples, or leave it out",
+        )
+
+    def _tokens(self, texts: Iterable[str]) -> dict[str, list[int]]:
+        begin = self.tokenizer.decode(self.prefix_token_id)
+        tokens: dict[str, list[int]] = {}
+        ordered = sorted(texts)
+        for written in (False, True):  # a text that already begins with the begin token gets no second one
+            some = [text for text in ordered if text.startswith(begin) is written]
+            if some:
+                options = {"add_special_tokens": self.begin_token and not written, "return_attention_mask": False}
+                tokens |= zip(some, self.tokenizer(some, verbose=False, **options)["input_ids"], strict=True)
+        return tokens
+
+
+def _split(context: str, continuation: str, *_: Any) -> tuple[str, str]:
+    """Spaces at the end of a context belong to what follows it: tokenizers join them with the next word."""
+    kept = context.rstrip()
+    return kept, context[len(kept) :] + continuation
+
+
+def _where(one: Instance) -> str:
+    return f"item {one.doc_id} of task {one.task_name}"
+
+
+def _maximum_length(model: Any, evaluation: Evaluation) -> int:
+    possible = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return min(evaluation.maximum_length, possible or evaluation.maximum_length)
+
+
+def _adds_begin_token(tokenizer: Any) -> bool:
+    tokens = tokenizer("a")["input_ids"]
+    return tokenizer.bos_token_id is not None and tokens[:1] == [tokenizer.bos_token_id]
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """Digest of what a tokenizer does, whatever its files look like."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = json.loads(backend.to_str()) if backend is not None else {"vocabulary": tokenizer.get_vocab()}
+    kept = {key: value for key, value in content.items() if key not in ("truncation", "padding")}
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return hashlib.sha256(json.dumps([kept, special], sort_keys=True).encode()).hexdigest()
+
+
+def _is_not_about_the_constructor(record: logging.LogRecord) -> bool:
+    """False for the advice lm-eval gives whenever it is handed a model instead of a name."""
+    return "`pretrained`" not in record.getMessage()
+
+
+def use_processors() -> None:
+    """With a GPU, tokenize on all processors; without one, leave all but one to the rest of the pipeline."""
+    if torch.cuda.is_available():
+        os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    else:
+        torch.set_num_threads(1)
+
+
+def load_harness_model(
+    checkpoint: Path, evaluation: Evaluation, dtype: str, *, device: str | None = None, shared_prefix: bool = True
+) -> HarnessModel:
+    """A checkpoint as a model that lm-eval can ask.
+
+    Args:
+        checkpoint: A Hugging Face checkpoint, plain or with modelopt's quantization.
+        evaluation: Length and batch size.
+        dtype: Precision of everything that is not quantized.
+        device: Where to run; None takes a GPU if there is one.
+        shared_prefix: False scores as lm-eval itself does.
+
+    Raises:
+        IntegrityError: The checkpoint is damaged.
+        Unsupported: The checkpoint's format cannot be read back.
+    """
+    if dtype not in _DTYPES:
+        raise Unsupported(f"no dtype {dtype!r}: there are {sorted(_DTYPES)}", where=str(checkpoint))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    started = time.monotonic()
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
+    model = load_model(checkpoint, _DTYPES[dtype], device)
+    harness = HarnessModel(model, tokenizer, evaluation, shared_prefix=shared_prefix)
+    seconds = round(time.monotonic() - started, 3)
+    log.info("checkpoint loaded", seconds=seconds, device=device, dtype=dtype, scoring=harness.scoring)
+    return harness
+
+
+def harness_versions() -> dict[str, str]:
+    """Versions of the harness and of what it runs on."""
+    return {name: metadata.version(name) for name in _DISTRIBUTIONS}
 
 
 @dataclass(frozen=True)
@@ -49,9 +286,15 @@ class CheckpointEvaluation:
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, task_directory: Path | None, evaluation: Evaluation, dtype: str, *, device: str | None = None
+    checkpoint: Path,
+    task_directory: Path | None,
+    evaluation: Evaluation,
+    dtype: str,
+    *,
+    device: str | None = None,
+    shared_prefix: bool = True,
 ) -> CheckpointEvaluation:
-    """Score every item of the evaluation's tasks.
+    """Score every item of the evaluation's tasks at once: what benchmarks time.
 
     Args:
         checkpoint: A Hugging Face checkpoint, plain or with modelopt's quantization.
@@ -59,94 +302,24 @@ def evaluate_checkpoint(
         evaluation: Tasks, limits and batch size.
         dtype: Precision of everything that is not quantized.
         device: Where to run; None takes a GPU if there is one.
+        shared_prefix: False scores as lm-eval itself does, to compare with.
 
     Raises:
-        IntegrityError: The checkpoint is damaged.
-        ConfigError: A task is unknown or its data are unreadable.
+        IntegrityError: The checkpoint is damaged, or gives log-likelihoods that are not finite.
+        ConfigError: A task is unknown, its data are unreadable, or an item is too long.
         Unsupported: The checkpoint's format cannot be read back.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    started = time.monotonic()
-    model = _harness_model(checkpoint, evaluation, dtype, device)
-    seconds = {"load": round(time.monotonic() - started, 3)}
-    log.info("checkpoint loaded", seconds=seconds["load"], device=device, dtype=dtype)
-    manager, items = task_manager(task_directory), list[ScoredItem]()
-    for task in evaluation.tasks:
-        started = time.monotonic()
-        items += _evaluate(model, manager, task, evaluation)
-        seconds[task] = round(time.monotonic() - started, 3)
-        log.info("task evaluated", task=task, seconds=seconds[task])
-    versions = {name: metadata.version(name) for name in _DISTRIBUTIONS}
-    return CheckpointEvaluation(tuple(items), summarise(items, seconds, versions))
-
-
-def use_one_cpu_thread() -> None:
-    """Leave the other cores to the rest of the pipeline, unless a GPU does the work anyway."""
-    if not torch.cuda.is_available():
-        torch.set_num_threads(1)
-
-
-def _harness_model(checkpoint: Path, evaluation: Evaluation, dtype: str, device: str) -> HFLM:
-    if dtype not in _DTYPES:
-        raise Unsupported(f"no dtype {dtype!r}: there are {sorted(_DTYPES)}", where=str(checkpoint))
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
-    logging.getLogger("lm_eval.models.huggingface").addFilter(_is_not_about_the_constructor)
-    return _HarnessModel(
-        pretrained=load_model(checkpoint, _DTYPES[dtype], device),
-        tokenizer=tokenizer,
-        device=device,
-        batch_size=evaluation.batch_size,
-        max_length=evaluation.maximum_length,
-        # The served endpoint tokenizes plain text with the tokenizer's own template; so does this lane.
-        add_bos_token=_adds_begin_token(tokenizer),
-    )
-
-
-def _is_not_about_the_constructor(record: logging.LogRecord) -> bool:
-    """False for the advice lm-eval gives whenever it is handed a model instead of a name."""
-    return "`pretrained`" not in record.getMessage()
-
-
-def _adds_begin_token(tokenizer: Any) -> bool:
-    tokens = tokenizer("a")["input_ids"]
-    return tokenizer.bos_token_id is not None and tokens[:1] == [tokenizer.bos_token_id]
-
-
-def _evaluate(model: HFLM, manager: Any, task: str, evaluation: Evaluation) -> Sequence[ScoredItem]:
-    # What `simple_evaluate` does, less its changes to the process's logging and its calls of git.
-    loaded = manager.load([task])
-    for leaf in loaded["tasks"].values():
-        if leaf.get_config("num_fewshot") is None:
-            leaf.set_config(key="num_fewshot", value=0)
-        leaf.set_fewshot_seed(seed=_FEW_SHOT_SEED)
-    results = lm_eval.evaluate(
-        lm=model, task_dict=loaded, limit=evaluation.limit, bootstrap_iters=0, log_samples=True, cache_requests=False
-    )
-    return scored_items(results, [task])
-
-
-class _HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
-    """lm-eval's Transformers model, with its progress in the log."""
-
-    _forward_passes, _sequences, _reported = 0, 0, 0.0
-
-    def _model_call(self, inps: Any, *arguments: Any, **options: Any) -> Any:
-        self._count(len(inps))
-        return super()._model_call(inps, *arguments, **options)
-
-    def _model_generate(self, context: Any, *arguments: Any, **options: Any) -> Any:
-        self._count(len(context))
-        return super()._model_generate(context, *arguments, **options)
-
-    def generate_until(self, requests: Any, disable_tqdm: bool = True) -> Any:  # noqa: ARG002 - a log has no bars
-        return super().generate_until(requests, disable_tqdm=True)
-
-    def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:  # noqa: ARG002
-        return super().loglikelihood(requests, disable_tqdm=True)
-
-    def _count(self, sequences: int) -> None:
-        now = time.monotonic()
-        if now - self._reported >= _PROGRESS_SECONDS:
-            self._reported = now
-            log.info("evaluating", batches_done=self._forward_passes, sequences_done=self._sequences)
-        self._forward_passes, self._sequences = self._forward_passes + 1, self._sequences + sequences
+    clock = [time.monotonic()]
+    model = load_harness_model(checkpoint, evaluation, dtype, device=device, shared_prefix=shared_prefix)
+    clock.append(time.monotonic())
+    questions = Questions.load(task_directory, evaluation, evaluation.tasks)
+    clock.append(time.monotonic())
+    model.progress = Progress(len(questions.instances()))
+    order = [(task, number) for task, clusters in questions.clusters.items() for number in range(len(clusters))]
+    items = questions.ask(model, order)
+    clock.append(time.monotonic())
+    phases = ("load", "questions", "scoring")
+    seconds = {name: round(clock[n + 1] - clock[n], 3) for n, name in enumerate(phases)}
+    summary = summarise(items, seconds, harness_versions())
+    harness = {**questions.identity, **model.identity}
+    return CheckpointEvaluation(tuple(items), summary.model_copy(update={"harness": harness, "scoring": model.scoring}))

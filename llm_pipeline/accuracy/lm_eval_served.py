@@ -6,43 +6,25 @@ Only generative tasks: a served model returns text, not the likelihood of a give
 from __future__ import annotations
 
 import asyncio
-import os
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TQDM_DISABLE", "1")  # no bars in a task log
+from llm_pipeline.accuracy.questions import Questions  # isort: skip  # it keeps the libraries below offline
 
-import lm_eval
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
-from llm_pipeline.accuracy.evaluation import EvaluationSummary, summarise
-from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.lm_eval_results import scored_items, task_manager
+from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.errors import Transient, Unsupported
-from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-
-log = get_logger(__name__)
 
 _ATTEMPTS = 3
 _MAXIMUM_STOP_WORDS = 8
 _VERSIONS = ("lm_eval", "aiohttp")
-
-
-@dataclass(frozen=True)
-class ServedEvaluation:
-    """An evaluation in memory."""
-
-    items: tuple[ScoredItem, ...]
-    summary: EvaluationSummary
 
 
 class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
@@ -52,6 +34,9 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         endpoint: Base URL.
         concurrency: Requests in flight at once.
         timeout_seconds: Longest time for one answer.
+
+    Attributes:
+        progress: Told about requests that were answered.
     """
 
     def __init__(self, endpoint: str, *, concurrency: int = 32, timeout_seconds: float = 120.0) -> None:
@@ -59,6 +44,7 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         self._endpoint = endpoint
         self._concurrency = concurrency
         self._timeout_seconds = timeout_seconds
+        self.progress = Progress(0)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
         """Greedy texts, cut at the task's stop words.
@@ -80,7 +66,7 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         Raises:
             Unsupported: Always.
         """
-        raise _no_likelihood(requests)
+        raise _no_likelihood(str(requests[0].task_name if requests else ""))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:  # noqa: ARG002
         """Refused.
@@ -88,7 +74,7 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         Raises:
             Unsupported: Always.
         """
-        raise _no_likelihood(requests)
+        raise _no_likelihood(str(requests[0].task_name if requests else ""))
 
     async def _generate(self, requests: Sequence[GenerationRequest]) -> list[str]:
         places = asyncio.Semaphore(self._concurrency)
@@ -96,45 +82,34 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
 
             async def ask(request: GenerationRequest) -> str:
                 async with places:
-                    return await _ask(client, request, self._endpoint)
+                    answer = await _ask(client, request, self._endpoint)
+                self.progress.advance(1)
+                return answer
 
             return list(await asyncio.gather(*(ask(request) for request in requests)))
 
 
-def evaluate_served(
-    endpoint: str, evaluation: Evaluation, task_directory: Path | None, *, concurrency: int = 32
-) -> ServedEvaluation:
-    """Score every item of the served tasks through an endpoint.
+def served_questions(task_directory: Path | None, evaluation: Evaluation) -> Questions:
+    """The items of the served tasks.
 
     Args:
-        endpoint: Base URL of the server.
-        evaluation: Tasks and their limit.
         task_directory: Where the tasks' files are; None for lm-eval's own tasks.
-        concurrency: Requests in flight at once.
+        evaluation: Tasks and their limit.
 
     Raises:
-        Transient: The server does not answer.
-        Unsupported: A task is not a greedy generative one.
+        Unsupported: A task is not a generative one.
         ConfigError: A task is unknown or its data are unreadable.
     """
-    model, manager = ServedModel(endpoint, concurrency=concurrency), task_manager(task_directory)
-    items, seconds = list[ScoredItem](), dict[str, float]()
-    for task in evaluation.served_tasks:
-        started = time.monotonic()
-        results = lm_eval.simple_evaluate(
-            model=model,
-            tasks=[task],
-            task_manager=manager,
-            limit=evaluation.limit,
-            bootstrap_iters=0,
-            log_samples=True,
-            use_cache=None,
-        )
-        items += scored_items(results, [task])
-        seconds[task] = round(time.monotonic() - started, 3)
-        log.info("task evaluated through the server", task=task, seconds=seconds[task])
-    versions = {name: metadata.version(name) for name in _VERSIONS}
-    return ServedEvaluation(tuple(items), summarise(items, seconds, versions))
+    questions = Questions.load(task_directory, evaluation, evaluation.served_tasks)
+    for name, task in questions.tasks.items():
+        if task.OUTPUT_TYPE != "generate_until":
+            raise _no_likelihood(name)
+    return questions
+
+
+def served_versions() -> dict[str, str]:
+    """Versions of the harness and of the client."""
+    return {name: metadata.version(name) for name in _VERSIONS}
 
 
 async def _ask(client: GenerationClient, request: GenerationRequest, endpoint: str) -> str:
@@ -156,8 +131,7 @@ def _generation_request(prompt: str, options: dict[str, Any]) -> GenerationReque
     return GenerationRequest(prompt, wanted["max_gen_toks"], stop=stop, allow_empty=True)
 
 
-def _no_likelihood(requests: Sequence[Instance]) -> Unsupported:
-    task = requests[0].task_name if requests else "this task"
+def _no_likelihood(task: str) -> Unsupported:
     return Unsupported(
-        "a served model has no log-likelihoods", where=str(task), hint="list generative tasks only in served_tasks"
+        "a served model has no log-likelihoods", where=f"task {task}", hint="list generative tasks only in served_tasks"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from llm_pipeline.accuracy.checkpoint_lane import evaluate_lane, summary_table
-from llm_pipeline.accuracy.gate import comparison_table, judge_accuracy
+from llm_pipeline.accuracy.asking import asked_table
+from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate, summary_table
 from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
@@ -32,13 +32,14 @@ class AccuracyConfig(ConfigModel):
 
 
 def run(context: StageContext[AccuracyConfig]) -> StageOutput:
-    """Evaluate the candidate and judge it."""
+    """Ask the candidate until it can be judged."""
     config = context.config
-    evaluated = evaluate_lane(context.inputs, config.evaluation, config.dtype, context.workdir)
+    evaluated, judgement = evaluate_candidate(
+        context.inputs, config.evaluation, config.policy, config.dtype, context.workdir
+    )
     log.info(summary_table(evaluated.summary))
     baseline = read_items(context.inputs["baseline"])
-    judgement = judge_accuracy(baseline, evaluated.items, config.policy)
-    log.info(comparison_table(baseline, evaluated.items, config.policy))
+    log.info(asked_table(baseline, evaluated.items, config.policy))
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(f"accuracy verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(
@@ -51,7 +52,7 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
 
 STAGE = Stage(
     name="accuracy",
-    version=1,
+    version=2,
     config=AccuracyConfig,
     run=run,
     environment="model",

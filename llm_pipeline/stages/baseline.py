@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from llm_pipeline.accuracy.checkpoint_lane import evaluate_lane, summary_table
+from pydantic import Field
+
+from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, summary_table
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.logging import get_logger
@@ -14,20 +16,48 @@ log = get_logger(__name__)
 
 
 class BaselineConfig(ConfigModel):
-    """What the stage reads.
+    """What the stage reads: of an evaluation, that which decides what is asked.
+
+    What else there is in an evaluation or a policy may change, and the baseline is not computed again.
 
     Attributes:
-        evaluation: Tasks and limits.
+        tasks: Tasks that are asked.
+        limit: Items per task; None for all.
+        maximum_length: Context length given to the model, in tokens.
+        seed: Seed of the order, which decides what is asked twice and whose texts are kept.
+        cluster_field: Field of the documents that says what belongs together.
+        noise_floor_items: Items that are asked again at another batch size.
+        divergence_items: Items on whose texts candidates are compared token by token.
         dtype: The precision the baseline runs in.
+        batch_size: What fits into the device at once; changes no more than rounding does.
     """
 
-    evaluation: Evaluation
+    tasks: tuple[str, ...]
+    limit: int | None = None
+    maximum_length: int
+    seed: int = 0
+    cluster_field: str | None = None
+    noise_floor_items: int = 0
+    divergence_items: int = 0
     dtype: Literal["float16", "bfloat16"]
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+
+    @classmethod
+    def of(cls, evaluation: Evaluation, dtype: Literal["float16", "bfloat16"]) -> BaselineConfig:
+        """The part of an evaluation that matters to a baseline."""
+        shared = cls.model_fields.keys() & Evaluation.model_fields.keys()
+        return cls(dtype=dtype, **{name: getattr(evaluation, name) for name in shared})
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The evaluation again; whether something is served too does not matter here."""
+        return Evaluation(served_tasks=self.tasks[:1], **self.model_dump(exclude={"dtype"}))
 
 
 def run(context: StageContext[BaselineConfig]) -> StageOutput:
     """Evaluate the checkpoint as it was downloaded."""
-    evaluated = evaluate_lane(context.inputs, context.config.evaluation, context.config.dtype, context.workdir)
+    config = context.config
+    evaluated = evaluate_baseline(context.inputs, config.evaluation, config.dtype, context.workdir)
     log.info(summary_table(evaluated.summary))
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
@@ -38,9 +68,10 @@ def run(context: StageContext[BaselineConfig]) -> StageOutput:
 
 STAGE = Stage(
     name="baseline",
-    version=1,
+    version=2,
     config=BaselineConfig,
     run=run,
     environment="model",
     tools=("lm_eval", "torch", "transformers", "tokenizers", "datasets"),
+    places=frozenset({"batch_size"}),
 )

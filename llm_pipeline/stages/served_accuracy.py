@@ -8,11 +8,17 @@ from __future__ import annotations
 import asyncio
 import time
 
-from llm_pipeline.accuracy.evaluation import write_evaluation
+from llm_pipeline.accuracy.asking import Asking, asked_table
+from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_evaluation
+from llm_pipeline.accuracy.harness import refuse_other_harness
 from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.accuracy.looks import evaluation_order, plan_looks
+from llm_pipeline.accuracy.progress import Progress
+from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
+from llm_pipeline.digest import sha256_json
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
@@ -37,39 +43,46 @@ class ServedAccuracyConfig(ConfigModel):
 
 
 def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
-    """Score the served tasks through the endpoint and judge them.
+    """Ask the served tasks through the endpoint, until the model can be judged.
 
     Raises:
-        IntegrityError: The endpoint serves another repository, or the baseline answered other questions.
+        IntegrityError: The endpoint serves another repository, or the baseline was asked otherwise.
+        Unsupported: A served task is not a generative one.
         Transient: The endpoint does not answer.
     """
-    from llm_pipeline.accuracy.gate import comparison_table, judge_accuracy
-
     config = context.config
     asyncio.run(require_served(config.endpoint, config.repository_digest))
     started = time.monotonic()
-    from llm_pipeline.accuracy.lm_eval_served import evaluate_served  # importing the harness is the harness's time
+    # importing the harness is the harness's time
+    from llm_pipeline.accuracy.lm_eval_served import ServedModel, served_questions, served_versions
 
-    imported = time.monotonic()
-    evaluated = evaluate_served(config.endpoint, config.evaluation, context.inputs.get("tasks"))
-    candidate = evaluated.items
+    questions, model = served_questions(context.inputs.get("tasks"), config.evaluation), ServedModel(config.endpoint)
+    refuse_other_harness(read_summary(context.inputs["baseline"]).harness, questions.identity)
+    order = evaluation_order(questions.clusters, config.evaluation.seed)
+    tasks = sorted(questions.clusters)
+    plan = plan_looks({task: len(clusters) for task, clusters in questions.clusters.items()}, config.policy)
+    baseline = read_items(context.inputs["baseline"])
+    model.progress = Progress(len(questions.instances(order[: plan.items])))
+    saved = SavedItems(context.workdir / "items", sha256_json([questions.identity, order]))
+    built = time.monotonic()
+    asking = Asking(questions, model, order, saved, model.progress)
+    judgement, look = asking.ask_until_decided(baseline, plan, config.policy, tasks)
     scored = time.monotonic()
     asyncio.run(require_served(config.endpoint, config.repository_digest))
-    baseline = read_items(context.inputs["baseline"])
-    # A served group stands for its tasks; a served task that returned nothing is missing, not forgotten.
-    asked = set(config.evaluation.served_tasks) & {item.task for item in baseline}
-    tasks = sorted(asked | {item.task for item in candidate})
-    judgement = judge_accuracy(baseline, candidate, config.policy, tasks)
-    log.info(comparison_table(baseline, candidate, config.policy, tasks))
+    log.info(asked_table(baseline, asking.items, config.policy, tasks))
+    summary = summarise(asking.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(
+        update={"planned": plan.items, "look": look, "looks": len(plan.sizes), "harness": questions.identity}
+    )
     directory = context.workdir / "evaluation"
-    write_evaluation(directory, candidate, evaluated.summary)
-    scores = [item.score for item in candidate if item.score is not None]
+    write_evaluation(directory, asking.items, summary)
+    scores = [item.score for item in asking.items if item.score is not None]
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", directory)},
         metrics={
-            "items": len(candidate),
+            "items": len(asking.items),
+            "items_planned": plan.items,
             "accuracy": sum(scores) / len(scores) if scores else None,
-            "items_per_second": len(candidate) / (scored - imported),
+            "items_per_second": asking.asked / (scored - built),
         },
         judgement=judgement,
         tool_seconds=scored - started,
@@ -78,7 +91,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
 
 STAGE = Stage(
     name="served_accuracy",
-    version=1,
+    version=2,
     config=ServedAccuracyConfig,
     run=run,
     environment="model",

@@ -1,0 +1,62 @@
+"""lm-eval's task manager over a directory of task files, wherever it lies, without a network and without a cache."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_pipeline.accuracy.task_files import task_configurations, task_data
+from llm_pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
+
+def task_manager(directory: Path | None) -> TaskManager:
+    """lm-eval's task manager over the task files of one directory, and nothing else.
+
+    The data of the tasks are read here, so the directory works wherever it lies, need not be writable and leaves
+    nothing in a dataset cache.
+
+    Args:
+        directory: Directory with `*.yaml` task files; None for the tasks that come with lm-eval.
+
+    Raises:
+        ConfigError: A task file is not plain YAML, or its data are missing, damaged or outside the directory.
+    """
+    from lm_eval.tasks import TaskManager
+
+    if directory is None:
+        return TaskManager()
+    logging.getLogger("lm_eval.api.task").addFilter(_is_about_this_task)
+    configurations = task_configurations(directory)
+
+    class DirectoryTasks(TaskManager):  # type: ignore[misc]  # lm_eval is untyped
+        def load(self, task_list: Any) -> Any:
+            names = [task_list] if isinstance(task_list, str) else list(task_list)
+            if unknown := [name for name in names if name not in configurations]:
+                raise ConfigError(f"no task {unknown}: there are {sorted(configurations)}", where=str(directory))
+            return super().load([_with_data(directory, configurations[name]) for name in names])
+
+    return DirectoryTasks(include_defaults=False)
+
+
+def _is_about_this_task(record: logging.LogRecord) -> bool:
+    """False for the advice that lm-eval gives whenever a task's data come from a function."""
+    return "Custom kwargs can be passed" not in record.getMessage()
+
+
+def _with_data(directory: Path, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    rows = task_data(directory, configuration)
+    if not rows:
+        return dict(configuration)
+
+    def read_dataset(**_: Any) -> Any:
+        from datasets import Dataset, DatasetDict
+
+        return DatasetDict({split: Dataset.from_list(lines) for split, lines in rows.items()})
+
+    kept = {key: value for key, value in configuration.items() if key not in ("dataset_path", "dataset_kwargs")}
+    return {**kept, "custom_dataset": read_dataset}
