@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
+from llm_pipeline.errors import Unsupported
 from llm_pipeline.planning.catalog import (
     Column,
     containers,
@@ -25,6 +26,7 @@ from llm_pipeline.planning.formats import (
     Asked,
     BaselinePrecision,
     Platform,
+    Support,
     asked_by,
     kv_support,
     legal_kv_caches,
@@ -32,8 +34,10 @@ from llm_pipeline.planning.formats import (
     nearest_kv_cache,
     nearest_weights,
     weights_support,
+    worse,
 )
 from llm_pipeline.planning.weight_storage import bits_per_weight
+from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 from llm_pipeline.stages.contract import Frozen
 
 
@@ -102,7 +106,7 @@ def _judge_on_cpu(target: Target, recipe: QuantizationRecipe) -> Legal | Refused
     if unserved:
         cuda = "; modelopt needs CUDA to quantize it, too" if asked.needs_cuda else ""
         reason = f"the CPU engine cannot serve {', '.join(unserved)}{cuda}"
-        return Refused(reason=reason, nearest=_nearest(recipe, asked, unserved, CPU_FORMATS, kv_cache))
+        return Refused(reason=reason, nearest=", ".join(_changes(recipe, asked, unserved, CPU_FORMATS, kv_cache)))
     if asked.kv_cache != kv_cache:
         reason = f"the CPU engine cannot round its KV cache to {asked.kv_cache}"
         return Refused(reason=reason, nearest=f"kv_cache: {kv_cache}")
@@ -169,24 +173,42 @@ def _judge_on_gpu(
     platform: Platform, target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision
 ) -> Legal | Refused:
     asked = asked_by(recipe)
-    formats = {
+    engine = target.engine == "tensorrt_llm_engine" and recipe.weights != "none"
+    weights = {
         name: weights_support(platform, name, dtype, weight_only=asked.weight_only, mixed=asked.mixed)
         for name in asked.weights
     }
     kv_cache = kv_support(platform, asked.kv_cache)
-    reasons = [support.text for support in (*formats.values(), kv_cache) if support.value == "no"]
+    if engine:
+        weights = {name: worse(support, _exported(recipe, kv_cache="none")) for name, support in weights.items()}
+        kv_cache = worse(kv_cache, _exported(recipe, weights="fp8", modelopt_recipe=None))
+    supports = (*weights.values(), kv_cache)
+    reasons = [*dict.fromkeys(support.text for support in supports if support.value == "no")]
+    if engine and not recipe.tensorrt_llm_checkpoint:
+        reasons.append("engines are built from TensorRT-LLM checkpoints, which the recipe does not export")
     if reasons:
-        refused = [name for name, support in formats.items() if support.value == "no"]
-        kv_nearest = asked.kv_cache
+        refused = [name for name, support in weights.items() if support.value == "no"]
+        legal, kv_nearest = legal_weights(platform, dtype), asked.kv_cache
+        if engine:
+            legal = tuple(name for name in legal if _exported(recipe, weights=name, kv_cache="none").value == "yes")
         if kv_cache.value == "no":
             kv_nearest = nearest_kv_cache(asked.kv_cache, legal_kv_caches(platform))
-        nearest = _nearest(recipe, asked, refused, legal_weights(platform, dtype), kv_nearest)
-        return Refused(reason="; ".join(reasons), nearest=nearest)
-    if target.engine == "tensorrt_llm_engine" and recipe.weights != "none" and not recipe.tensorrt_llm_checkpoint:
-        reason = "engines are built from TensorRT-LLM checkpoints, which the recipe does not export"
-        return Refused(reason=reason, nearest="tensorrt_llm_checkpoint: true")
-    warnings = [support.text for support in (*formats.values(), kv_cache) if support.value != "yes"]
+        changes = _changes(recipe, asked, refused, legal, kv_nearest)
+        checkpoint = ("tensorrt_llm_checkpoint: true",) if engine and not recipe.tensorrt_llm_checkpoint else ()
+        return Refused(reason="; ".join(reasons), nearest=", ".join((*changes, *checkpoint)))
+    warnings = [support.text for support in supports if support.value != "yes"]
     return Legal(warnings=(*warnings, *_version_warnings(target, recipe)))
+
+
+def _exported(recipe: QuantizationRecipe, **changes: Any) -> Support:
+    """Whether a TensorRT-LLM checkpoint, which engines are built from, can hold what a recipe makes."""
+    try:
+        refuse_unsupported_tensorrt_llm_checkpoint(
+            recipe.model_copy(update={**changes, "tensorrt_llm_checkpoint": True})
+        )
+    except Unsupported as error:
+        return Support("no", error.message)
+    return Support("yes", "")
 
 
 def _version_warnings(target: Target, recipe: QuantizationRecipe) -> Iterator[str]:
@@ -196,23 +218,21 @@ def _version_warnings(target: Target, recipe: QuantizationRecipe) -> Iterator[st
         yield f"modelopt names TensorRT-LLM {first} as the first to read its checkpoints, this is {version}"
 
 
-def _nearest(
+def _changes(
     recipe: QuantizationRecipe,
     asked: Asked,
     refused: Collection[WeightFormat],
     legal: Collection[WeightFormat],
     kv_cache: KvCacheFormat,
-) -> str:
-    """What to change: the fewest lines of the recipe that make it legal."""
-    changes = []
+) -> Iterator[str]:
+    """The fewest lines of the recipe that make it legal."""
     kept = [name for name in asked.weights if name not in refused]
     if refused and kept and recipe.search:
-        changes.append(f"search.formats: [{', '.join(kept)}]")
+        yield f"search.formats: [{', '.join(kept)}]"
     elif refused:
-        changes.append(f"weights: {nearest_weights(bits_per_weight(recipe), legal)}")
+        yield f"weights: {nearest_weights(bits_per_weight(recipe), legal)}"
     if kv_cache != asked.kv_cache:
-        changes.append(f"kv_cache: {kv_cache}")
-    return ", ".join(changes)
+        yield f"kv_cache: {kv_cache}"
 
 
 def _column(target: Target) -> Column:

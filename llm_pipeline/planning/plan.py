@@ -28,7 +28,7 @@ from llm_pipeline.planning.lanes import judge_lanes
 from llm_pipeline.planning.model import DiskPlan, Plan, RecipePlan, TargetPlan
 from llm_pipeline.planning.model_shape import ModelShape, known_shape
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
-from llm_pipeline.planning.recipe_checks import check_searches, recipe_warnings
+from llm_pipeline.planning.recipe_checks import check_recipes, recipe_warnings
 from llm_pipeline.planning.stage_graph import planned_stages
 from llm_pipeline.planning.table import format_plan
 from llm_pipeline.planning.target_memory import judge_memory
@@ -49,8 +49,7 @@ def plan_release(path: Path) -> Plan:
     loaded = load_release(path)
     release, deployment = loaded.release, loaded.deployment
     shape = known_shape(release.model.id)
-    if shape:
-        check_searches(loaded, shape)
+    check_recipes(loaded, shape)
     check_data_files(loaded)
     tasks = task_pool(release.evaluation, loaded.configs_root)
     lane_warnings = _check_lanes(loaded, tasks)

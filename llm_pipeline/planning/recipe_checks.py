@@ -13,16 +13,19 @@ from llm_pipeline.planning.formats import asked_by
 from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.weight_storage import least_effective_bits
 from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe
+from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 
 
-def check_searches(loaded: LoadedRelease, shape: ModelShape) -> None:
-    """Refuse a search for fewer bits than its formats can reach on the model.
+def check_recipes(loaded: LoadedRelease, shape: ModelShape | None) -> None:
+    """Refuse what can be exported nowhere, and searches for fewer bits than their formats can reach on the model.
 
     Raises:
-        Unsupported: The head and what the recipe excludes stay at 16 bits, and leave too few for the rest.
+        Unsupported: A TensorRT-LLM checkpoint cannot hold the format; or the head and what the recipe excludes stay at
+            16 bits, and leave too few for the rest.
     """
     for recipe in loaded.release.recipes:
-        if recipe.search is None:
+        refuse_unsupported_tensorrt_llm_checkpoint(recipe)
+        if recipe.search is None or shape is None:
             continue
         bits, least = recipe.search.effective_bits[0], least_effective_bits(shape, recipe)
         if bits < least:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
+from llm_pipeline.config.quantization import CALIBRATED, WEIGHT_BITS, QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.compatibility import (
@@ -14,9 +15,11 @@ from llm_pipeline.planning.compatibility import (
     judge_compatibility,
     release_numbers,
 )
+from llm_pipeline.quantization.modelopt_recipes import modelopt_recipes
 
 TRITON_1_2_1 = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 TRITON_1_1_0 = "nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3"
+KV_CACHES = ("none", "fp8", "int8", "nvfp4")
 RELEASE_1_3 = "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc22"
 
 
@@ -68,7 +71,7 @@ def test_fp8_is_refused_on_ampere_with_what_runs_there_instead():
 
 def test_fp8_on_ampere_with_an_engine_is_refused_towards_int8():
     judged = refusal(gpu_target("A100-SXM4-80GB", engine="tensorrt_llm_engine"))
-    assert judged.nearest == "weights: int8_smoothquant"
+    assert judged.nearest == "weights: int8_smoothquant, tensorrt_llm_checkpoint: true"
 
 
 def test_nvfp4_is_legal_on_blackwell_and_refused_before():
@@ -297,6 +300,18 @@ def test_engines_are_built_from_tensorrt_llm_checkpoints_only():
     assert judge(target, "none") == Legal()
 
 
+def test_what_such_a_checkpoint_cannot_hold_is_refused_towards_what_it_can():
+    target = gpu_target(B200, engine="tensorrt_llm_engine")
+    judged = refusal(target, "nvfp4", tensorrt_llm_checkpoint=True)
+    assert "cannot be exported with weights: nvfp4" in judged.reason
+    assert judged.nearest == "weights: fp8"
+    target = gpu_target(H200, engine="tensorrt_llm_engine")
+    searched = search("int4_awq", "fp8")
+    assert refusal(target, "auto", tensorrt_llm_checkpoint=True, **searched).nearest == "weights: fp8"
+    nearest = refusal(target, "fp8_per_channel_token", "nvfp4").nearest
+    assert nearest == "weights: fp8, kv_cache: fp8, tensorrt_llm_checkpoint: true"
+
+
 def search(*formats: str) -> dict[str, Any]:
     calibration = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
     return {"search": {"formats": formats, "effective_bits": [6.0]}, "calibration": calibration}
@@ -305,10 +320,6 @@ def search(*formats: str) -> dict[str, Any]:
 def test_a_search_is_legal_where_all_its_formats_are_and_mixed_checkpoints_are_read():
     assert judge(gpu_target(H200), "auto", **search("int4_awq", "fp8")) == Legal()
     assert judge(cpu_target(), "auto", **search("int4_awq", "fp8")) == Legal()
-    engine = gpu_target(H200, engine="tensorrt_llm_engine")
-    judged = judge(engine, "auto", tensorrt_llm_checkpoint=True, **search("int4_awq", "fp8"))
-    assert isinstance(judged, Legal)
-    assert any("MIXED_PRECISION" in warning for warning in judged.warnings)
 
 
 def test_a_search_with_a_format_that_does_not_run_is_refused_towards_those_that_do():
@@ -339,3 +350,43 @@ def test_a_recipe_file_of_modelopt_is_judged_by_what_it_makes_of_a_model():
     assert "needs CUDA" in refusal(cpu_target(), "modelopt", **own("general/ptq/nvfp4_default-kv_fp8")).reason
     with pytest.raises(ConfigError, match="modelopt has no recipe"):
         judge(gpu_target(H200), "modelopt", **own("general/ptq/fp9"))
+
+
+BACKENDS = (
+    {"engine": "tensorrt_llm_engine"},
+    {"engine": "tensorrt_llm_llmapi"},
+    {"engine": "tensorrt_llm_llmapi", "runtime_version": "1.3.0rc22", "container": RELEASE_1_3},
+)
+
+
+def applied(given: QuantizationRecipe, nearest: str) -> QuantizationRecipe:
+    """The recipe after the advice was taken."""
+    changed: dict[str, Any] = {}
+    for key, value in re.findall(r"([a-z_.]+): (\[[^]]*\]|[^,]+)", nearest):
+        if key == "search.formats":
+            kept = tuple(value.strip("[]").split(", "))
+            changed["search"] = given.search and given.search.model_copy(update={"formats": kept})
+        elif key == "weights":
+            changed |= {"weights": value, "search": None, "modelopt_recipe": None}
+        else:
+            changed[key] = True if value == "true" else value
+    return given.model_copy(update=changed)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=["engines", "1.2", "1.3"])
+def test_taking_the_advice_of_a_refusal_makes_any_recipe_legal_on_any_gpu(backend: dict[str, str]):
+    searched = [recipe("auto", **search(*formats)) for formats in (("nvfp4", "fp8"), ("int4_awq", "w4a8_awq"))]
+    own_recipes = [recipe("modelopt", **own(name)) for name, known in modelopt_recipes().items() if not known.refused]
+    given = [
+        recipe(weights, kv)
+        for weights in WEIGHT_BITS
+        if weights not in ("none", "auto", "modelopt")
+        for kv in KV_CACHES
+    ]
+    for accelerator in (A100, "A10", L40S, H200, B200, RTX):
+        target = gpu_target(accelerator, **backend)
+        for one in (*given, *searched, *own_recipes):
+            judged = judge_compatibility(target, one, "bfloat16")
+            if isinstance(judged, Refused):
+                judged = judge_compatibility(target, applied(one, judged.nearest), "bfloat16")
+            assert isinstance(judged, Legal), (accelerator, one, judged)
