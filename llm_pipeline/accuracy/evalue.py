@@ -22,7 +22,7 @@ from llm_pipeline.accuracy.intervals import Bounds
 from llm_pipeline.accuracy.losses import LossSample
 
 _STAKES = np.geomspace(0.03, 0.98, 40)
-_BISECTIONS = 45
+_BISECTIONS = 32
 _WIDEST = 1.0 - 1e-9
 
 
@@ -63,9 +63,10 @@ def wealth_needed(confidence: float) -> float:
 class BettingTest:
     """Bounds and p-values from bets; right at every look, at the whole level."""
 
-    def bounds(self, sample: LossSample, confidence: float) -> Bounds:
+    def bounds(self, sample: LossSample, confidence: float, lower_confidence: float | None = None) -> Bounds:
         """The mean loss with its one-sided bounds, each of which holds at all looks together."""
-        return Bounds(sample.mean, -_upper(sample.mirrored(), confidence), _upper(sample, confidence))
+        lower = -_upper(sample.mirrored(), lower_confidence or confidence)
+        return Bounds(sample.mean, lower, _upper(sample, confidence))
 
     def p_value(self, sample: LossSample, limit: float) -> float:
         """P-value of "the loss is at most `limit`": the inverse of what a bet on more was worth."""

@@ -112,7 +112,7 @@ def _pooled_verdict(pooled: PairedAccuracy, policy: AccuracyPolicy) -> Verdict:
 def _task_verdicts(
     tasks: Sequence[TaskPairs], compared: Sequence[PairedAccuracy], policy: AccuracyPolicy, rule: DecisionRule
 ) -> dict[str, Verdict]:
-    samples = [task.sample() if task.scores else None for task in tasks]
+    samples = [task.sample if task.scores else None for task in tasks]
     harm = [rule.test.p_value(sample, policy.task_margin) if sample else 1.0 for sample in samples]
     luck = [rule.test.p_value(sample.mirrored(), policy.anomalous_gain) if sample else 1.0 for sample in samples]
     alpha = 1.0 - policy.confidence

@@ -157,6 +157,8 @@ def mean_bounds(scores: Sequence[float], confidence: float) -> Bounds:
     if np.isin(values, (0.0, 1.0)).all():
         return wilson_bounds(int(values.sum()), values.size, confidence)
     mean = float(values.mean())
+    if values.size == 1:
+        return Bounds(mean, 0.0, 1.0)
     reach = critical_value(confidence, values.size - 1) * float(values.std(ddof=1)) / math.sqrt(values.size)
     return Bounds(mean, max(0.0, mean - reach), min(1.0, mean + reach))
 

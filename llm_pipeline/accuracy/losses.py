@@ -90,6 +90,8 @@ class LossSample:
 
 def group_numbers(clusters: Sequence[str]) -> NDArray[np.intp] | None:
     """Number the clusters of items, where an empty name is a cluster of its own; None when no two items share one."""
+    if not any(clusters):
+        return None
     named = [f"c{name}" if name else f"i{number}" for number, name in enumerate(clusters)]
     if len(set(named)) == len(named):
         return None

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.accuracy.intervals import Bounds, mean_bounds
@@ -101,9 +103,15 @@ class TaskPairs:
     clusters: tuple[str, ...]
     unpaired: int
 
+    @cached_property
+    def columns(self) -> NDArray[np.float64]:
+        """The scores as an array, shape (pairs, 2)."""
+        return np.asarray(self.scores, dtype=float).reshape(-1, 2)
+
+    @cached_property
     def sample(self) -> LossSample:
         """The losses, for a test."""
-        scores = np.asarray(self.scores, dtype=float).reshape(-1, 2)
+        scores = self.columns
         graded = not bool(np.isin(scores, (0.0, 1.0)).all())
         return LossSample(scores[:, 0] - scores[:, 1], group_numbers(self.clusters), graded)
 
@@ -254,9 +262,8 @@ def _pair(
 def _summarise(pairs: TaskPairs, levels: tuple[float, float], test: LossTest) -> PairedAccuracy:
     if not pairs.scores:
         return PairedAccuracy(name=pairs.name, pairs=0, unpaired=pairs.unpaired)
-    sample, scores = pairs.sample(), np.asarray(pairs.scores, dtype=float)
-    confidence, lower_confidence = levels
-    upper, lower = test.bounds(sample, confidence).upper, test.bounds(sample, lower_confidence).lower
+    sample, scores = pairs.sample, pairs.columns
+    confidence = levels[0]
     return PairedAccuracy(
         name=pairs.name,
         pairs=len(pairs.scores),
@@ -264,7 +271,7 @@ def _summarise(pairs: TaskPairs, levels: tuple[float, float], test: LossTest) ->
         graded=sample.graded,
         baseline=_interval(mean_bounds(scores[:, 0].tolist(), confidence)),
         candidate=_interval(mean_bounds(scores[:, 1].tolist(), confidence)),
-        loss=Interval(estimate=sample.mean, lower=lower, upper=upper),
+        loss=_interval(test.bounds(sample, *levels)),
         variance=sample.variance,
         lost=int(sample.lost),
         gained=int(sample.gained),

@@ -22,8 +22,8 @@ from llm_pipeline.accuracy.losses import LossSample
 class LossTest(Protocol):
     """A way to bound a mean loss, and to test it against a limit."""
 
-    def bounds(self, sample: LossSample, confidence: float) -> Bounds:
-        """The mean loss with its one-sided bounds."""
+    def bounds(self, sample: LossSample, confidence: float, lower_confidence: float | None = None) -> Bounds:
+        """The mean loss with its one-sided bounds; the lower one may have a confidence of its own."""
 
     def p_value(self, sample: LossSample, limit: float) -> float:
         """P-value of "the loss is at most `limit`": small when the loss is surely beyond."""
@@ -36,15 +36,16 @@ class ScoreTest:
     replace the normal quantile by Student's with one degree of freedom less than there are clusters.
     """
 
-    def bounds(self, sample: LossSample, confidence: float) -> Bounds:
-        """The mean loss with its one-sided bounds."""
+    def bounds(self, sample: LossSample, confidence: float, lower_confidence: float | None = None) -> Bounds:
+        """The mean loss with its one-sided bounds; the lower one may have a confidence of its own."""
+        below = lower_confidence or confidence
         if _degrees(sample) <= 0.0:
             return Bounds(sample.mean, -1.0, 1.0)
         if sample.graded:
-            lower = -_graded_upper(sample.mirrored(), confidence)
+            lower = -_graded_upper(sample.mirrored(), below)
             return Bounds(sample.mean, lower, _graded_upper(sample, confidence))
         counts, degrees = _counts(sample), _degrees(sample)
-        return Bounds(sample.mean, score_lower(*counts, confidence, degrees), score_upper(*counts, confidence, degrees))
+        return Bounds(sample.mean, score_lower(*counts, below, degrees), score_upper(*counts, confidence, degrees))
 
     def p_value(self, sample: LossSample, limit: float) -> float:
         """P-value of "the loss is at most `limit`"."""

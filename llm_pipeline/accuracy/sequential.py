@@ -103,7 +103,7 @@ def _futility(pairs: Sequence[TaskPairs], plan: LookPlan, look: int, policy: Acc
         if not part.scores and not part.unpaired:
             continue  # nothing was asked of this task yet
         possible = part.scores and not part.unpaired
-        chance = chance_of_go(part.sample(), margin, plan, look, policy.confidence) if possible else 0.0
+        chance = chance_of_go(part.sample, margin, plan, look, policy.confidence) if possible else 0.0
         if chance <= IMPROBABLE:
             return Evidence(
                 name=f"chance of GO at the last look, {part.name}",

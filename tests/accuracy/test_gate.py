@@ -136,6 +136,27 @@ def test_an_empty_choice_of_tasks_is_inconclusive() -> None:
     assert judge_accuracy(*pair(0, 0, 3000), POLICY, tasks=()).verdict is Verdict.INCONCLUSIVE
 
 
+@pytest.mark.parametrize("asked", [None, ("gsm8k",)])
+def test_a_required_task_that_is_missing_never_passes(asked: tuple[str, ...] | None) -> None:
+    policy = POLICY.model_copy(update={"required_tasks": ("gsm8k", "mmlu")})
+    judgement = judge_accuracy(*pair(0, 0, 3000), policy, tasks=asked)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert by_name(judgement)["required tasks"] is Verdict.INCONCLUSIVE
+
+
+def test_items_of_one_template_are_not_independent_evidence() -> None:
+    """38 of 3000 flips pass alone; in 15 templates that each lost or gained as one they show nothing."""
+    baseline, candidate = pair(20, 18, 3000)
+    assert judge_accuracy(baseline, candidate, POLICY).verdict is Verdict.GO
+    alike = [
+        [item.model_copy(update={"cluster": f"template {item.item_id // 200}"}) for item in side]
+        for side in (baseline, candidate)
+    ]
+    judgement = judge_accuracy(*alike, POLICY)
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "in 15 clusters" in judgement.evidence[0].detail
+
+
 def test_an_item_missing_on_one_side_is_never_go() -> None:
     baseline, candidate = pair(0, 0, 3000)
     assert judge_accuracy(baseline, candidate[:-1], POLICY).verdict is Verdict.INCONCLUSIVE
@@ -198,14 +219,14 @@ def test_lossless_models_are_rarely_rejected_and_bad_ones_rarely_pass() -> None:
     draw = random.Random(11)  # noqa: S311
     verdicts: dict[float, list[Verdict]] = {}
     for loss in (0.0, 0.01, 0.04):
-        for _ in range(60):
+        for _ in range(40):
             kinds = draw.choices(("lost", "gained", "same"), ((0.05 + loss) / 2, (0.05 - loss) / 2, 0.95), k=4300)
             pairs = paired(kinds.count("lost"), kinds.count("gained"), 4300)
             verdicts.setdefault(loss, []).append(judge_pairs(pairs, POLICY).verdict)
-    assert verdicts[0.0].count(Verdict.GO) >= 48
+    assert verdicts[0.0].count(Verdict.GO) >= 31
     assert Verdict.NO_GO not in verdicts[0.0]
-    assert verdicts[0.01].count(Verdict.GO) <= 8
-    assert verdicts[0.04] == [Verdict.NO_GO] * 60
+    assert verdicts[0.01].count(Verdict.GO) <= 6
+    assert verdicts[0.04] == [Verdict.NO_GO] * 40
 
 
 def test_a_baseline_that_cannot_lose_proves_nothing() -> None:

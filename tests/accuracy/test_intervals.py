@@ -15,6 +15,7 @@ from llm_pipeline.accuracy.intervals import (
     clopper_pearson_upper,
     items_to_decide,
     mean_bounds,
+    score_lower,
     score_upper,
     tango_bounds,
     tango_statistic,
@@ -96,6 +97,24 @@ def test_with_nothing_gained_the_bound_is_the_exact_one(lost: int) -> None:
 def test_bounds_exist_and_are_ordered_in_the_corners(lost: int, gained: int, pairs: int) -> None:
     bounds = tango_bounds(lost, gained, pairs, 0.95)
     assert -1.0 <= bounds.lower <= bounds.estimate <= bounds.upper <= 1.0
+
+
+@pytest.mark.parametrize(("events", "trials", "upper"), [(0, 100, 0.0362), (10, 100, 0.1762), (1, 20, 0.2487)])
+def test_exact_bounds_are_clopper_and_pearsons_published_ones(events: int, trials: int, upper: float) -> None:
+    assert round(clopper_pearson_upper(events, trials, 0.975), 4) == upper
+
+
+@pytest.mark.parametrize("pairs", [500, 1750])
+@pytest.mark.parametrize("flips", [0.0101, 0.015, 0.03])
+def test_false_alarms_at_the_margin_stay_near_the_stated_five_percent(pairs: int, flips: float) -> None:
+    """Exactly; by Tango's score alone 6.7 % of 500 items at 1 % flips."""
+    shares = ((flips + 0.01) / 2, (flips - 0.01) / 2)
+    alarm = 0.0
+    for gained in range(int(stats.binom.ppf(1 - 1e-7, pairs, shares[1])) + 2):
+        least = next(n for n in range(gained, pairs) if score_lower(n, gained, pairs, 0.95) > 0.01)
+        later = stats.binom.sf(least - 1, pairs - gained, shares[0] / (1 - shares[1]))
+        alarm += stats.binom.pmf(gained, pairs, shares[1]) * later
+    assert alarm <= 0.056
 
 
 @pytest.mark.parametrize(("lost", "gained", "pairs"), [(0, 0, 0), (-1, 0, 5), (3, 3, 5)])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.paired import POOLED, Comparison, compare
+from llm_pipeline.errors import IntegrityError
 
 
 def item(number: int, score: float | None, task: str = "a") -> ScoredItem:
@@ -44,3 +47,30 @@ def test_one_graded_score_makes_the_task_graded() -> None:
 def test_a_comparison_survives_json() -> None:
     comparison = compare([item(0, 1.0), item(1, 0.0)], [item(0, 0.0), item(1, None)], 0.95)
     assert Comparison.model_validate_json(comparison.model_dump_json()) == comparison
+
+
+def test_what_was_not_asked_is_left_out_and_what_was_asked_and_is_missing_is_unpaired() -> None:
+    before = [item(number, 1.0) for number in range(6)]
+    after = [item(0, 1.0), item(2, 0.0)]
+    (task,) = compare(before, after, 0.95, asked={("a", 0), ("a", 2), ("a", 3), ("a", 9)}).tasks
+    assert (task.pairs, task.lost, task.unpaired) == (2, 1, 2)
+
+
+def test_a_task_of_which_nothing_was_asked_stays_without_pairs() -> None:
+    before = [item(0, 1.0), item(0, 1.0, "b")]
+    comparison = compare(before, [item(0, 1.0)], 0.95, asked={("a", 0)})
+    assert [(task.name, task.pairs, task.unpaired) for task in comparison.tasks] == [("a", 1, 0), ("b", 0, 0)]
+
+
+def test_an_answer_to_what_was_not_asked_is_refused() -> None:
+    with pytest.raises(IntegrityError, match="1 items of task a were not asked"):
+        compare([item(0, 1.0), item(1, 1.0)], [item(0, 1.0), item(1, 1.0)], 0.95, asked={("a", 0)})
+
+
+def test_equal_cluster_names_of_two_tasks_are_different_clusters() -> None:
+    def clustered(task: str) -> list[ScoredItem]:
+        return [item(number, 1.0, task).model_copy(update={"cluster": f"c{number // 2}"}) for number in range(6)]
+
+    comparison = compare([*clustered("a"), *clustered("b")], [*clustered("a"), *clustered("b")], 0.95)
+    assert [task.clusters for task in comparison.tasks] == [3, 3]
+    assert comparison.pooled.clusters == 6

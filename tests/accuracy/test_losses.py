@@ -1,0 +1,100 @@
+"""Clusters: what the likeness of items in one costs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.losses import FEW_CLUSTERS, LossSample, group_numbers
+from llm_pipeline.accuracy.paired import compare
+from llm_pipeline.accuracy.score_test import SCORE_TEST
+
+
+def drawn(clusters: int, size: int, likeness: float, seed: int = 1) -> LossSample:
+    random = np.random.default_rng(seed)
+    weights = random.standard_gamma(np.array([0.05, 0.05, 0.9]) * (1 / likeness - 1), size=(clusters, 3))
+    chances = weights / weights.sum(axis=1, keepdims=True)
+    losses = np.concatenate([random.choice([1.0, -1.0, 0.0], p=chance, size=size) for chance in chances])
+    return LossSample(losses, np.repeat(np.arange(clusters), size))
+
+
+def test_the_variance_is_the_cluster_robust_one() -> None:
+    """The same number as regressing the losses on a constant with a sandwich over clusters (HC1 for groups)."""
+    sample = drawn(60, 12, 0.4)
+    sums = [(sample.losses[sample.groups == g] - sample.losses.mean()).sum() for g in range(60)]
+    sandwich = 60 / 59 * sum(total**2 for total in sums) / sample.losses.size**2
+    assert sample.variance / sample.pairs == pytest.approx(sandwich)
+    assert sample.design_effect > 2
+
+
+def test_graded_scores_in_clusters_have_students_interval_over_clusters() -> None:
+    random = np.random.default_rng(4)
+    means = random.normal(0.01, 0.05, 40)
+    losses = np.repeat(means, 25)  # wholly alike: forty numbers are all there is
+    bounds = SCORE_TEST.bounds(LossSample(losses, np.repeat(np.arange(40), 25), graded=True), 0.95)
+    reach = stats.t.ppf(0.95, 39) * means.std(ddof=1) / math.sqrt(40)
+    assert bounds.upper == pytest.approx(means.mean() + reach, rel=1e-3)
+
+
+def test_clusters_widen_and_never_narrow_the_interval() -> None:
+    for likeness in (0.9, 0.3, 1e-3):
+        sample = drawn(80, 10, likeness)
+        known, unknown = (SCORE_TEST.bounds(s, 0.95) for s in (sample, LossSample(sample.losses)))
+        assert known.upper >= unknown.upper
+        assert known.lower <= unknown.lower
+
+
+def test_while_few_clusters_changed_each_counts_as_a_single_item() -> None:
+    losses = np.zeros(1000)
+    losses[: FEW_CLUSTERS - 1] = 1.0  # all in the first cluster
+    sample = LossSample(losses, np.repeat(np.arange(50), 20))
+    assert sample.design_effect == 20.0
+    unchanged = LossSample(np.zeros(1000), np.repeat(np.arange(50), 20))
+    assert SCORE_TEST.bounds(unchanged, 0.95).upper == pytest.approx(1 - 0.05 ** (1 / 50), rel=0.05)
+
+
+def test_one_cluster_says_nothing() -> None:
+    bounds = SCORE_TEST.bounds(LossSample(np.zeros(500), np.zeros(500, dtype=int)), 0.95)
+    assert (bounds.lower, bounds.upper) == (-1.0, 1.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 0.5]), st.sampled_from([0.0, 1.0])), min_size=2, max_size=60))
+def test_clusters_of_one_item_are_no_clusters(scores: list[tuple[float, float]]) -> None:
+    def items(side: int, *, clustered: bool) -> list[ScoredItem]:
+        return [
+            ScoredItem(
+                task="t",
+                item_id=number,
+                fingerprint="",
+                score=pair[side],
+                generative=False,
+                cluster=f"passage {number}" if clustered else "",
+            )
+            for number, pair in enumerate(scores)
+        ]
+
+    plain = compare(items(0, clustered=False), items(1, clustered=False), 0.95)
+    assert compare(items(0, clustered=True), items(1, clustered=True), 0.95) == plain
+    assert plain.pooled.clusters is None
+
+
+def test_an_item_without_a_cluster_stands_for_itself() -> None:
+    groups = group_numbers(["a", "", "a", ""])
+    assert groups is not None
+    assert groups[0] == groups[2]
+    assert len(set(groups.tolist())) == 3
+    assert group_numbers(["", "x", ""]) is None
+
+
+def test_a_grown_sample_has_the_same_mean_and_a_narrower_interval() -> None:
+    for sample in (drawn(60, 12, 0.4), LossSample(np.repeat([1.0, 0.0], [30, 970]))):
+        grown = sample.grown(4.0)
+        assert (grown.mean, grown.pairs, grown.lost) == (sample.mean, 4 * sample.pairs, 4 * sample.lost)
+        assert SCORE_TEST.bounds(grown, 0.95).upper < SCORE_TEST.bounds(sample, 0.95).upper
