@@ -1,4 +1,4 @@
-"""The forward passes of a calibration: longest sequences first, with progress and the time that is left."""
+"""The forward passes of a calibration: the largest batches first, with progress and the time that is left."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Progress:
 class CalibrationPasses:
     """What modelopt calls to send the calibration data through the model, once or several times.
 
-    The longest sequences come first: memory that is too small shows at once. The language model head is left out
+    The largest batches come first: memory that is too small shows at once. The language model head is left out
     when it is not quantized: nothing that is calibrated depends on it.
 
     Args:
@@ -57,7 +57,7 @@ class CalibrationPasses:
     """
 
     def __init__(self, data: CalibrationSet, batch: int) -> None:
-        self.batches: Sequence[tuple[Tokens, ...]] = tuple(reversed(data.batches(batch)))
+        self.batches: Sequence[tuple[Tokens, ...]] = sorted(data.batches(batch), key=_tokens, reverse=True)
         self.running = (batch, len(data.sequences[-1]))
         self._passes = 0
 
@@ -69,6 +69,10 @@ class CalibrationPasses:
             self.running = (len(batch), len(batch[0]))
             forward(model, batch)
             progress.step()
+
+
+def _tokens(batch: Sequence[Tokens]) -> int:
+    return len(batch) * len(batch[0])
 
 
 def forward(model: Any, batch: Sequence[Tokens]) -> None:
