@@ -1,7 +1,6 @@
 """The accuracy gate: is a quantized model provably not worse than its baseline by more than the margin?
 
     judgement = judge_accuracy(read_items(baseline_dir), read_items(candidate_dir), policy.accuracy)
-    log.info(comparison_table(baseline, candidate, policy.accuracy))
 
 GO needs the upper bound of the loss below the margin, pooled and for every task: an intersection-union test, so no
 correction for several tasks is due (Berger 1982). NO_GO needs the lower bound above a margin; over tasks the claim
@@ -16,9 +15,8 @@ from dataclasses import dataclass
 
 from llm_pipeline.accuracy.intervals import items_to_decide
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy, TaskPairs, compare, pair_items, summarise
+from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy, TaskPairs, pair_items, summarise
 from llm_pipeline.accuracy.score_test import SCORE_TEST, LossTest
-from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
@@ -67,20 +65,6 @@ def judge_accuracy(
         IntegrityError: The two evaluations asked different questions, hold an item twice, or score outside 0 to 1.
     """
     return judge_pairs(pair_items(baseline, candidate, tasks), policy)
-
-
-def comparison_table(
-    baseline: Sequence[ScoredItem],
-    candidate: Sequence[ScoredItem],
-    policy: AccuracyPolicy,
-    tasks: Iterable[str] | None = None,
-) -> str:
-    """The comparison as an aligned table for a task's log; starts with a line break.
-
-    Raises:
-        IntegrityError: As `judge_accuracy`.
-    """
-    return format_comparison(compare(baseline, candidate, policy.confidence, tasks), policy)
 
 
 def judge_pairs(tasks: Sequence[TaskPairs], policy: AccuracyPolicy, rule: DecisionRule = AT_ONCE) -> Judgement:

@@ -69,7 +69,10 @@ def judge_look(
     if look == len(plan.sizes) or judgement.verdict is not Verdict.INCONCLUSIVE:
         return _told(judgement, plan, look)
     reason = _futility(pairs, plan, look, policy)
-    return None if reason is None else _with(_told(judgement, plan, look), reason)
+    if reason is None:
+        return None
+    stopped = _with(_told(judgement, plan, look), reason)
+    return stopped.model_copy(update={"summary": f"{stopped.summary} GO had become improbable."})
 
 
 def decision_rule(plan: LookPlan, look: int) -> DecisionRule:

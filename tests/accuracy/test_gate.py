@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from llm_pipeline.accuracy.gate import comparison_table, judge_accuracy, judge_pairs
+from llm_pipeline.accuracy.gate import judge_accuracy, judge_pairs
 from llm_pipeline.accuracy.intervals import tango_bounds
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.paired import TaskPairs
+from llm_pipeline.accuracy.paired import TaskPairs, compare
+from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.verdict import Judgement, Verdict
@@ -247,7 +248,7 @@ def test_graded_scores_are_compared_by_their_mean() -> None:
 
 def test_the_table_is_aligned_and_starts_on_its_own_line() -> None:
     one, two = pair(6, 5, 3000), pair(3, 1, 700, "a_task_with_a_long_name")
-    table = comparison_table([*one[0], *two[0]], [*one[1], *two[1]], POLICY)
+    table = format_comparison(compare([*one[0], *two[0]], [*one[1], *two[1]], POLICY.confidence), POLICY)
     assert table.startswith("\n")
     rows = [line for line in table.splitlines() if "%" in line and not line.startswith("One-sided")]
     assert [row.split()[0] for row in rows] == ["a_task_with_a_long_name", "gsm8k", "all"]

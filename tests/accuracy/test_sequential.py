@@ -74,7 +74,8 @@ def test_futility_stops_without_claiming_harm_and_says_how_many_items_would_deci
     assert last.name == "chance of GO at the last look, all tasks"
     assert last.measured is not None
     assert last.measured <= 0.01
-    assert "improbable" in last.detail
+    assert "does not show a loss" in last.detail
+    assert judgement.summary.endswith("GO had become improbable.")
     assert "more items would decide" in judgement.evidence[0].detail
 
 
