@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = tiny_llama.prompts(60)
 TOKENS = 12
-ACTIVATIONS_QUANTIZED = {"fp8", "fp8_kv_fp8", "fp8_per_channel_token", "int8_smoothquant", "w4a8_awq"}
+ACTIVATIONS_QUANTIZED = {"fp8", "fp8_kv_fp8", "int8_smoothquant", "w4a8_awq"}
 
 
 def build(checkpoint, target, destination) -> EngineFacts:
@@ -48,6 +48,23 @@ def test_a_native_engine_generates_what_the_read_back_checkpoint_generates(recip
     assert facts.linears_quantized == 14
     assert facts.activation_quantizers == (14 if recipe in ACTIVATIONS_QUANTIZED else 0)
     assert facts.kv_cache == ("fp8 numbers in f32" if "kv" in recipe else "f32")
+
+
+def test_a_mixed_checkpoint_is_built_layer_by_layer_in_its_own_formats(exported, built):
+    engine, facts = built("mixed")
+    assert flips(exported("mixed"), engine) <= 2
+    assert facts.quantization == "MIXED_PRECISION"
+    assert facts.linears_quantized == 14
+    assert facts.activation_quantizers == 8  # FP8 3, FP8 per token 1, INT8 3, W4A8 1
+
+
+def test_four_bit_floating_point_is_refused(checkpoint, tmp_path):
+    from llm_pipeline.engines.openvino_graph import NativeWeights
+    from llm_pipeline.quantization.checkpoint import Checkpoint
+
+    nvfp4 = tiny_llama.export_quantized(checkpoint, "nvfp4", tmp_path / "nvfp4")
+    with pytest.raises(Unsupported, match="no CPU engine computes NVFP4"):
+        NativeWeights(None, Checkpoint(nvfp4))._weight("model.layers.0.mlp.up_proj")
 
 
 def test_a_plain_checkpoint_keeps_its_16_bit_weights_and_generates_the_same(checkpoint, built):

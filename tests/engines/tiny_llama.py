@@ -25,9 +25,18 @@ RECIPES = {
     "int4_awq": "INT4_AWQ_CFG",
     "int4_blockwise": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
     "w4a8_awq": "W4A8_AWQ_BETA_CFG",
-    "fp8_per_channel_token": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
-    "fp8_block": "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG",
 }
+REFUSED = {"nvfp4": "NVFP4_DEFAULT_CFG"}
+MIXED = {
+    "layers.0.self_attn.[qkv]_proj": "FP8_DEFAULT_CFG",
+    "layers.0.self_attn.o_proj": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
+    "layers.0.mlp": "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG",
+    "layers.1.self_attn.[qkv]_proj": "INT8_DEFAULT_CFG",
+    "layers.1.self_attn.o_proj": "INT8_WEIGHT_ONLY_CFG",
+    "layers.1.mlp.[gu]*_proj": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
+    "layers.1.mlp.down_proj": "W4A8_AWQ_BETA_CFG",
+}
+"""A format for each layer; layers that read the same input have the same one, as a search leaves them."""
 CONTEXT = 128
 
 
@@ -76,7 +85,7 @@ def export_quantized(checkpoint: Path, recipe: str, directory: Path) -> Path:
             for ids in texts:
                 calibrated(input_ids=ids)
 
-    settings = copy.deepcopy(getattr(mtq, RECIPES[recipe]))
+    settings = mixed_config() if recipe == "mixed" else copy.deepcopy(getattr(mtq, (RECIPES | REFUSED)[recipe]))
     if "kv" in recipe:
         settings["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
     model = mtq.quantize(model, settings, calibrate)
@@ -84,6 +93,20 @@ def export_quantized(checkpoint: Path, recipe: str, directory: Path) -> Path:
         export_hf_checkpoint(model, dtype=torch.float16, export_dir=directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+def mixed_config() -> dict[str, Any]:
+    """modelopt's configuration of `MIXED`."""
+    import modelopt.torch.quantization as mtq
+
+    entries: list[dict[str, Any]] = [{"quantizer_name": "*", "enable": False}]
+    for layers, name in MIXED.items():
+        entries += [
+            {**entry, "quantizer_name": f"*{layers}*{entry['quantizer_name'].lstrip('*')}"}
+            for entry in getattr(mtq, name)["quant_cfg"]
+            if entry.get("quantizer_name") in ("*weight_quantizer", "*input_quantizer") and "parent_class" not in entry
+        ]
+    return {"quant_cfg": entries, "algorithm": "max"}
 
 
 def read_back(checkpoint: Path) -> Any:

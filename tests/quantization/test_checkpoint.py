@@ -6,182 +6,137 @@ import shutil
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("modelopt")
 
+import exports
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.checkpoint import (
-    dequantize_layer,
+    Checkpoint,
+    LayerScheme,
+    StoredTensors,
     load_tensors,
-    quantized_layers,
     read_quantization,
-    unpack_int4,
     write_dequantized,
 )
-from llm_pipeline.quantization.modelopt_quantizer import modelopt_config, mtq
+from llm_pipeline.quantization.export_structure import ALGORITHMS
+from llm_pipeline.quantization.formats import FORMATS, StoredWeight
 from llm_pipeline.quantization.readback import load_model
 
-TOKENS = torch.tensor([[0, 70, 90, 110, 300, 310, 320, 400], [0, 71, 91, 111, 301, 311, 321, 401]])
-ALGORITHMS = {
-    "fp8": "FP8",
-    "int4_naive": "W4A16_AWQ",
-    "int4_awq": "W4A16_AWQ",
-    "int8_smoothquant": "W8A8_SQ_PER_CHANNEL",
-    "int8_weight_only": "W8A16",
-    "w4a8_awq": "W4A8_AWQ",
-    "fp8_kv_fp8": "FP8",
-}
 
-
-def logits(model):
+def logits(checkpoint):
     with torch.no_grad():
-        return model(TOKENS).logits.float()
+        return load_model(checkpoint, torch.float32)(exports.TOKENS).logits
 
 
-def in_memory(source, recipe):
-    """What modelopt computes, in fp32, without exporting; only for formats without calibration."""
-    return logits(mtq.quantize(load_model(source, torch.float32), modelopt_config(recipe)))
-
-
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_the_metadata_name_the_format(quantized, name):
-    metadata = read_quantization(quantized(name)[0])
+@pytest.mark.parametrize("name", exports.FORMATS)
+def test_the_metadata_name_the_format_of_each_layer(exported, name):
+    metadata = read_quantization(exported(name)[0])
     assert metadata.algorithm == ALGORITHMS[name]
-    assert metadata.kv_cache == ("FP8" if name == "fp8_kv_fp8" else None)
+    assert metadata.scheme("model.layers.0.mlp.up_proj").algorithm == ALGORITHMS[name]
+    assert metadata.kv_cache is None
     assert metadata.producer.startswith("modelopt ")
 
 
-@pytest.mark.parametrize("name", ["int4_naive", "int8_weight_only"])
-def test_what_is_read_back_computes_what_modelopt_computed(source, recipe, quantized, name):
-    exported = logits(load_model(quantized(name)[0], torch.float32))
-    expected = in_memory(source, recipe(name))
-    assert (exported - expected).abs().max() < 0.02 * expected.abs().max()
+@pytest.mark.parametrize("kind", ["fp8", "nvfp4"])
+def test_the_metadata_name_the_kv_cache(exported, kind):
+    assert read_quantization(exported("fp8", kv_cache=kind)[0]).kv_cache == kind.upper()
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_a_read_back_model_stays_near_its_source(source, quantized, name):
-    original = torch.log_softmax(logits(load_model(source, torch.float32)), -1)
-    candidate = torch.log_softmax(logits(load_model(quantized(name)[0], torch.float32)), -1)
-    divergence = (original.exp() * (original - candidate)).sum(-1).mean()
-    assert 0.0 < divergence < (2.0 if name == "int4_naive" else 0.2)
+def test_a_mixed_checkpoint_names_a_scheme_for_each_layer(mixed):
+    metadata = read_quantization(mixed)
+    assert metadata.scheme("model.layers.0.mlp.up_proj") == LayerScheme("fp8_pb_wo")
+    assert metadata.scheme("model.layers.1.mlp.down_proj") == LayerScheme("W4A8_AWQ", 128)
+    with pytest.raises(IntegrityError, match=r"lm_head: hf_quant_config\.json does not say"):
+        metadata.scheme("lm_head")
 
 
-def test_activation_and_kv_cache_quantizers_change_the_numbers(quantized, tmp_path):
-    export = quantized("fp8_kv_fp8")[0]
-    with_all = logits(load_model(export, torch.float32))
-    without_kv = logits(load_model(quantized("fp8")[0], torch.float32))
-    write_dequantized(export, tmp_path / "plain")
-    weights_only = logits(load_model(tmp_path / "plain", torch.float32))
-    assert not torch.equal(with_all, without_kv)
-    assert not torch.equal(without_kv, weights_only)
-
-
-@pytest.mark.parametrize("name", ["int4_naive", "int4_awq", "int8_weight_only"])
-def test_a_dequantized_checkpoint_is_the_read_back_model_when_activations_are_not_quantized(quantized, tmp_path, name):
-    facts = write_dequantized(quantized(name)[0], tmp_path / "plain")
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
-    assert torch.allclose(logits(plain), logits(load_model(quantized(name)[0], torch.float32)), atol=1e-3)
+def test_a_dequantized_checkpoint_says_what_it_lost(exported, tmp_path):
+    facts = write_dequantized(exported("fp8", kv_cache="fp8")[0], tmp_path / "plain")
+    assert len(facts.layers) == len(facts.activation_scales) == 14
+    assert len(facts.kv_scales) == 4
     assert "quantization_config" not in json.loads((tmp_path / "plain/config.json").read_text())
     assert (tmp_path / "plain/tokenizer.json").exists()
-    assert len(facts.layers) == 14
-    assert not facts.activation_scales
 
 
-def test_a_dequantized_checkpoint_says_what_it_lost(quantized, tmp_path):
-    facts = write_dequantized(quantized("fp8_kv_fp8")[0], tmp_path / "plain")
-    assert len(facts.activation_scales) == 14
-    assert len(facts.kv_scales) == 4
-
-
-def test_a_plain_checkpoint_passes_through(source, tmp_path):
-    facts = write_dequantized(source, tmp_path / "plain")
+def test_a_plain_checkpoint_passes_through(llama, tmp_path):
+    facts = write_dequantized(llama, tmp_path / "plain")
     assert facts.metadata.algorithm is None
     assert facts.layers == ()
-    assert torch.equal(logits(load_model(source, torch.float32)), logits(load_model(tmp_path / "plain", torch.float32)))
+    assert torch.equal(logits(llama), logits(tmp_path / "plain"))
 
 
-def test_transformers_alone_would_silently_drop_the_scales(quantized):
-    # Why this module exists: no error, other numbers.
-    export = quantized("fp8")[0]
-    careless = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)
-    ours = logits(load_model(export, torch.float32))
-    assert (logits(careless) - ours).abs().max() > 0.1 * ours.abs().max()
-
-
-def test_the_export_is_not_the_model_in_memory_for_awq(source, recipe, quantized):
-    # Why the artifact is evaluated: exporting smooths fused layers again.
-    from llm_pipeline.quantization.modelopt_quantizer import _calibration, _forward_loop
-
-    model = load_model(source, torch.float32)
-    configs = source.parent / "calibration.jsonl"
-    configs.write_text("".join(json.dumps({"text": f"add {n} to 2 :"}) + "\n" for n in range(256)))
-    loop = _forward_loop(_calibration(source, recipe("int4_awq"), configs), "cpu")
-    memory = logits(mtq.quantize(model, modelopt_config(recipe("int4_awq")), loop))
-    from modelopt.torch.export import export_hf_checkpoint
-
-    with torch.inference_mode():
-        export_hf_checkpoint(model, dtype=torch.float32, export_dir=source.parent / "awq")
-    exported = logits(load_model(source.parent / "awq", torch.float32))
-    assert (exported - memory).abs().max() > 1e-3
-
-
-def test_int4_nibbles_are_signed_and_alternate_by_row():
-    packed = torch.tensor([[0x7F, 0x80]], dtype=torch.uint8)
-    assert unpack_int4(packed).tolist() == [[-1, 0], [7, -8]]
-
-
-def test_sharded_weights_are_read_whole(quantized, tmp_path):
-    export = tmp_path / "sharded"
-    shutil.copytree(quantized("fp8")[0], export)
+def test_sharded_weights_are_read_whole(exported, tmp_path):
+    export, sharded = exported("fp8")[0], tmp_path / "sharded"
+    shutil.copytree(export, sharded)
     tensors = load_tensors(export)
-    (export / "model.safetensors").unlink()
+    (sharded / "model.safetensors").unlink()
     names = sorted(tensors)
-    save_file({name: tensors[name] for name in names[::2]}, export / "a.safetensors")
-    save_file({name: tensors[name] for name in names[1::2]}, export / "b.safetensors")
+    for part, file in enumerate("ab"):
+        save_file({name: tensors[name] for name in names[part::2]}, sharded / f"{file}.safetensors")
     shards = {name: f"{'ab'[index % 2]}.safetensors" for index, name in enumerate(names)}
-    (export / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    assert sorted(load_tensors(export)) == names
-    (export / "b.safetensors").unlink()
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert sorted(StoredTensors(sharded)) == names
+    assert torch.equal(logits(sharded), logits(export))
+    (sharded / "b.safetensors").unlink()
     with pytest.raises(IntegrityError, match="unreadable weights"):
-        load_tensors(export)
+        StoredTensors(sharded)
 
 
-def test_a_truncated_file_is_an_integrity_error(quantized, tmp_path):
+def test_tensors_are_read_when_they_are_asked_for(exported, monkeypatch):
+    read = []
+    original = StoredTensors.__getitem__
+    monkeypatch.setattr(StoredTensors, "__getitem__", lambda self, key: read.append(key) or original(self, key))
+    checkpoint = Checkpoint(exported("int4_blockwise")[0])
+    assert checkpoint.tensors.shape("lm_head.weight") == (384, 128)
+    assert len(checkpoint.layers) == 14
+    assert read == []
+    checkpoint.weight("model.layers.0.mlp.up_proj")
+    assert {key.rpartition(".")[0] for key in read} == {"model.layers.0.mlp.up_proj"}
+
+
+def test_a_truncated_file_is_an_integrity_error(exported, tmp_path):
     export = tmp_path / "short"
-    shutil.copytree(quantized("fp8")[0], export)
+    shutil.copytree(exported("fp8")[0], export)
     data = (export / "model.safetensors").read_bytes()
     (export / "model.safetensors").write_bytes(data[:-100])
     with pytest.raises(IntegrityError):
         load_model(export, torch.float16)
 
 
-def test_a_quantized_config_without_its_quantization_file_is_refused(quantized, tmp_path):
+def test_a_quantized_config_without_its_quantization_file_is_refused(exported, tmp_path):
     export = tmp_path / "export"
-    shutil.copytree(quantized("fp8")[0], export)
+    shutil.copytree(exported("fp8")[0], export)
     (export / "hf_quant_config.json").unlink()
     with pytest.raises(IntegrityError, match=r"hf_quant_config\.json is missing"):
         read_quantization(export)
 
 
-def test_an_unknown_storage_is_refused():
-    tensors = {"a.weight": torch.zeros(2, 2, dtype=torch.int16), "a.weight_scale": torch.ones(2)}
-    assert quantized_layers(tensors) == ["a"]
-    with pytest.raises(Unsupported, match="int16"):
-        dequantize_layer(tensors, "a")
+def test_an_unknown_algorithm_is_refused(exported, edited):
+    export = edited(exported("fp8")[0], quantization={"quant_algo": "NVFP4_SVD"})
+    with pytest.raises(Unsupported, match="cannot read weights of NVFP4_SVD"):
+        load_model(export, torch.float16)
 
 
-def test_scales_that_do_not_fit_are_refused():
-    tensors = {"a.weight": torch.zeros(4, 2, dtype=torch.int8), "a.weight_scale": torch.ones(3)}
-    with pytest.raises(IntegrityError, match="3 scales for 4 rows"):
-        dequantize_layer(tensors, "a")
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        (StoredWeight("a", torch.zeros(4, 2, dtype=torch.int16), torch.ones(4)), "int16"),
+        (StoredWeight("a", torch.zeros(4, 2, dtype=torch.int8), torch.ones(3)), "3 scales for 4 rows"),
+        (
+            StoredWeight("a", torch.zeros(4, 2, dtype=torch.int8), torch.ones(4), torch.ones(())),
+            "has no weight_scale_2",
+        ),
+    ],
+)
+def test_tensors_that_are_not_the_formats_are_refused(stored, message):
+    with pytest.raises(IntegrityError, match=message):
+        FORMATS["W8A16"].dequantize(stored)
 
 
-def test_missing_tensors_are_refused(quantized, tmp_path):
-    export = tmp_path / "export"
-    shutil.copytree(quantized("fp8")[0], export)
-    tensors = load_tensors(export)
-    del tensors["model.norm.weight"]
-    save_file(tensors, export / "model.safetensors")
-    with pytest.raises(IntegrityError, match=r"model\.norm\.weight"):
+@pytest.mark.parametrize("key", ["model.norm.weight", "model.layers.0.mlp.up_proj.weight"])
+def test_missing_tensors_are_refused(exported, damaged, key):
+    export = damaged(exported("fp8")[0], lambda tensors: tensors.pop(key))
+    with pytest.raises(IntegrityError, match=r"model\.norm\.weight|up_proj"):
         load_model(export, torch.float16)

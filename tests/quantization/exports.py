@@ -1,0 +1,91 @@
+"""Real exports of a small random llama in every format, made by modelopt on a CPU.
+
+modelopt's block quantizers of four bits are CUDA code when they run; exporting them is not. AWQ needs them to run, so
+that it gets the same arithmetic in torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+from unittest import mock
+
+import modelopt.torch.quantization as mtq
+import torch
+from modelopt.torch.export import export_hf_checkpoint
+from modelopt.torch.quantization import tensor_quant
+from transformers import LlamaForCausalLM
+
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.quantization.checkpoint import copy_companions
+from llm_pipeline.quantization.modelopt_configs import modelopt_config
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
+import tiny_llama
+
+torch.set_num_threads(1)  # several threads only wait for each other in so small a model
+
+FORMATS = (
+    "fp8", "fp8_per_channel_token", "fp8_block", "int8_smoothquant", "int8_weight_only", "int4_blockwise", "int4_awq",
+    "w4a8_awq", "nvfp4", "nvfp4_awq", "mxfp4",
+)  # fmt: skip
+CALIBRATION = {"sources": ["set:tests"], "samples": 4, "maximum_tokens": 24}
+TOKENS = torch.randint(2, 384, (4, 24), generator=torch.Generator().manual_seed(3))
+
+
+def recipe(weights, **fields):
+    uncalibrated = {"fp8_per_channel_token", "fp8_block", "int8_weight_only", "int4_blockwise", "mxfp4"}
+    calibration = {} if weights in uncalibrated and "kv_cache" not in fields else {"calibration": CALIBRATION}
+    return QuantizationRecipe(name=weights.replace("_", "-"), weights=weights, **calibration, **fields)
+
+
+def load(checkpoint):
+    return LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float16).eval()
+
+
+def quantize(model, config):
+    def calibrate(calibrated):
+        with torch.no_grad():
+            calibrated(TOKENS)
+
+    with contextlib.redirect_stdout(io.StringIO()), mock.patch.object(
+        tensor_quant, "dynamic_block_quantize_op", _block_quantizer
+    ):  # fmt: skip
+        return mtq.quantize(model, config, calibrate)
+
+
+def write(model, source, directory):
+    with contextlib.redirect_stdout(io.StringIO()), torch.inference_mode():
+        export_hf_checkpoint(model, dtype=torch.float16, export_dir=directory)
+    copy_companions(source, directory)
+    return directory
+
+
+def export(source, asked, directory):
+    return write(quantize(load(source), modelopt_config(asked)), source, directory)
+
+
+def search(source):
+    """AutoQuantize with INT4 and FP8: the model, and its own account of the solution."""
+    batches = [{"input_ids": TOKENS, "labels": TOKENS.roll(1, 1)}]
+    model = load(source)
+    with contextlib.redirect_stdout(io.StringIO()):
+        return mtq.auto_quantize(
+            model, constraints={"effective_bits": 9.0}, disabled_layers=["*lm_head*"], data_loader=batches,
+            quantization_formats=[mtq.INT4_AWQ_CFG, mtq.FP8_DEFAULT_CFG], num_calib_steps=1, num_score_steps=1,
+            forward_step=lambda model, batch: model(**batch), loss_func=lambda output, _: output.loss,
+        )  # fmt: skip
+
+
+def checkpoint(directory):
+    return tiny_llama.make_checkpoint(directory)
+
+
+def _block_quantizer(inputs, block, amax, *_):
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    second = amax.float().amax() / (6 * 448)
+    packed, scale, second = NVFP4QTensor.quantize(inputs.float().contiguous(), block, None, second)
+    return packed.dequantize(inputs.dtype, scale=scale, double_scale=second, block_sizes={-1: block})
