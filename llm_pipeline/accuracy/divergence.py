@@ -7,6 +7,7 @@ inequality). It is information, never the gate: near the baseline it does not pr
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ class Reference:
                 ends = np.cumsum(stored["lengths"])
                 texts = tuple(tuple(map(int, part)) for part in np.split(stored["tokens"], ends[:-1]))
                 return cls(texts, *(stored[name] for name in ("likeliest", "log_probabilities", "next_token")))
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
             raise IntegrityError(f"unreadable: {error}", where=str(path)) from error
 
 

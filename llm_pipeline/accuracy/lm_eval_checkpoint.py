@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -67,13 +68,12 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
             pretrained=model,
             tokenizer=tokenizer,
             batch_size=sequences_that_fit(model, evaluation.maximum_length, evaluation.batch_size),
-            max_length=_maximum_length(model, evaluation),
+            max_length=min(evaluation.maximum_length, _positions(model)),
             # The served endpoint tokenizes plain text with the tokenizer's own template; so does this lane.
             add_bos_token=self.begin_token,
             # Half precision would round log-likelihoods to sixteenths of a nat, and make ties out of choices.
             softmax_dtype="float32" if shared_prefix else None,
         )
-        self._wanted_length = evaluation.maximum_length
         self._likelihood_batch = BatchSize.for_model(model, evaluation.batch_size)
         self.progress = Progress(0)
         reason = why_not_shared(model, self.max_length) if shared_prefix else "lm-eval's own way was asked for"
@@ -181,13 +181,12 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
         if tokens <= room:
             return
         needed = self.max_length + tokens - room
-        fits = self.max_length == self._wanted_length
         raise ConfigError(
             f"{tokens} tokens, of which {room} fit: lm-eval would cut off the beginning",
             where=_where(one),
             hint=f"set evaluation.maximum_length to {needed} or more"
-            if fits
-            else f"the model takes {self.max_length} tokens: ask this task with fewer examples, or leave it out",
+            if needed <= _positions(self.model)
+            else f"the model takes {_positions(self.model)} tokens: ask this task with fewer examples, or leave it out",
         )
 
     def _tokens(self, texts: Iterable[str]) -> dict[str, list[int]]:
@@ -212,9 +211,9 @@ def _where(one: Instance) -> str:
     return f"item {one.doc_id} of task {one.task_name}"
 
 
-def _maximum_length(model: Any, evaluation: Evaluation) -> int:
-    possible = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return min(evaluation.maximum_length, possible or evaluation.maximum_length)
+def _positions(model: Any) -> int:
+    """Tokens that a model can tell apart by their place, as far as its configuration says."""
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize)
 
 
 def _adds_begin_token(tokenizer: Any) -> bool:

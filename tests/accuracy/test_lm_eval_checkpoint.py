@@ -9,9 +9,8 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from llm_pipeline.accuracy.lm_eval_checkpoint import evaluate_checkpoint
-from llm_pipeline.accuracy.lm_eval_results import scored_items, task_manager
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.errors import ConfigError
 
 TASKS = Path(__file__).parents[2] / "configs" / "tasks" / "demo"
 EVALUATION = Evaluation(
@@ -78,47 +77,9 @@ def test_an_unknown_task_is_named(source, elsewhere):
         evaluate_checkpoint(source, elsewhere, evaluation, "float16")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("task: a\ndoc_to_text: !function module.name\n", "not plain YAML"),
-        ("tasks: a\n", "needs `task"),
-        ("task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: ../secret.jsonl}}\n", "outside"),
-        ("task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: absent.jsonl}}\n", "unreadable task data"),
-    ],
-)
-def test_a_bad_task_file_is_refused(tmp_path, content, message):
-    (tmp_path / "a.yaml").write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        task_manager(tmp_path)
-
-
-def sample(item_id, filter_name="none", **changes):
-    return {
-        "doc_id": item_id, "doc_hash": f"d{item_id}", "prompt_hash": "p", "target_hash": "t", "filter": filter_name,
-        "arguments": [("prompt", {})], "resps": [[" answer"]], "metrics": ["exact_match"], "exact_match": 1.0,
-        **changes,
-    }  # fmt: skip
-
-
-def test_one_score_an_item_when_a_task_has_several_filters():
-    samples = [sample(1, "strict"), sample(0, "strict"), sample(0, "flexible"), sample(1, "flexible")]
-    items = scored_items({"samples": {"gsm": samples}}, ["gsm"])
-    assert [item.item_id for item in items] == [0, 1]
-
-
-def test_a_group_stands_for_its_subtasks():
-    results = {"samples": {"a": [sample(0)], "b": [sample(0)]}, "group_subtasks": {"both": ["a", "b"]}}
-    assert [item.task for item in scored_items(results, ["both"])] == ["a", "b"]
-
-
-def test_an_item_without_a_known_metric_has_no_score():
-    items = scored_items({"samples": {"a": [sample(0, metrics=["bleu"])]}}, ["a"])
-    assert items[0].score is None
-
-
-def test_missing_or_repeated_samples_are_refused():
-    with pytest.raises(IntegrityError, match="no samples"):
-        scored_items({"samples": {}}, ["a"])
-    with pytest.raises(IntegrityError, match="two samples"):
-        scored_items({"samples": {"a": [sample(0), sample(0)]}}, ["a"])
+def test_lm_evals_own_scoring_gives_the_same_accuracy(source, evaluated):
+    """What a benchmark compares with: `hf` as it is, a sequence for each choice."""
+    own = evaluate_checkpoint(source, TASKS, EVALUATION, "float16", shared_prefix=False)
+    assert own.summary.scoring.startswith("a sequence for each choice")
+    changed = [a.item_id for a, b in zip(own.items, evaluated.items, strict=True) if a.score != b.score]
+    assert len(changed) <= 1  # half precision rounds log-likelihoods into ties

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from llm_pipeline.accuracy.lm_eval_served import ServedModel, evaluate_served
+from llm_pipeline.accuracy.lm_eval_served import ServedModel, served_questions
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.errors import Transient, Unsupported
@@ -58,27 +58,32 @@ def evaluation(**changes) -> Evaluation:
     return Evaluation(**{"tasks": ("repeat",), "served_tasks": ("repeat",), **changes})
 
 
+def ask(endpoint, evaluation, directory, count=None):
+    questions = served_questions(directory, evaluation)
+    order = [("repeat", number) for number in range(len(questions.clusters["repeat"]))]
+    return questions.ask(ServedModel(endpoint), order[:count])
+
+
 def test_every_item_is_scored_through_the_server(endpoint, tmp_path):
-    result = evaluate_served(endpoint, evaluation(), tasks(tmp_path))
-    assert [item.score for item in result.items] == [float(n % 4 > 0) for n in range(40)]
-    assert {item.prompt for item in result.items} == {f"x{n} y{n}" for n in range(40)}
-    assert result.items[1].completion == " x1 y1 x1"
-    assert result.summary.tasks["repeat"].accuracy == 0.75
+    items = ask(endpoint, evaluation(), tasks(tmp_path))
+    assert [item.score for item in items] == [float(n % 4 > 0) for n in range(40)]
+    assert {item.prompt for item in items} == {f"x{n} y{n}" for n in range(40)}
+    assert items[1].completion == " x1 y1 x1"
 
 
 def test_the_limit_of_the_evaluation_holds(endpoint, tmp_path):
-    assert len(evaluate_served(endpoint, evaluation(limit=7), tasks(tmp_path)).items) == 7
+    assert len(ask(endpoint, evaluation(limit=7), tasks(tmp_path))) == 7
 
 
 def test_answers_end_before_a_stop_word(endpoint, tmp_path):
-    items = evaluate_served(endpoint, evaluation(limit=2), tasks(tmp_path, until='["y1"]')).items
+    items = ask(endpoint, evaluation(limit=2), tasks(tmp_path, until='["y1"]'))
     assert items[1].completion.strip() == "x1"
     assert items[0].completion == " x0 y0 x0"
 
 
 def test_a_sampling_task_is_refused(endpoint, tmp_path):
     with pytest.raises(Unsupported, match="do_sample: false"):
-        evaluate_served(endpoint, evaluation(), tasks(tmp_path, sample="true, temperature: 0.7"))
+        ask(endpoint, evaluation(), tasks(tmp_path, sample="true, temperature: 0.7"))
 
 
 def test_log_likelihoods_are_refused(endpoint):
@@ -86,6 +91,13 @@ def test_log_likelihoods_are_refused(endpoint):
         ServedModel(endpoint).loglikelihood([])
 
 
+def test_a_task_of_log_likelihoods_is_refused_before_anything_is_asked():
+    demo = ROOT / "configs" / "tasks" / "demo"
+    with pytest.raises(Unsupported, match="log-likelihoods") as refused:
+        served_questions(demo, Evaluation(tasks=("demo_choice",), served_tasks=("demo_choice",), limit=2))
+    assert refused.value.where == "task demo_choice"
+
+
 def test_a_server_that_does_not_answer_is_worth_another_try(tmp_path):
     with pytest.raises(Transient, match="3 attempts"):
-        evaluate_served("http://127.0.0.1:9", evaluation(limit=1), tasks(tmp_path))
+        ask("http://127.0.0.1:9", evaluation(), tasks(tmp_path), 1)

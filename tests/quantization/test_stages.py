@@ -62,7 +62,7 @@ def release(source, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def baseline(release):
-    return release("baseline", BaselineConfig(evaluation=EVALUATION, dtype="float16"), use=("checkpoint", "tasks"))
+    return release("baseline", BaselineConfig.of(EVALUATION, "float16"), use=("checkpoint", "tasks"))
 
 
 def quantize(release, recipe, name):

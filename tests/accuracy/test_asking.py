@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from llm_pipeline.accuracy import asking as module
+from llm_pipeline.accuracy.asking import Asking, asked_table
+from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.looks import LookPlan
+from llm_pipeline.accuracy.progress import Progress
+from llm_pipeline.accuracy.saved_items import SavedItems
+from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.verdict import Verdict
+
+POLICY = AccuracyPolicy(margin=0.02, task_margin=0.02, minimum_items=100)
+ORDER = [("a", number) for number in range(1000)]
+PLAN = LookPlan("group_sequential", (250, 500, 750, 1000))
+
+
+def scored(place, right):
+    return ScoredItem(task=place[0], item_id=place[1], fingerprint=str(place), score=float(right), generative=False)
+
+
+BASELINE = [scored(place, place[1] % 10 > 0) for place in ORDER]
+
+
+class Questions:
+    """Stands in for the harness; a killed process is an exception at a place."""
+
+    def __init__(self, right=lambda number: number % 10 > 0, killed_at=None):
+        self.right, self.killed_at, self.portions = right, killed_at, []
+
+    def instances(self, order):
+        return list(order)
+
+    def ask(self, _model, order):
+        if self.killed_at in {number for _, number in order}:
+            raise KeyboardInterrupt
+        self.portions.append(len(order))
+        return [scored(place, self.right(place[1])) for place in order]
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PORTION_ITEMS", 100)
+    return lambda questions: Asking(questions, None, ORDER, SavedItems(tmp_path, "one"), Progress(len(ORDER)))
+
+
+def test_a_lossless_candidate_is_not_asked_everything(start):
+    asking = start(questions := Questions())
+    judgement, look = asking.ask_until_decided(BASELINE, PLAN, POLICY)
+    assert judgement.verdict is Verdict.GO
+    assert len(asking.items) == PLAN.sizes[look - 1] < 1000
+    assert questions.portions[:3] == [100, 100, 50]
+
+
+def test_a_broken_candidate_stops_at_the_first_look(start):
+    asking = start(Questions(right=lambda _: False))
+    judgement, look = asking.ask_until_decided(BASELINE, PLAN, POLICY)
+    assert (judgement.verdict, look, len(asking.items)) == (Verdict.NO_GO, 1, 250)
+
+
+def test_one_fixed_look_asks_everything(start):
+    asking = start(Questions())
+    judgement, look = asking.ask_until_decided(BASELINE, LookPlan("fixed", (1000,)), POLICY)
+    assert (judgement.verdict, look, len(asking.items)) == (Verdict.GO, 1, 1000)
+
+
+def test_a_killed_evaluation_goes_on_with_the_portion_that_was_lost(start):
+    with pytest.raises(KeyboardInterrupt):
+        start(Questions(killed_at=320)).ask_until(1000)
+    asking = start(questions := Questions())
+    assert len(asking.items) == 300
+    asking.ask_until(1000)
+    assert sum(questions.portions) == asking.asked == 700
+    assert asking.items == BASELINE
+
+
+def test_the_table_counts_what_was_asked_alone(start):
+    items = start(Questions()).ask_until(250)
+    assert asked_table(BASELINE, items, POLICY).splitlines()[-2].split()[-1] == "0"
+
+
+def test_progress_says_how_much_is_left_and_not_too_often(caplog):
+    seconds = iter([0.0, 1.0, 9.0, 20.0, 21.0])
+    progress = Progress(1000, clock=lambda: next(seconds))
+    progress.skip(100)
+    with caplog.at_level(logging.INFO):
+        for _ in range(4):
+            progress.advance(100)
+    assert [record.getMessage() for record in caplog.records] == ["evaluating: 400 of 1,000 requests"]
+    assert caplog.records[0].llm_pipeline_fields == {"per_second": 15.0, "seconds_left_at_most": 40}

@@ -1,0 +1,137 @@
+"""The checkpoint lane with a real model, tokenizer and harness."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file, save_file
+
+from llm_pipeline.accuracy import asking
+from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, evaluate_candidate, summary_table
+from llm_pipeline.accuracy.divergence import REFERENCE_FILE
+from llm_pipeline.accuracy.evaluation import read_summary
+from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.accuracy.questions import NotFinite, Questions
+from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.config.release import Evaluation
+from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.verdict import Verdict
+
+TASKS = Path(__file__).parents[2] / "configs" / "tasks" / "demo"
+EVALUATION = Evaluation(
+    tasks=("demo_generate", "demo_choice"), served_tasks=("demo_generate",), limit=150, batch_size=64,
+    maximum_length=128, noise_floor_items=40, divergence_items=16,
+)  # fmt: skip
+POLICY = AccuracyPolicy(margin=0.05, task_margin=0.2, minimum_items=60)
+
+
+@pytest.fixture(scope="module")
+def baseline(source, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("baseline")
+    return evaluate_baseline({"checkpoint": source, "tasks": TASKS}, EVALUATION, "float16", workdir)
+
+
+def candidate(checkpoint, baseline, workdir, **changes):
+    inputs = {"checkpoint": checkpoint, "tasks": TASKS, "baseline": baseline.directory}
+    return evaluate_candidate(inputs, EVALUATION.model_copy(update=changes), POLICY, "float16", workdir)
+
+
+def damaged(source, destination, *, scale):
+    """The checkpoint with the weights of one layer multiplied."""
+    shutil.copytree(source, destination)
+    weights = load_file(destination / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    save_file({**weights, name: weights[name] * scale}, destination / "model.safetensors", metadata={"format": "pt"})
+    return destination
+
+
+def test_a_baseline_is_asked_everything_with_its_noise_and_its_texts(baseline):
+    summary = read_summary(baseline.directory)
+    assert summary == baseline.summary
+    assert (summary.asked, summary.planned, len(read_items(baseline.directory))) == (300, 300, 300)
+    assert (summary.noise.items, summary.scoring) == (40, "shared prefixes")
+    assert summary.noise.flips <= 2
+    assert summary.perplexity > 1.0
+    assert (baseline.directory / REFERENCE_FILE).exists()
+    assert summary.harness["begin token"] == "added"
+    assert "noise floor" in summary_table(summary)
+
+
+def test_an_equal_candidate_passes_before_all_is_asked(source, baseline, tmp_path):
+    evaluated, judgement = candidate(source, baseline, tmp_path)
+    assert judgement.verdict is Verdict.GO
+    assert len(read_items(evaluated.directory)) == evaluated.summary.asked < evaluated.summary.planned == 300
+    assert evaluated.summary.divergence.kl_at_least == pytest.approx(0.0, abs=1e-4)
+    assert evaluated.metrics()["look"] == evaluated.summary.look
+    first = {(item.task, item.item_id): item for item in baseline.items}
+    assert [item.fingerprint for item in evaluated.items] == [
+        first[item.task, item.item_id].fingerprint for item in evaluated.items
+    ]
+
+
+def test_a_damaged_candidate_fails_early_and_far_away(source, baseline, tmp_path):
+    evaluated, judgement = candidate(damaged(source, tmp_path / "weights", scale=-3.0), baseline, tmp_path)
+    assert judgement.verdict is Verdict.NO_GO
+    assert evaluated.summary.asked < 300
+    assert evaluated.summary.divergence.kl_at_least > 0.1
+
+
+def test_numbers_that_are_not_finite_never_pass(source, baseline, tmp_path):
+    broken = damaged(source, tmp_path / "weights", scale=float("nan"))
+    evaluated, judgement = candidate(broken, baseline, tmp_path)
+    assert judgement.verdict is Verdict.NO_GO
+    assert "log-likelihood is nan" in judgement.summary
+    assert evaluated.summary.divergence.kl_at_least is None
+    with pytest.raises(NotFinite):
+        evaluate_baseline({"checkpoint": broken, "tasks": TASKS}, EVALUATION, "float16", tmp_path / "again")
+
+
+def test_a_killed_evaluation_goes_on_and_ends_the_same(source, baseline, tmp_path, monkeypatch):
+    whole, _ = candidate(source, baseline, tmp_path / "whole")
+    monkeypatch.setattr(asking, "PORTION_ITEMS", 25)
+    ask, portions = Questions.ask, []
+
+    def until_killed(self, model, order):
+        if len(portions) == 2:
+            raise KeyboardInterrupt
+        portions.append(order)
+        return ask(self, model, order)
+
+    monkeypatch.setattr(Questions, "ask", until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        candidate(source, baseline, tmp_path)
+    monkeypatch.setattr(Questions, "ask", lambda self, model, order: portions.append(order) or ask(self, model, order))
+    resumed, _ = candidate(source, baseline, tmp_path)
+    asked = [place for portion in portions for place in portion]
+    assert len(set(asked)) == len(asked) == resumed.summary.asked
+    assert [item.score for item in resumed.items] == [item.score for item in whole.items]
+
+
+def test_what_would_be_cut_is_refused_before_anything_is_asked(source, tmp_path):
+    tasks = shutil.copytree(TASKS, tmp_path / "tasks")
+    rows = (tasks / "demo_choice.jsonl").read_text().splitlines()
+    long = json.loads(rows[100])
+    long["prompt"] = "one two three four " * 60 + long["prompt"]
+    (tasks / "demo_choice.jsonl").write_text("\n".join([*rows[:100], json.dumps(long), *rows[101:]]))
+    with pytest.raises(ConfigError, match=r"tokens, of which 129 fit") as refused:
+        evaluate_baseline({"checkpoint": source, "tasks": tasks}, EVALUATION, "float16", tmp_path)
+    assert refused.value.where == "item 100 of task demo_choice"
+    assert "the model takes 128 tokens" in refused.value.hint
+    assert not (tmp_path / "items").exists()
+
+
+def test_another_tokenizer_or_length_is_not_comparable(source, baseline, tmp_path):
+    with pytest.raises(IntegrityError, match="maximum length: 128 before, 64 now"):
+        candidate(source, baseline, tmp_path, maximum_length=64)
+    other = shutil.copytree(source, tmp_path / "weights")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["post_processor"] = None
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(IntegrityError, match=r"tokenizer: .*begin token: added before, not added now"):
+        candidate(other, baseline, tmp_path)

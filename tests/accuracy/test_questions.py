@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+from lm_eval.api.model import LM
+
+from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.questions import NotFinite, Questions, preferred_score
+from llm_pipeline.config.release import Evaluation
+from llm_pipeline.errors import ConfigError, IntegrityError
+
+CHOICE = {
+    "task": "choose", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}},
+    "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{prompt}}",
+    "doc_to_choice": "{{choices}}", "doc_to_target": "{{right}}",
+    "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+}  # fmt: skip
+SAY = {key: value for key, value in CHOICE.items() if key != "doc_to_choice"} | {
+    "task": "say", "output_type": "generate_until", "doc_to_target": "{{choices[right]}}",
+    "generation_kwargs": {"until": ["\n"], "do_sample": False},
+    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+}  # fmt: skip
+
+
+class Answering(LM):
+    """Prefers the choice whose first letter comes first, and says `a`."""
+
+    def __init__(self, value=None, lost=0):
+        super().__init__()
+        self.value, self.lost, self.asked = value, lost, []
+
+    def loglikelihood(self, requests):
+        self.asked += [one.args for one in requests]
+        answers = [(-float(ord(one.args[1][1])) if self.value is None else self.value, False) for one in requests]
+        return answers[self.lost :]
+
+    def generate_until(self, requests):
+        return ["a"] * len(requests)
+
+    def loglikelihood_rolling(self, requests):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    rows = [{"prompt": f"q{n}?", "choices": ["b", "a"], "right": n % 2, "page": f"p{n // 3}"} for n in range(9)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for task in (CHOICE, SAY):
+        (tmp_path / f"{task['task']}.yaml").write_text(json.dumps(task))
+    return tmp_path
+
+
+def load(tasks, names=("choose", "say"), **changes):
+    return Questions.load(tasks, Evaluation(tasks=names, served_tasks=names[:1], **changes), names)
+
+
+def test_items_come_back_in_the_order_asked_and_scored_by_their_task(tasks):
+    order = [("say", 5), ("choose", 3), ("choose", 0), ("say", 0)]
+    items = load(tasks).ask(Answering(), order)
+    assert [(item.task, item.item_id) for item in items] == order
+    assert [item.score for item in items] == [1.0, 1.0, 0.0, 0.0]
+    assert (items[0].prompt, items[0].completion, items[0].generative) == ("q5?", "a", True)
+    assert (items[1].prompt, items[1].generative) == ("", False)
+
+
+def test_an_item_is_the_same_in_any_portion_and_asked_twice(tasks):
+    order = [(task, number) for number in range(9) for task in ("choose", "say")]
+    whole, questions = load(tasks).ask(Answering(), order), load(tasks)
+    parts = [item for start in range(0, 18, 5) for item in questions.ask(Answering(), order[start : start + 5])]
+    assert parts == whole == questions.ask(Answering(), order)
+
+
+def test_few_shot_examples_do_not_depend_on_what_is_asked(tasks):
+    shots = {**CHOICE, "num_fewshot": 2, "fewshot_split": "test"}
+    (tasks / "choose.yaml").write_text(json.dumps(shots))
+    one, all_of_them = Answering(), Answering()
+    load(tasks, ("choose",)).ask(one, [("choose", 7)])
+    load(tasks, ("choose",)).ask(all_of_them, [("choose", number) for number in range(9)])
+    assert one.asked == all_of_them.asked[14:16]
+    assert one.asked[0][0].count("?") == 3
+
+
+def test_clusters_come_from_a_field_of_the_documents(tasks):
+    assert load(tasks, cluster_field="page").clusters["say"] == ["p0"] * 3 + ["p1"] * 3 + ["p2"] * 3
+    assert set(load(tasks).clusters["say"]) == {""}
+    assert load(tasks, cluster_field="page").ask(Answering(), [("say", 4)])[0].cluster == "p1"
+    with pytest.raises(ConfigError, match="cluster field 'passage'"):
+        load(tasks, cluster_field="passage")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
+def test_a_likelihood_that_is_no_number_is_never_a_score(tasks, value):
+    with pytest.raises(NotFinite, match=str(value)) as refused:
+        load(tasks).ask(Answering(value), [("choose", 2)])
+    assert refused.value.where == "item 2 of task choose"
+
+
+def test_answers_that_are_missing_are_an_error(tasks):
+    with pytest.raises(IntegrityError, match="3 answers to 4 requests"):
+        load(tasks).ask(Answering(lost=1), [("choose", 2), ("choose", 3)])
+
+
+def test_what_is_asked_has_an_identity_that_names_its_parts(tasks):
+    before = load(tasks).identity
+    assert load(tasks).identity == before
+    rows = (tasks / "rows.jsonl").read_text()
+    (tasks / "rows.jsonl").write_text(rows.replace("q4?", "q4!"))
+    after = load(tasks).identity
+    assert {name for name in before if before[name] != after[name]} == {"questions of choose", "questions of say"}
+    (tasks / "rows.jsonl").write_text(rows)
+    (tasks / "say.yaml").write_text(json.dumps({**SAY, "generation_kwargs": {"until": ["."], "do_sample": False}}))
+    after = load(tasks).identity
+    assert {name for name in before if before[name] != after[name]} == {"task say", "questions of say"}
+
+
+def test_the_limit_of_the_evaluation_holds(tasks):
+    assert {name: len(documents) for name, documents in load(tasks, limit=4).clusters.items()} == {
+        "choose": 4,
+        "say": 4,
+    }
+
+
+def test_an_items_text_is_its_prompt_with_what_was_said_or_is_right(tasks):
+    questions = load(tasks)
+    chosen, said = questions.ask(Answering(), [("choose", 0), ("say", 0)])
+    assert questions.text(chosen) == "q0? b"
+    assert questions.text(said) == "q0?a"
+
+
+def test_an_item_is_scored_by_the_first_metric_we_know():
+    assert preferred_score({"bleu": 3.0, "acc": True, "f1": 0.5}, "here") == 1.0
+    assert preferred_score({"f1": (1, 0)}, "here") is None
+    with pytest.raises(IntegrityError, match="acc is nan"):
+        preferred_score({"acc": float("nan")}, "here")
+
+
+def test_the_first_of_several_filters_is_the_score(tasks):
+    shouting = {"name": "loud", "filter": [{"function": "uppercase"}, {"function": "take_first"}]}
+    plain = {"name": "plain", "filter": [{"function": "take_first"}]}
+    for filters, score in (([plain, shouting], 1.0), ([shouting, plain], 0.0)):
+        (tasks / "say.yaml").write_text(json.dumps({**SAY, "filter_list": filters}))
+        assert [item.score for item in load(tasks, ("say",)).ask(Answering(), [("say", 1)])] == [score]
+
+
+def test_scored_items_are_plain_data(tasks):
+    (item,) = load(tasks).ask(Answering(), [("say", 1)])
+    assert ScoredItem.model_validate_json(item.model_dump_json()) == item
