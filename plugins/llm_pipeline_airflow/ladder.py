@@ -7,6 +7,7 @@ for the states that they need.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
@@ -16,6 +17,8 @@ from llm_pipeline_airflow.operators import StageOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+log = logging.getLogger(__name__)
 
 
 class RecipeOperator(StageOperator):
@@ -36,11 +39,16 @@ class RecipeOperator(StageOperator):
             AirflowSkipException: The recipe is passed over, or what it needs did not end well.
         """
         if missing := _unsuccessful(context, self.needs):
-            raise AirflowSkipException(f"{self.subject} is not tried: {missing} did not end well in this run")
+            raise self._skipped("not tried", f"{missing} did not end well in this run")
         if self.release_id and (why := self.flow().passed_over(self.subject)):
-            self._ending = "passed over"
-            raise AirflowSkipException(f"{self.subject} is passed over: {why}")
+            raise self._skipped("passed over", why)
         return super().request(context)
+
+    def _skipped(self, ending: str, why: str) -> AirflowSkipException:
+        """What to raise; the log says it too, for the UI shows of this exception nothing but the state."""
+        self._ending = ending
+        log.info("%s is %s: %s", self.subject, ending, why)
+        return AirflowSkipException(why)
 
 
 class ChooseOperator(StageOperator):

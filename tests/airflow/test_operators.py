@@ -96,21 +96,6 @@ def test_a_canary_that_fails_is_rolled_back(stopped):
     assert seen["promotion.rollback", 1] == "success"
 
 
-@pytest.fixture(scope="module")
-def climbed(release, stopped) -> DagRun:
-    return release({f"build/{target}": {"error": "terminal"} for target in ("cpu-a", "cpu-b")}, fresh=True)
-
-
-def test_a_recipe_behind_one_that_passed_is_passed_over_and_the_targets_go_on(climbed):
-    seen = states(climbed)
-    assert seen["recipes_1.accuracy", 0] == "success"
-    assert (seen["recipes_2.quantize", 0], seen["recipes_2.accuracy", 0]) == ("skipped", "skipped")
-    assert labels(climbed)["recipes_2.quantize", 0] == "large · passed over"
-    assert {seen["targets.choose", index] for index in (0, 1)} == {"success"}
-    assert {seen["targets.build", index] for index in (0, 1)} == {"failed"}  # as scripted: it was tried
-    assert {seen["report", -1], seen["give_back", -1]} == {"success"}
-
-
 def test_no_recipe_that_passes_fails_the_run_and_builds_nothing(release, caplog):
     run = release({"quantize/small": {"error": "terminal"}, "accuracy/large": {"verdict": "INCONCLUSIVE"}}, fresh=True)
     seen = states(run)

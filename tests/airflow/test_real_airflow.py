@@ -87,16 +87,20 @@ def test_a_killed_worker_finds_its_stage_again_and_a_rejection_moves_no_traffic(
     release.script(**{"quantize/small": {"seconds": 20, "file": str(marker)}})
     run_id = client.trigger(DAG)
     until(lambda: started(marker))
-    worker = client._call("GET", instance(run_id, "recipes.quantize", 0))["pid"]
+    worker = client._call("GET", instance(run_id, "recipes_1.quantize", 0))["pid"]
     os.kill(worker, signal.SIGKILL)
 
     assert finish(client, run_id, approve=False) == "success"
-    quantize = task(client, run_id, "recipes.quantize", 0)
+    quantize = task(client, run_id, "recipes_1.quantize", 0)
     assert (quantize.state, quantize.tries) == ("success", 2)
     assert marker.read_text().splitlines() == ["started"]
-    log = client.task_log(DAG, run_id, "recipes.quantize", attempt=2, map_index=0)
+    log = client.task_log(DAG, run_id, "recipes_1.quantize", attempt=2, map_index=0)
     assert any("the stage of an earlier try still runs" in line for line in log)
     assert "WARNING a warning of the stage  subject=small" in log
+    passed_over = client._call("GET", instance(run_id, "recipes_2.quantize", 0))
+    assert (passed_over["state"], passed_over["rendered_map_index"]) == ("skipped", "large · passed over")
+    log = client.task_log(DAG, run_id, "recipes_2.quantize", attempt=1, map_index=0)
+    assert any("large is passed over: a cheaper recipe passed (small)" in line for line in log)
     assert task(client, run_id, "promotion.canary_5", 0).state == "skipped"
     assert task(client, run_id, "report", -1).state == "success"
 
@@ -109,7 +113,7 @@ def test_a_task_that_is_marked_failed_takes_its_stage_with_it(client, release, t
     records = (release.root / "work" / "jobs").glob("*/quantize.small/*/process.json")
     process = detached.load(max(records, key=lambda path: path.stat().st_mtime))
     assert process.group_alive
-    client._call("PATCH", instance(run_id, "recipes.quantize", 0), json={"new_state": "failed"})
+    client._call("PATCH", instance(run_id, "recipes_1.quantize", 0), json={"new_state": "failed"})
     until(lambda: not process.group_alive)
     assert finish(client, run_id, approve=True) == "failed"
 
