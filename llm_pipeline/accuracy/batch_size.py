@@ -93,7 +93,7 @@ def sequences_that_fit(model: Any, tokens: int, wanted: int | Literal["auto"]) -
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cached = 2 * config.num_hidden_layers * heads * width * model.dtype.itemsize
-    needed = tokens * (2 * cached + 8 * config.hidden_size * model.dtype.itemsize)
+    needed = int(tokens * (2 * cached + 8 * config.hidden_size * model.dtype.itemsize))
     return max(1, min(_GPU_SEQUENCES, int(_SHARE * _free_bytes(model.device)) // needed))
 
 

@@ -130,12 +130,12 @@ def _lumped(before: Tensor, after: Tensor) -> Tensor:
     return known + torch.where(p_rest > 0, p_rest * (p_rest.clamp_min(tiny) / q_rest).log(), 0.0)
 
 
-@torch.inference_mode()
 def _log_probabilities(model: Any, texts: Sequence[Sequence[int]]) -> Iterator[tuple[Tensor, Tensor]]:
     """Log-probabilities `[positions, vocabulary]` in float32 and the tokens that follow, a few positions at a time."""
     for text in texts:
         tokens = torch.tensor([list(text)], device=model.device)
-        logits = model(tokens[:, :-1], use_cache=False).logits[0]
+        with torch.inference_mode():
+            logits = model(tokens[:, :-1], use_cache=False).logits[0]
         following = tokens[0, 1:].to(logits.device)
         for some, wanted in zip(logits.split(_POSITIONS_AT_ONCE), following.split(_POSITIONS_AT_ONCE), strict=True):
             yield some.float().log_softmax(-1), wanted

@@ -74,6 +74,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
             # Half precision would round log-likelihoods to sixteenths of a nat, and make ties out of choices.
             softmax_dtype="float32" if shared_prefix else None,
         )
+        self.batch_size_per_gpu: int
         self._likelihood_batch = BatchSize.for_model(model, evaluation.batch_size)
         self.progress = Progress(0)
         reason = why_not_shared(model, self.max_length) if shared_prefix else "lm-eval's own way was asked for"

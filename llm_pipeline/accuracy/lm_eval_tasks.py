@@ -31,14 +31,14 @@ def task_manager(directory: Path | None) -> TaskManager:
     if directory is None:
         return TaskManager()
     logging.getLogger("lm_eval.api.task").addFilter(_is_about_this_task)
-    configurations = task_configurations(directory)
+    place, configurations = directory, task_configurations(directory)
 
     class DirectoryTasks(TaskManager):  # type: ignore[misc]  # lm_eval is untyped
         def load(self, task_list: Any) -> Any:
             names = [task_list] if isinstance(task_list, str) else list(task_list)
             if unknown := [name for name in names if name not in configurations]:
-                raise ConfigError(f"no task {unknown}: there are {sorted(configurations)}", where=str(directory))
-            return super().load([_with_data(directory, configurations[name]) for name in names])
+                raise ConfigError(f"no task {unknown}: there are {sorted(configurations)}", where=str(place))
+            return super().load([_with_data(place, configurations[name]) for name in names])
 
     return DirectoryTasks(include_defaults=False)
 

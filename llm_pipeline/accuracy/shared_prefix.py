@@ -76,27 +76,23 @@ def score_continuations(
     return [Score(float(value), not missed) for value, missed in zip(log_likelihoods, misses, strict=True)]
 
 
-@torch.inference_mode()
 def _score_batch(model: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """Log-probability of each wanted token, and whether it is the likeliest: both `[scores]`."""
     device, dtype = model.device, model.dtype
     contexts = torch.from_numpy(batch.contexts).to(device)
     continuations = torch.from_numpy(batch.continuations).to(device)
     positions = torch.from_numpy(batch.positions).to(device)
-    logits = model(
-        input_ids=torch.from_numpy(batch.tokens).to(device),
-        attention_mask=_mask(contexts, continuations, positions, dtype),
-        position_ids=positions,
-        use_cache=False,
-        logits_to_keep=batch.columns,
-    ).logits
-    rows, columns, wanted, _ = torch.from_numpy(batch.scores).to(logits.device)
-    portions = [
-        _log_probabilities(logits[row, column], token)
-        for row, column, token in zip(
-            *(part.split(max(1, _LOGITS_AT_ONCE // logits.shape[-1])) for part in (rows, columns, wanted)), strict=True
-        )
-    ]
+    with torch.inference_mode():
+        logits = model(
+            input_ids=torch.from_numpy(batch.tokens).to(device),
+            attention_mask=_mask(contexts, continuations, positions, dtype),
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=batch.columns,
+        ).logits
+        at_once = max(1, _LOGITS_AT_ONCE // logits.shape[-1])
+        places = torch.from_numpy(batch.scores).to(logits.device).split(at_once, dim=1)
+        portions = [_log_probabilities(logits[row, column], wanted) for row, column, wanted, _ in places]
     values, hits = (torch.cat(parts).cpu().numpy() for parts in zip(*portions, strict=True))
     return values.astype(np.float64), hits
 
@@ -143,12 +139,14 @@ def why_not_shared(model: Any, maximum_length: int) -> str | None:
     return None if difference <= tolerance else f"a trial differs by {difference:.3g} nats a token from a plain pass"
 
 
-@torch.inference_mode()
 def _trial(model: Any) -> float:
     """Mean difference of a few log-probabilities, shared prefixes against plain sequences."""
     draws = np.random.default_rng(0)
     vocabulary = model.config.get_text_config().vocab_size
-    words = lambda count: tuple(int(token) for token in draws.integers(0, vocabulary, count))  # noqa: E731
+
+    def words(count: int) -> Tokens:
+        return tuple(int(token) for token in draws.integers(0, vocabulary, count))
+
     beginning = words(40)
     contexts = [(*beginning, *words(7)), (*beginning, *words(12)), words(5)]
     requests = [(context, words(count)) for context in contexts for count in (1, 4, 6)]
@@ -163,6 +161,7 @@ def _trial(model: Any) -> float:
 
 def _plain(model: Any, context: Tokens, continuation: Tokens) -> float:
     tokens = torch.tensor([context + continuation], device=model.device)
-    logits = model(tokens[:, :-1]).logits[0, len(context) - 1 :]
+    with torch.inference_mode():
+        logits = model(tokens[:, :-1]).logits[0, len(context) - 1 :]
     values, _ = _log_probabilities(logits, tokens[0, len(context) :].to(logits.device))
     return float(values.sum())

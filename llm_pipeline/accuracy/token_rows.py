@@ -149,7 +149,8 @@ def batch_of(rows: Sequence[Row]) -> Batch:
         cells[:, number, width - row.length :] = _cells(row)
         first = columns - row.scored
         scores += [(number, first + column, token, request) for column, token, request in _scores(row)]
-    return Batch(*cells, columns=columns, scores=np.asarray(scores, dtype=np.int64).T)
+    tokens, positions, contexts, continuations = cells
+    return Batch(tokens, positions, contexts, continuations, columns, np.asarray(scores, dtype=np.int64).T)
 
 
 def _cells(row: Row) -> np.ndarray:
