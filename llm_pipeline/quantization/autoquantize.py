@@ -142,14 +142,20 @@ class SearchScores:
             KeyError, TypeError: They are not.
         """
         groups = tuple(
-            LayerGroup(**{name: tuple(part) if isinstance(part, list) else part for name, part in group.items()})
+            LayerGroup(
+                layers=tuple(group["layers"]),
+                formats=tuple(group["formats"]),
+                scores=tuple(group["scores"]),
+                costs=tuple(group["costs"]),
+                uncompressed=group["uncompressed"],
+            )
             for group in value["groups"]
         )
         return cls(value["method"], groups)
 
 
 def search(
-    model: nn.Module, recipe: QuantizationRecipe, passes: CalibrationPasses, seed: int
+    model: Any, recipe: QuantizationRecipe, passes: CalibrationPasses, seed: int
 ) -> tuple[SearchScores, dict[str, QuantizerState]]:
     """Calibrate every format and score every layer; the model is of no use afterwards.
 
@@ -169,7 +175,7 @@ def search(
     batches = list(passes.batches)
     random.Random(seed).shuffle(batches)  # noqa: S311 - what is scored has to be like the rest, no secret
     steps = _score_steps(batches, wanted)
-    progress = Progress("AutoQuantize", _forward_passes(wanted, len(batches), steps))
+    progress = Progress("AutoQuantize", _forward_passes(model, wanted, len(batches), steps))
 
     def forward_step(searched: Any, batch: Sequence[Tokens]) -> Any:
         passes.running = (len(batch), len(batch[0]))
@@ -207,10 +213,16 @@ def _score_steps(batches: Sequence[Sequence[Tokens]], wanted: Search) -> int:
     return len(batches)
 
 
-def _forward_passes(wanted: Search, batches: int, steps: int) -> int:
-    """About as many as modelopt makes: AWQ passes twice over a quarter of the data."""
+def _forward_passes(model: Any, wanted: Search, batches: int, steps: int) -> int:
+    """About as many as modelopt makes, for the time that is left.
+
+    AWQ passes twice over a quarter of the data. To score by divergence takes a pass for every format of every group of
+    layers, of which a decoder layer has four: what makes queries, keys and values, what joins the heads, and two of
+    the feed-forward part.
+    """
     calibration = sum(2 * max(1, batches // 4) if "awq" in name else batches for name in wanted.formats)
-    return calibration + steps
+    groups = 4 * int(model.config.num_hidden_layers)
+    return calibration + steps * (1 if wanted.method == "gradient" else 1 + groups * len(wanted.formats))
 
 
 def _group(found: Mapping[str, Any], names: Mapping[QuantRecipe, str]) -> LayerGroup:

@@ -34,10 +34,10 @@ class Progress:
         """One step is done."""
         self._done += 1
         now = self._clock()
-        if now - self._reported < _PROGRESS_SECONDS and self._done < self._total:
+        if now - self._reported < _PROGRESS_SECONDS and self._done != self._total:
             return
         self._reported, spent = now, now - self._began
-        left = spent / self._done * (self._total - self._done)
+        left = spent / self._done * max(0, self._total - self._done)
         progress = f"{self._done}/{self._total}"
         log.info(self._what, batches=progress, seconds=round(spent, 1), seconds_left=round(left, 1))
 

@@ -95,7 +95,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     free, _ = torch.cuda.mem_get_info(device)
-    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def release_cached() -> None:

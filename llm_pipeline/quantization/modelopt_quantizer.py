@@ -260,7 +260,8 @@ class Quantizer:
             solution = autoquantize.SearchScores.from_json(state.search).solve(self._recipe.search.effective_bits[0])
         self.facts["effective_bits"] = round(solution.effective_bits, 4)
         self.facts |= {f"layers_{name}": count for name, count in solution.layers_by_format.items()}
-        log.info("formats solved", effective_bits=self.facts["effective_bits"], **solution.layers_by_format)
+        layers = ", ".join(f"{count} {name}" for name, count in solution.layers_by_format.items())
+        log.info("formats solved", effective_bits=self.facts["effective_bits"], layers=layers)
         return solution
 
     def _placement(self) -> Placement:

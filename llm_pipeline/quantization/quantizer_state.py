@@ -3,7 +3,7 @@
 The weights are not part of it. Formats that smooth activations (SmoothQuant, AWQ) rescale the columns of weights, at
 fp32 and only once; the scales are recorded while modelopt applies them (`recorded_rescaling`), and the same
 multiplication on the same checkpoint gives the same bits again, on any device (`rescale`). So the state of an 8B model
-is a few megabytes.
+takes a few megabytes; in formats of blocks, where every 128 weights have a maximum of their own, some 200.
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ def recorded_rescaling(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     by_name.update({names[linear]: torch.stack(recorded) for linear, recorded in scales.items()})
 
 
-@torch.no_grad()
 def rescale(model: nn.Module, scales: Mapping[str, torch.Tensor]) -> None:
     """Change the weights of a freshly loaded model as `recorded_rescaling` saw it."""
-    for name, recorded in scales.items():
-        weight = model.get_submodule(name).weight
-        for scale in recorded.to(weight.device):
-            weight.copy_((weight * scale).to(weight.dtype))
+    with torch.no_grad():
+        for name, recorded in scales.items():
+            weight = model.get_submodule(name).weight
+            for scale in recorded.to(weight.device):
+                weight.copy_((weight * scale).to(weight.dtype))
