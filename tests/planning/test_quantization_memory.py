@@ -38,7 +38,7 @@ def test_weights_are_those_of_the_unquantized_checkpoint():
 
 
 def test_the_peak_that_was_measured_on_an_h200_is_predicted():
-    """Llama-3-8B shapes in FP8, 64 texts of 512 tokens a forward pass: the allocator's peak was 19,987,149,824 bytes."""
+    """Llama-3-8B shapes in FP8, 64 texts of 512 tokens a pass: the allocator says 19,987,149,824 bytes."""
     peak = predict_peak(shape_of("8B"), recipe("fp8"), "bfloat16", 64, 512)
     assert peak.total == pytest.approx(19_987_149_824, rel=0.05)
 
