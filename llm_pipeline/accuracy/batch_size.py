@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -115,17 +115,11 @@ def out_of_memory_halves(run: Callable[[Sequence[Row]], None], rows: Sequence[Ro
                     where=str(error).split(". ")[0],
                     hint="lower evaluation.maximum_length, or use a device with more memory",
                 ) from error
-            batch_size = _smaller(batch_size, rows, start, len(batch))
+            batch_size = replace(batch_size, tokens=batch[0].length * len(batch) // 2)
             torch.cuda.empty_cache()
             log.warning("out of device memory: the batch is halved", rows=len(batch))
             continue
         start += len(batch)
-
-
-def _smaller(batch_size: BatchSize, rows: Sequence[Row], start: int, count: int) -> BatchSize:
-    while len(batch_size.take(rows, start)) >= count:
-        batch_size = batch_size.halved()
-    return batch_size
 
 
 def _free_bytes(device: torch.device) -> int:

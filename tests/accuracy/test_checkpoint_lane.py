@@ -113,15 +113,16 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(source, baseline, tmp_pat
     assert [item.score for item in resumed.items] == [item.score for item in whole.items]
 
 
-def test_what_would_be_cut_is_refused_before_anything_is_asked(source, tmp_path):
+@pytest.mark.parametrize(("task", "room"), [("demo_choice", 129), ("demo_generate", 128 - 12)])
+def test_what_would_be_cut_is_refused_before_anything_is_asked(source, tmp_path, task, room):
     tasks = shutil.copytree(TASKS, tmp_path / "tasks")
-    rows = (tasks / "demo_choice.jsonl").read_text().splitlines()
+    rows = (tasks / f"{task}.jsonl").read_text().splitlines()
     long = json.loads(rows[100])
     long["prompt"] = "one two three four " * 60 + long["prompt"]
-    (tasks / "demo_choice.jsonl").write_text("\n".join([*rows[:100], json.dumps(long), *rows[101:]]))
-    with pytest.raises(ConfigError, match=r"tokens, of which 129 fit") as refused:
+    (tasks / f"{task}.jsonl").write_text("\n".join([*rows[:100], json.dumps(long), *rows[101:]]))
+    with pytest.raises(ConfigError, match=rf"tokens, of which {room} fit") as refused:
         evaluate_baseline({"checkpoint": source, "tasks": tasks}, EVALUATION, "float16", tmp_path)
-    assert refused.value.where == "item 100 of task demo_choice"
+    assert refused.value.where == f"item 100 of task {task}"
     assert "the model takes 128 tokens" in refused.value.hint
     assert not (tmp_path / "items").exists()
 

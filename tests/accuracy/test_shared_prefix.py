@@ -115,6 +115,7 @@ def test_memory_that_runs_out_halves_the_batch_and_goes_on():
 
     out_of_memory_halves(run, rows, BatchSize(requests=16))
     assert tried == [16, 8, 4, 4, 4, 4, 4]
+    out_of_memory_halves(run, rows, BatchSize())
 
 
 def test_a_row_that_does_not_fit_alone_is_told_with_its_length():
@@ -139,6 +140,24 @@ def test_running_out_of_memory_changes_no_score(source, monkeypatch):
     monkeypatch.setattr(type(model), "forward", scarce)
     scarcely = score_continuations(model, requests, BatchSize(tokens=4096))
     np.testing.assert_allclose([s.log_likelihood for s in whole], [s.log_likelihood for s in scarcely], atol=1e-4)
+
+
+def test_generation_that_runs_out_of_memory_goes_on_with_half_the_batch(source, monkeypatch):
+    model, tokenizer = load_model(source, torch.float32), AutoTokenizer.from_pretrained(source)
+    options = {"until": ["\n"], "do_sample": False, "max_gen_toks": 3}
+    prompts = [Instance("generate_until", {}, (text, options), 0, metadata=("a", 0, 1)) for text in CONTEXTS if text]
+    whole = HarnessModel(model, tokenizer, EVALUATION).generate_until(prompts)
+    generate, sizes = HarnessModel._model_generate, []
+
+    def scarce(self, context, *arguments, **options):
+        sizes.append(len(context))
+        if len(context) > 6:
+            raise torch.OutOfMemoryError
+        return generate(self, context, *arguments, **options)
+
+    monkeypatch.setattr(HarnessModel, "_model_generate", scarce)
+    assert HarnessModel(model, tokenizer, EVALUATION).generate_until(prompts) == whole
+    assert sizes == [13, 12, 6, 6, 1]
 
 
 def test_a_batch_ends_at_the_first_limit_that_is_reached():
