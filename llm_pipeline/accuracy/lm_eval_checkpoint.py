@@ -159,17 +159,15 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
         tokens = self._tokens({context for context, _ in texts} | {context + after for context, after in texts})
         encoded: list[Encoded] = []
         for one, (context, continuation) in zip(requests, texts, strict=True):
-            whole, first = tokens[context + continuation], tokens[context]
+            before = tokens[context]
+            after = tokens[context + continuation][len(before) :]
             if one.args[0] == "":  # the begin token stands for an empty context
-                whole = self.tok_encode(continuation, add_special_tokens=False)
-                first = whole[:1] if whole[:1] == [self.prefix_token_id] else []
-                pair = (first, whole[1:]) if first else ([self.prefix_token_id], whole)
-            else:
-                pair = (first, whole[len(first) :])
-            self._check_length(one, len(pair[0]) + len(pair[1]), self.max_length + 1)
-            if not pair[1]:
+                before, after = [self.prefix_token_id], self.tok_encode(continuation, add_special_tokens=False)
+                after = after[1:] if after[:1] == before else after
+            self._check_length(one, len(before) + len(after), self.max_length + 1)
+            if not after:
                 raise IntegrityError("a continuation has no tokens", where=_where(one))
-            encoded.append((one.args, *pair))
+            encoded.append((one.args, before, after))
         return encoded
 
     def _check_prompts(self, requests: Sequence[Instance]) -> None:
