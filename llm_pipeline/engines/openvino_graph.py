@@ -151,8 +151,10 @@ class NativeWeights:
             raise Unsupported(
                 f"no CPU engine computes {layer.algorithm}", where=name, hint="take an 8-bit format or AWQ"
             )
+        if layer.second_scale:
+            return _fp8_weight(self._checkpoint.weight(name), float(tensors[f"{name}.weight_scale_2"]))
         if layer.packing == "rows":
-            return _int4_weight(packed, scale, tensors.get(f"{name}.weight_scale_2"))
+            return _int4_weight(packed, scale)
         kind = ov.Type.i8 if packed.dtype is torch.int8 else ov.Type.f8e4m3
         constant = _packed_constant(_bytes_as(packed, torch.uint8), packed.shape, kind)
         square = layer.sharing == "square"
@@ -166,16 +168,23 @@ def _by_row_and_column(scale: npt.NDArray[np.float32], rows: int, columns: int) 
     return blocks.repeat(SQUARE, 0)[:rows].repeat(SQUARE, 1)[:, :columns]
 
 
-def _int4_weight(packed: torch.Tensor, scale: npt.NDArray[np.float32], second: torch.Tensor | None) -> ov.Node:
+def _fp8_weight(weight: torch.Tensor, scale: float) -> ov.Node:
+    """A W4A8 weight as the numbers that its kernel computes with: rounded to e4m3, here once and not at each token."""
+    numbers = (weight / scale).to(torch.float8_e4m3fn)
+    constant = _packed_constant(_bytes_as(numbers, torch.uint8), numbers.shape, ov.Type.f8e4m3)
+    return op.multiply(op.convert(constant, "f32"), _float32(scale))
+
+
+def _int4_weight(packed: torch.Tensor, scale: npt.NDArray[np.float32]) -> ov.Node:
     numbers = unpack_int4(packed).numpy()
     rows, columns = numbers.shape
     groups = scale.size // rows
     shape = (rows, groups, columns // groups) if groups > 1 else (rows, columns)
     constant = _packed_constant(_pack_pairs(numbers), shape, ov.Type.i4)
     weight = op.multiply(op.convert(constant, "f32"), _float32(scale.reshape((*shape[:-1], 1))))
-    if groups > 1:
-        weight = op.reshape(weight, op.constant(np.array([rows, columns], np.int64)), special_zero=False)
-    return weight if second is None else _round_to_fp8(weight.output(0), _float32(float(second)))
+    if groups == 1:
+        return weight
+    return op.reshape(weight, op.constant(np.array([rows, columns], np.int64)), special_zero=False)
 
 
 def _quantized_input(

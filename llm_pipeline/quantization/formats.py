@@ -111,7 +111,7 @@ class LayerFormat:
         height, width = self.stored_shape(rows, columns)
         singles = 4 * (self.second_scale + self.static_activation)
         scales = self.scales(rows, columns, group) * self.scale.itemsize
-        return height * width * self.storage.itemsize + scales + singles
+        return int(height * width * self.storage.itemsize + scales + singles)
 
     def dequantize(self, stored: StoredWeight) -> torch.Tensor:
         """The weight in fp32, [out, in], on the device of its parts.
