@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.release import ResolvedRelease
@@ -38,7 +38,7 @@ class ReleaseRecord(Frozen):
     deployment: Deployment
     model: PinnedModel
     datasets: dict[str, ArtifactRef]
-    ladders: dict[str, tuple[str, ...]] = {}
+    ladders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     created_at: datetime
 
 

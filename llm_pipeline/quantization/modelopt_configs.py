@@ -26,8 +26,6 @@ _MODELOPT_NAMES: Mapping[WeightFormat, str] = {
     "mxfp4": "MXFP4_DEFAULT_CFG",
 }
 _KV_CACHE_NAMES: Mapping[KvCacheFormat, str] = {"fp8": "FP8_KV_CFG", "nvfp4": "NVFP4_KV_CFG"}
-_INT8_KV_CACHE = {"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": 8, "axis": None}}
-"""modelopt has no configuration of its own for it."""
 _NEVER_SEARCHED = "configs/auto_quantize/units/base_disabled_layers"
 
 QuantizerEntries = list[dict[str, Any]]
@@ -91,8 +89,6 @@ def kv_cache_config(recipe: QuantizationRecipe) -> dict[str, Any] | None:
 
     if recipe.kv_cache == "none":
         return None
-    if recipe.kv_cache == "int8":
-        return {"quant_cfg": [copy.deepcopy(_INT8_KV_CACHE)], "algorithm": "max"}
     config: dict[str, Any] = copy.deepcopy(getattr(mtq, _KV_CACHE_NAMES[recipe.kv_cache]))
     return config
 

@@ -25,7 +25,7 @@ from modelopt.torch.export import export_hf_checkpoint
 from transformers import AutoTokenizer
 
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization import autoquantize
 from llm_pipeline.quantization.calibration import CalibrationSet, draw_calibration
@@ -113,7 +113,6 @@ class Quantizer:
         """
         refuse_unsupported(recipe, device)
         refuse_unsupported_tensorrt_llm_checkpoint(recipe)
-        _refuse_int8_kv_cache(recipe)
         self._source, self._recipe, self._calibration = source, recipe, calibration
         self._dtype, self._device, self._work = dtype, device, work
         self._config = None if recipe.search else modelopt_config(recipe)
@@ -331,15 +330,6 @@ def read_calibration(source: Path, recipe: QuantizationRecipe, data: Path | None
     samples = read_sources(data, recipe.calibration)
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     return draw_calibration(samples, recipe.calibration, tokenizer)
-
-
-def _refuse_int8_kv_cache(recipe: QuantizationRecipe) -> None:
-    if recipe.kv_cache == "int8":
-        raise Unsupported(
-            "modelopt writes no INT8 KV cache into a Hugging Face checkpoint, so its accuracy could not be judged",
-            where=f"recipe {recipe.name}",
-            hint="take kv_cache: fp8",
-        )
 
 
 def _algorithms(config: dict[str, Any] | None) -> list[str | None]:

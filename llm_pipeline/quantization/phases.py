@@ -82,6 +82,10 @@ class Steps:
         partial.write_text(json.dumps(dict(facts())))
         partial.rename(self.workdir / _FACTS)
 
+    def discard_export(self) -> None:
+        """Let the next attempt export again."""
+        (self.workdir / _FACTS).unlink()
+
     def facts(self) -> dict[str, Metric]:
         """Facts about the exports, written down by whichever attempt made them."""
         written: dict[str, Metric] = json.loads((self.workdir / _FACTS).read_text())

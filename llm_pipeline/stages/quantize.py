@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.errors import IntegrityError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.modelopt_configs import refuse_unsupported
 from llm_pipeline.quantization.phases import Steps
@@ -87,7 +88,11 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
         steps.export(quantizer, state, lambda: _export_facts(quantizer))
     _log_compiled(extensions)
     began = time.monotonic()
-    export = validate_export(source, steps.checkpoint, recipe)
+    try:
+        export = validate_export(source, steps.checkpoint, recipe)
+    except IntegrityError:
+        steps.discard_export()  # the calibration stays
+        raise
     artifacts = {"checkpoint": Produced("checkpoint", steps.checkpoint)}
     metrics: dict[str, Metric] = {
         "bytes": _weight_bytes(steps.checkpoint),

@@ -79,7 +79,7 @@ def mistake_in(configs: Path, text: str) -> tuple[str, Path]:
         ),
         pytest.param(
             f"weights: fp8\nkv_cache: int8{CALIBRATION}", 2,
-            ("KV cache is INT8", "kv_cache: fp8, or add tensorrt_llm_checkpoint: true"), id="cache_without_export",
+            ("writes no INT8 KV cache", "take kv_cache: fp8"), id="cache_without_export",
         ),
         pytest.param(
             f"weights: fp8{CALIBRATION}".replace("calibration/demo.jsonl", "'set:cnn_dailymial'"), 3,

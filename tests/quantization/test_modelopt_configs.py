@@ -91,7 +91,7 @@ def test_w4a8_rounds_weights_twice_and_activations_to_fp8():
     assert [step["num_bits"] for step in weight_entry["cfg"]] == [4, (4, 3)]
 
 
-@pytest.mark.parametrize(("kv_cache", "bits"), [("fp8", (4, 3)), ("int8", 8), ("nvfp4", (2, 1))])
+@pytest.mark.parametrize(("kv_cache", "bits"), [("fp8", (4, 3)), ("nvfp4", (2, 1))])
 @pytest.mark.parametrize("weights", ["fp8", "int4_blockwise"])
 def test_a_kv_cache_format_changes_no_weight(weights, kv_cache, bits):
     """Trap A: modelopt's KV cache configuration alone puts INT8 on every linear layer."""

@@ -105,12 +105,6 @@ def test_a_tensorrt_llm_checkpoint_of_a_format_that_has_none_is_refused_at_once(
     assert "remove tensorrt_llm_checkpoint" in failure.error.hint
 
 
-def test_an_int8_kv_cache_that_no_checkpoint_can_hold_is_refused_before_anything_is_calibrated(quantize):
-    failure = quantize(make_recipe("int8_smoothquant", kv_cache="int8"))
-    assert failure.error.type == "Unsupported"
-    assert failure.error.hint == "take kv_cache: fp8"
-
-
 def test_rungs_of_a_search_share_one_calibration(quantize):
     search = {"formats": ("int4_blockwise", "fp8"), "effective_bits": (6.0, 8.0), "score_samples": 8}
     low, high = (quantize(rung) for rung in make_recipe("auto", search=search).rungs())
