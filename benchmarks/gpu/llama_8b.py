@@ -1,0 +1,122 @@
+"""A checkpoint with the shapes of Llama-3-8B and random weights, and texts of known length in its vocabulary.
+
+Speed does not depend on what the weights say; nothing is downloaded. A word is a token, so that a text of so many
+words has so many tokens.
+
+    python -m benchmarks.gpu.llama_8b DIRECTORY   # prints the number of parameters
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+SPECIAL = ("<s>", "</s>", "<pad>", "<unk>")
+WORDS = tuple(f"w{number}" for number in range(4000))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a Llama.
+
+    Attributes:
+        shard: Largest file of the checkpoint.
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    vocabulary: int
+    shard: str = "4GB"
+
+
+LLAMA_3_8B = Shape(
+    hidden=4096, intermediate=14336, layers=32, heads=32, key_value_heads=8, vocabulary=128_256
+)  # config.json of meta-llama/Meta-Llama-3-8B: 8.03 billion parameters
+SMOKE = Shape(hidden=128, intermediate=256, layers=2, heads=4, key_value_heads=2, vocabulary=4096)
+"""Small enough for a CPU: to try a benchmark, not to measure anything."""
+
+
+def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> int:
+    """Write config, bfloat16 weights in shards and a tokenizer; returns the number of parameters."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+        bos_token_id=SPECIAL.index("<s>"),
+        eos_token_id=SPECIAL.index("</s>"),
+        pad_token_id=SPECIAL.index("<pad>"),
+        tie_word_embeddings=False,
+        dtype=torch.bfloat16,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    model.save_pretrained(directory, max_shard_size=shape.shard)
+    word_tokenizer().save_pretrained(directory)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words, with the begin token before every text."""
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *WORDS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 - a word, not a secret
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",  # noqa: S106
+        eos_token="</s>",  # noqa: S106
+        pad_token="<pad>",  # noqa: S106
+        unk_token="<unk>",  # noqa: S106
+        model_max_length=8192,
+    )
+
+
+def random_words(draw: random.Random, count: int) -> str:
+    """A text of so many tokens."""
+    return " ".join(draw.choices(WORDS, k=count))
+
+
+def write_calibration(file: Path, samples: int, tokens: int, seed: int = 1) -> None:
+    """Write texts that have exactly so many tokens, the begin token included."""
+    draw = random.Random(seed)  # noqa: S311 - a draw, no secret
+    lines = [json.dumps({"text": random_words(draw, tokens - 1)}) + "\n" for _ in range(samples)]
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+def main() -> int:
+    """Make a checkpoint."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--smoke", action="store_true", help="a tiny one")
+    options = parser.parse_args()
+    print(write_checkpoint(options.directory, SMOKE if options.smoke else LLAMA_3_8B))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
