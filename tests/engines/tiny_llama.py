@@ -78,7 +78,7 @@ def export_quantized(checkpoint: Path, recipe: str, directory: Path) -> Path:
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
     model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float16).eval()
-    texts = [tokenizer(text, return_tensors="pt").input_ids for text in prompts(32)]
+    texts = [tokenizer(text, return_tensors="pt").input_ids for text in prompts(8)]
 
     def calibrate(calibrated: nn.Module) -> None:
         with torch.no_grad():
