@@ -111,9 +111,10 @@ def _compare(place: Path, ours: dict[str, Any], items: int) -> float:
     for name, side in (("ours", ours), (f"hf, batch {OTHER_BATCH_SIZE}", again)):
         these = side["log_likelihoods"][:count]
         mean, largest = _differences(these, hf["log_likelihoods"])
+        changed = _changed(these, hf["log_likelihoods"])
         print(
             f"{name} beside hf, batch {BATCH_SIZE}: log-likelihoods differ by {mean:.4f} nats in the mean, "
-            f"{largest:.3f} at most; {_changed(these, hf['log_likelihoods'])} of {items} questions have another likeliest choice"
+            f"{largest:.3f} at most; {changed} of {items} questions have another likeliest choice"
         )
     return abs(_mean(ours["scores"][:items]) - _mean(hf["scores"]))
 

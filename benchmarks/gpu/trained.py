@@ -101,7 +101,7 @@ def _goals(baseline: float, attempts: Sequence[Attempt]) -> Iterator[bool]:
     yield goal("formats_without_a_verdict", ", ".join(failed) or "none", "none", met=not failed)
 
 
-class _Batches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+class _Batches(Dataset[tuple[torch.Tensor, torch.Tensor]]):  # type: ignore[misc]  # torch is untyped here
     """Batches by number: drawn, tokenized and padded by the loader's workers."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, steps: int, size: int) -> None:
