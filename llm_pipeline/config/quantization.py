@@ -107,6 +107,14 @@ class Calibration(ConfigModel):
     chat_template: bool = False
     packing: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_data_set_is_a_source(cls, given: Any) -> Any:
+        """Records of earlier releases name one `dataset`."""
+        if isinstance(given, dict) and "dataset" in given and "sources" not in given:
+            return {**{key: value for key, value in given.items() if key != "dataset"}, "sources": [given["dataset"]]}
+        return given
+
     @model_validator(mode="after")
     def _batch_is_positive(self) -> Calibration:
         if self.batch_size != "auto" and self.batch_size < 1:

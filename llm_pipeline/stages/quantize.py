@@ -89,7 +89,7 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
     _log_compiled(extensions)
     began = time.monotonic()
     try:
-        export = validate_export(source, steps.checkpoint, recipe)
+        export = validate_export(source, steps.checkpoint, recipe, device=device)
     except IntegrityError:
         steps.discard_export()  # the calibration stays
         raise
@@ -99,6 +99,7 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
         "size_ratio": round(export.size_ratio, 4),
         "expected_size_ratio": round(export.expected_ratio, 4),
         "layers_quantized": len(export.layers),
+        "worst_weight_error": round(export.worst_error, 4),
         "calibration": origin or "none",
         "calibration_samples": data.texts if data else 0,
         "calibration_digest": data.digest if data else "",
