@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, product
 from pathlib import Path
 
@@ -114,7 +114,8 @@ def write_tasks(directory: Path, choice_items: int, generate_items: int) -> None
     """Write lm-eval's task files: `trained_choice` and `trained_generate`, of held-out items."""
     directory.mkdir(parents=True)
     items = distinct(stream(11, held_out=True))
-    choice, generate = [], []
+    choice: list[dict[str, object]] = []
+    generate: list[dict[str, object]] = []
     while len(choice) < choice_items or len(generate) < generate_items:
         item = next(items)
         if item.choices and len(choice) < choice_items:
@@ -123,8 +124,13 @@ def write_tasks(directory: Path, choice_items: int, generate_items: int) -> None
             generate.append({"prompt": item.prompt, "answer": item.answer})
     _write(directory / "trained_choice.jsonl", choice)
     _write(directory / "trained_generate.jsonl", generate)
-    shared = {"dataset_path": "json", "test_split": "test", "doc_to_text": "{{prompt}}", "metadata": {"version": 1.0}}
-    tasks = [
+    shared: dict[str, object] = {
+        "dataset_path": "json",
+        "test_split": "test",
+        "doc_to_text": "{{prompt}}",
+        "metadata": {"version": 1.0},
+    }
+    tasks: list[dict[str, object]] = [
         {
             "task": "trained_choice",
             "output_type": "multiple_choice",
@@ -150,7 +156,7 @@ def write_tasks(directory: Path, choice_items: int, generate_items: int) -> None
         },
     ]
     for task in tasks:
-        data = {"dataset_kwargs": {"data_files": {"test": f"{task['task']}.jsonl"}}}
+        data: dict[str, object] = {"dataset_kwargs": {"data_files": {"test": f"{task['task']}.jsonl"}}}
         (directory / f"{task['task']}.yaml").write_text(json.dumps({**shared, **data, **task}, indent=1))
 
 
@@ -159,5 +165,5 @@ def write_calibration(file: Path, texts: int) -> None:
     _write(file, [{"text": item.text} for item in islice(stream(21, held_out=False), texts)])
 
 
-def _write(file: Path, rows: list[dict[str, object]]) -> None:
+def _write(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
