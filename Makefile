@@ -4,7 +4,7 @@ CONTROL := .envs/control/bin/python
 MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help environments demo demo-rollback down test lint clean distclean bench-demo bench-transfer
+.PHONY: help environments demo demo-rollback down test lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,12 @@ bench-demo: environments ## Time the demo, cold and warm, and each stage's share
 
 bench-transfer: environments ## Time downloads, S3, publication and verification beside the usual tools
 	@$(CONTROL) benchmarks/transfer.py
+
+bench-accuracy: environments ## The accuracy gate's error rates beside other tools' rules, simulated
+	@$(CONTROL) benchmarks/accuracy_gate.py
+
+bench-recipes: environments ## Every recipe that a CPU can make, on the demo's model, through the accuracy gate
+	@$(MODEL) benchmarks/recipes.py
 
 clean: down ## Remove what runs and tools left; the environments stay
 	rm -rf .pipeline .mypy_cache .pytest_cache .ruff_cache
