@@ -223,6 +223,6 @@ def _summary(judgement: Judgement, comparison: Comparison, policy: AccuracyPolic
     because = "" if judgement.verdict in (Verdict.GO, judgement.evidence[0].verdict) else f" ({'; '.join(worst)})"
     return (
         f"{_OPENINGS[judgement.verdict]}{because}: loss {100 * pooled.loss.estimate:+.2f} points, "
-        f"{100 * comparison.confidence:g} % upper bound {100 * pooled.loss.upper:+.2f}, "
+        f"{100 * comparison.confidence:.4g} % upper bound {100 * pooled.loss.upper:+.2f}, "
         f"margin {100 * policy.margin:g}, on {pooled.pairs} items of {len(comparison.tasks)} tasks."
     )

@@ -58,6 +58,8 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
 
 log = get_logger(__name__)
 
+_SHARD = "1GB"
+"""Size of an export's files: many are hashed, copied and loaded on as many cores."""
 _KEEPS_WEIGHTS = {None, "max", "mse", "local_hessian", "smoothquant", "awq_lite", "awq_full", "awq_clip"}
 """Algorithms that change weights by rescaling columns only, or not at all; of any other one the weights are kept."""
 _GROWTH = {"smoothquant": 2.0, "awq_lite": 3.0, "awq_full": 3.0, "awq_clip": 3.0}
@@ -215,7 +217,7 @@ class Quantizer:
         model = self._ready(state)
         with self._timed("export"), _out_of_memory_in("export"), torch.inference_mode(), _quiet():
             # modelopt misreads the dtype of a config that was saved before; it is always given here.
-            export_hf_checkpoint(model, dtype=self._dtype, export_dir=partial)
+            export_hf_checkpoint(model, dtype=self._dtype, export_dir=partial, max_shard_size=_SHARD)
         self._release()
         copy_companions(self._source, partial)
         partial.rename(destination)

@@ -170,6 +170,7 @@ class Stage(Generic[ConfigT]):
         run: The work.
         environment: Which interpreter runs it.
         tools: Distributions whose versions are part of the stage key.
+        imports: Heavy modules that `run` imports, so that it can be done while the inputs are verified.
         places: Top-level config fields that say where, not what (addresses, ports): not part of the stage key.
         reusable: False for a stage that acts on the world (starts a server, shifts traffic).
     """
@@ -180,5 +181,6 @@ class Stage(Generic[ConfigT]):
     run: Callable[[StageContext[ConfigT]], StageOutput]
     environment: EnvironmentName
     tools: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
     places: frozenset[str] = frozenset()
     reusable: bool = True

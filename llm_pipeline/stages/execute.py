@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,7 @@ def _compute(
     workdir = Path(request.work_root) / stage.name / key[:24]
     workdir.mkdir(parents=True, exist_ok=True)
     log.info(f"{stage.name} starts", subject=request.subject or "-", release=request.release_id, key=key[:12])
+    threading.Thread(target=_import_early, args=(stage.imports,), daemon=True).start()
     inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
     context = StageContext(request=request, config=config, inputs=inputs, workdir=workdir, store=store, key=key)
     output: StageOutput = stage.run(context)
@@ -237,6 +239,13 @@ def _compute(
         tools=content.tools,
         timings=Timings(started_at=started, total_seconds=time.monotonic() - clock, tool_seconds=output.tool_seconds),
     )
+
+
+def _import_early(modules: Sequence[str]) -> None:
+    """Import beside other work; who needs a module waits for it, and meets its error, in an import of his own."""
+    with contextlib.suppress(ImportError):
+        for module in modules:
+            import_module(module)
 
 
 def _publish(
