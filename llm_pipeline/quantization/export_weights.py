@@ -26,7 +26,7 @@ TOLERATED_FRACTION = 0.01
 """Of a layer's weights that may be further away: what search for the best smoothing saturates."""
 
 LARGEST_ERROR = {8: 0.25, 4: 0.9}
-"""Relative error of a layer (Frobenius norm) that no rounding to so many bits explains."""
+"""Relative error of a layer (Frobenius norm, after smoothing) that no rounding to so many bits explains."""
 
 WEIGHTS_COMPARED_ON_CPU = 300_000_000
 """Layers are drawn until they have so many weights; on a GPU, all are compared."""
@@ -47,7 +47,7 @@ class WeightComparison:
     Attributes:
         layers: How many were compared.
         worst_layer: The layer of the largest relative error.
-        worst_error: That error: Frobenius norm of the difference by that of the source's weight.
+        worst_error: That error: Frobenius norm of the difference by that of the weight, as smoothed before rounding.
     """
 
     layers: int
@@ -182,8 +182,9 @@ class _Layer:
         return float((self._difference(factor).abs_() > allowed + self.wanted.abs() * self._slack).float().mean())
 
     def error(self, factor: torch.Tensor | None) -> float:
-        """The relative error."""
-        return float(self._difference(factor).norm() / self.wanted.norm().clamp_min(1e-30))
+        """The relative error of the weights as they were rounded, which is after smoothing."""
+        rounded = self.wanted if factor is None else self.wanted / factor
+        return float((self._weight - rounded).norm() / rounded.norm().clamp_min(1e-30))
 
     def _difference(self, factor: torch.Tensor | None) -> torch.Tensor:
         return (self._weight if factor is None else self._weight * factor) - self.wanted

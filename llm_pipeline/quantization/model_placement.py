@@ -83,7 +83,7 @@ def load_plain_model(source: Path, dtype: torch.dtype, placement: Placement, off
     model = AutoModelForCausalLM.from_pretrained(
         source, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True, **spread
     )
-    places = sorted({str(place) for place in getattr(model, "hf_device_map", {"": "cpu"}).values()})
+    places = sorted({str(place) for place in getattr(model, "hf_device_map", {"": model.device}).values()})
     log.info("model loaded", parameters=model.num_parameters(), places=", ".join(places))
     return model.eval()
 
