@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -130,7 +131,11 @@ def test_a_refusal_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store, fa
 
 
 def test_an_interrupt_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store, faults: Faults, weights: Path) -> None:
-    faults.inject(after(lambda: os.kill(os.getpid(), signal.SIGINT)), when=A_PART, skip=2)
+    def interrupt() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.5)  # this is a thread of the upload: it goes on when the main one knows
+
+    faults.inject(after(interrupt), when=A_PART, skip=2)
     with pytest.raises(KeyboardInterrupt):
         store.publish("checkpoint", weights)
     assert len(faults.seen(is_a("DELETE", "model.bin", uploadId=""))) == 1
