@@ -24,7 +24,7 @@ class ItemsNeeded(Frozen):
     Attributes:
         flips: Share of items that change either way.
         pooled: Items of all tasks together that hold the margin with a power of 0.9.
-        task: Items of each task that hold the task margin.
+        task: Items of each task with which all of them hold the task margin, with the same power.
         expected: Items that are probably asked until the gate decides; None where the pool is not known.
     """
 
@@ -66,7 +66,8 @@ def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) ->
         ItemsNeeded(
             flips=flips,
             pooled=items_needed(policy.margin, flips, policy.confidence, POWER),
-            task=items_needed(policy.task_margin, flips, policy.confidence, POWER),
+            # all tasks have to hold their margins at one look
+            task=items_needed(policy.task_margin, flips, policy.confidence, POWER ** (1 / max(1, len(tasks)))),
             expected=expected_items(policy.margin, flips, policy.confidence, plan) if plan else None,
         )
         for flips in FLIPS

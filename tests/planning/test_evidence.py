@@ -45,7 +45,7 @@ def test_looks_are_expected_to_spare_a_third_of_a_tight_pool():
 def test_a_task_too_small_for_its_own_margin_is_told():
     power = gate_power("accuracy", pool(large=5000, small=100), AccuracyPolicy())
     assert len(power.warnings) == 1
-    assert power.warnings[0].startswith("accuracy: small has 100 items and a margin of 3 points needs 19")
+    assert power.warnings[0].startswith("accuracy: small has 100 items and a margin of 3 points needs 239")
 
 
 def test_a_pool_that_is_not_known_is_not_judged():
