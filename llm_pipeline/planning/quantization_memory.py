@@ -22,13 +22,11 @@ from llm_pipeline.planning.formats import BaselinePrecision, asked_by
 from llm_pipeline.planning.memory import rank_weight_bytes
 from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.weight_storage import HALF_PRECISION, head_parameters
+from llm_pipeline.quantization.batch_limits import SHARE_USED
 from llm_pipeline.stages.contract import Frozen
 
 CONTEXT_BYTES = 2**30
 """CUDA context and libraries of one process on one device; an estimate."""
-
-ROOM_USED = 0.7
-"""Share of what the weights leave free that a batch may take, as the quantize stage chooses it."""
 
 _BYTES: dict[BaselinePrecision, int] = {"float16": HALF_PRECISION, "bfloat16": HALF_PRECISION}
 _SINGLE_PRECISION = 4
@@ -99,7 +97,7 @@ def fitting_batch(
     """Sequences a forward pass that fit into devices of some capacity (in bytes); 0 when not even one does."""
     empty = predict_peak(shape, recipe, dtype, 0, tokens, devices=devices).total
     one = predict_peak(shape, recipe, dtype, 1, tokens, devices=devices).total - empty
-    room = int((capacity - CONTEXT_BYTES - empty) * ROOM_USED)
+    room = int((capacity - CONTEXT_BYTES - empty) * SHARE_USED)
     return max(0, room // one) if one else int(room >= 0)
 
 

@@ -14,10 +14,8 @@ from llm_pipeline.planning.gpu_time import quantization_seconds, scoring_seconds
 from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.quantization_memory import PeakMemory, devices_needed, fitting_batch, predict_peak
 from llm_pipeline.planning.task_pool import TaskItems
+from llm_pipeline.quantization.batch_limits import LARGEST_BATCH_TOKENS
 from llm_pipeline.stages.contract import Frozen
-
-_BATCH_TOKENS = 32_768
-"""Tokens a forward pass that are no slower than more of them: what `batch_size: auto` stops at."""
 
 _ASSUMED_BATCH = 32
 _EXPECTED_FLIPS = FLIPS[1]
@@ -107,7 +105,7 @@ def _recipe_cost(
     fits = fitting_batch(shape, recipe, dtype, max(1, tokens), gpu.usable_bytes, devices=count)
     batch = 0
     if asked:
-        automatic = max(1, min(fits, _BATCH_TOKENS // tokens, samples))
+        automatic = max(1, min(fits, LARGEST_BATCH_TOKENS // tokens, samples))
         batch = automatic if asked.batch_size == "auto" else min(asked.batch_size, samples)
     needed = devices_needed(shape, recipe, dtype, max(1, tokens), gpu.usable_bytes)
     seconds = quantization_seconds(shape, recipe, gpu)

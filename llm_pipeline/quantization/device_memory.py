@@ -16,15 +16,12 @@ import torch
 
 from llm_pipeline.errors import Terminal
 from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.batch_limits import LARGEST_BATCH_TOKENS, SHARE_USED
 
 log = get_logger(__name__)
 
 CPU_BATCH = 32
 """Sequences a batch on a CPU, where memory is no concern and larger batches are no faster."""
-_LARGEST_BATCH_TOKENS = 32_768
-"""An H200 is as fast at a quarter of it: more tokens a forward pass gain nothing."""
-_SHARE_USED = 0.7
-"""Of the free memory: the allocator's fragments and the tools' own buffers take some."""
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation"
     r"|can't allocate memory",
@@ -61,7 +58,7 @@ class Shortage:
         """Sequences that fit, by proportion; 0 when not even one does."""
         if not self.needed_bytes:
             return self.batch // 2
-        return min(self.batch - 1, int(self.batch * self.free_bytes * _SHARE_USED / self.needed_bytes))
+        return min(self.batch - 1, int(self.batch * self.free_bytes * SHARE_USED / self.needed_bytes))
 
     def error(self, what: str) -> OutOfMemory:
         """The error that says all of it."""
@@ -80,7 +77,7 @@ class Shortage:
     @property
     def _ratio(self) -> float:
         one = self.needed_bytes / self.batch
-        return self.free_bytes * _SHARE_USED / one if one else 0.5
+        return self.free_bytes * SHARE_USED / one if one else 0.5
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -137,14 +134,14 @@ def choose_batch(
     for device in on_gpu:
         one = max(1, torch.cuda.max_memory_allocated(device) - before[device])
         fitting.append(fitting_batch(free_bytes(device), one, growth))
-    batch = max(1, min(*fitting, _LARGEST_BATCH_TOKENS // longest, sequences))
+    batch = max(1, min(*fitting, LARGEST_BATCH_TOKENS // longest, sequences))
     log.info("batch size chosen from free memory", batch=batch, tokens=longest)
     return batch
 
 
 def fitting_batch(free: int, one: int, growth: float) -> int:
     """Sequences that fit into `free` bytes, when a plain forward pass of one takes `one` bytes."""
-    return int(free * _SHARE_USED / (one * growth))
+    return int(free * SHARE_USED / (one * growth))
 
 
 def shortage(error: BaseException, batch: int, tokens: int, free: int, allocated: int) -> Shortage:
