@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
-from llm_pipeline.accuracy.paired import compare
 from llm_pipeline.accuracy.saved_items import Place, SavedItems
 from llm_pipeline.accuracy.sequential import judge_look
-from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.logging import get_logger
 from llm_pipeline.verdict import Judgement
@@ -85,14 +83,3 @@ class Asking:
                 log.info("the accuracy is decided", look=look, looks=len(plan.sizes), items=size, of=plan.items)
                 return judgement, look
         raise AssertionError("the last look always decides")  # judge_look promises it
-
-
-def asked_table(
-    baseline: Sequence[ScoredItem],
-    candidate: Sequence[ScoredItem],
-    policy: AccuracyPolicy,
-    tasks: Sequence[str] | None = None,
-) -> str:
-    """The comparison of what the candidate was asked, as an aligned table; starts with a line break."""
-    asked = {(item.task, item.item_id) for item in candidate}
-    return format_comparison(compare(baseline, candidate, policy.confidence, tasks, asked), policy)

@@ -10,12 +10,20 @@ would decide. Nothing is rounded before it is compared, and a bound that equals 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_pipeline.accuracy.intervals import items_to_decide
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy, TaskPairs, pair_items, summarise
+from llm_pipeline.accuracy.paired import (
+    Comparison,
+    Interval,
+    PairedAccuracy,
+    TaskPairs,
+    compare,
+    pair_items,
+    summarise,
+)
 from llm_pipeline.accuracy.score_test import SCORE_TEST, LossTest
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
@@ -83,6 +91,41 @@ def judge_pairs(tasks: Sequence[TaskPairs], policy: AccuracyPolicy, rule: Decisi
     return judgement.model_copy(update={"summary": _summary(judgement, comparison, policy)})
 
 
+def compare_as_judged(
+    baseline: Sequence[ScoredItem],
+    candidate: Sequence[ScoredItem],
+    policy: AccuracyPolicy,
+    judgement: Judgement | None,
+    tasks: Iterable[str] | None = None,
+) -> Comparison:
+    """What the candidate was asked beside the baseline's answers, with the bounds that the judgement was made by.
+
+    A look decides by bounds that are wider than those of a sample of its size: they hold at all looks together (C.
+    Jennison and B. W. Turnbull, Interim analyses: the repeated confidence interval approach, Journal of the Royal
+    Statistical Society B 51 (1989) 305-361). Without a judgement of the loss the bounds are those of the sample.
+
+    Raises:
+        IntegrityError: As `judge_accuracy`.
+    """
+    asked = {(item.task, item.item_id) for item in candidate}
+    comparison = compare(baseline, candidate, policy.confidence, tasks, asked)
+    facts = {fact.name: fact for fact in judgement.evidence} if judgement else {}
+    return comparison.model_copy(
+        update={
+            "pooled": _between_bounds(comparison.pooled, facts),
+            "tasks": tuple(_between_bounds(task, facts) for task in comparison.tasks),
+        }
+    )
+
+
+def _between_bounds(part: PairedAccuracy, facts: Mapping[str, Evidence]) -> PairedAccuracy:
+    fact = facts.get(_fact_name(part))
+    if part.loss is None or fact is None or fact.lower is None or fact.upper is None:
+        return part
+    bounds = Interval(estimate=part.loss.estimate, lower=fact.lower, upper=fact.upper)
+    return part.model_copy(update={"loss": bounds})
+
+
 def _pooled_verdict(pooled: PairedAccuracy, policy: AccuracyPolicy) -> Verdict:
     if pooled.loss is None:
         return Verdict.INCONCLUSIVE
@@ -137,7 +180,7 @@ def _is_too_weak(part: PairedAccuracy, margin: float) -> bool:
 
 def _evidence(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdict: Verdict) -> Evidence:
     return Evidence(
-        name=f"accuracy loss, {part.name}",
+        name=_fact_name(part),
         verdict=verdict,
         measured=part.loss.estimate if part.loss else None,
         lower=part.loss.lower if part.loss else None,
@@ -147,6 +190,10 @@ def _evidence(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdi
         samples=part.pairs,
         detail=_detail(part, margin, policy, verdict),
     )
+
+
+def _fact_name(part: PairedAccuracy) -> str:
+    return f"accuracy loss, {part.name}"
 
 
 def _detail(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdict: Verdict) -> str:

@@ -15,7 +15,8 @@ def format_comparison(comparison: Comparison, policy: AccuracyPolicy) -> str:
     widths = [max(len(row[column]) for row in [_HEAD, *rows]) for column in range(len(_HEAD))]
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
     lines = [_line(_HEAD, widths), rule, *(_line(row, widths) for row in rows[:-1]), rule, _line(rows[-1], widths)]
-    return "\n" + "\n".join([*lines, f"One-sided bounds at {100 * comparison.confidence:.4g} % each."])
+    note = f"One-sided bounds, {100 * comparison.confidence:.4g} % each at all looks together."
+    return "\n" + "\n".join([*lines, note])
 
 
 def _row(part: PairedAccuracy, margin: float) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
+from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.items import ScoredItem, read_items
-from llm_pipeline.accuracy.paired import compare
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.flow import Flow
@@ -191,8 +191,9 @@ class _Collector:
         if items is None:
             return None
         tasks = {item.task for item in items} if result.stage == "served_accuracy" else None
-        asked = {(item.task, item.item_id) for item in items}
-        comparison = self._try(f"accuracy of {name}", lambda: compare(baseline, items, policy.confidence, tasks, asked))
+        comparison = self._try(
+            f"accuracy of {name}", lambda: compare_as_judged(baseline, items, policy, result.judgement, tasks)
+        )
         if comparison is None:
             return None
         return AccuracyStudy(

@@ -1,4 +1,4 @@
-"""The Pareto plot: what each recipe lost in accuracy, with its bounds, against the size of its checkpoint."""
+"""The Pareto plot: what each recipe lost in accuracy, with its gate's bounds, against the size of its checkpoint."""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from llm_pipeline.accuracy.asking import asked_table
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate, summary_table
+from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
@@ -39,7 +40,8 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     )
     log.info(summary_table(evaluated.summary))
     baseline = read_items(context.inputs["baseline"])
-    log.info(asked_table(baseline, evaluated.items, config.policy))
+    comparison = compare_as_judged(baseline, evaluated.items, config.policy, judgement)
+    log.info(format_comparison(comparison, config.policy))
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(f"accuracy verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import time
 
-from llm_pipeline.accuracy.asking import Asking, asked_table
+from llm_pipeline.accuracy.asking import Asking
 from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_evaluation
+from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.harness import refuse_other_harness
 from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.looks import evaluation_order, plan_looks
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
+from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
@@ -69,7 +71,8 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     judgement, look = asking.ask_until_decided(baseline, plan, config.policy, tasks)
     scored = time.monotonic()
     asyncio.run(require_served(config.endpoint, config.repository_digest))
-    log.info(asked_table(baseline, asking.items, config.policy, tasks))
+    comparison = compare_as_judged(baseline, asking.items, config.policy, judgement, tasks)
+    log.info(format_comparison(comparison, config.policy))
     summary = summarise(asking.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(
         update={"planned": plan.items, "look": look, "looks": len(plan.sizes), "harness": questions.identity}
     )

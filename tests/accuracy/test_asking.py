@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from llm_pipeline.accuracy import asking as module
-from llm_pipeline.accuracy.asking import Asking, asked_table
+from llm_pipeline.accuracy.asking import Asking
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.progress import Progress
@@ -75,11 +75,6 @@ def test_a_killed_evaluation_goes_on_with_the_portion_that_was_lost(start):
     asking.ask_until(1000)
     assert sum(questions.portions) == asking.asked == 700
     assert asking.items == BASELINE
-
-
-def test_the_table_counts_what_was_asked_alone(start):
-    items = start(Questions()).ask_until(250)
-    assert asked_table(BASELINE, items, POLICY).splitlines()[-2].split()[-1] == "0"
 
 
 def test_progress_says_how_much_is_left_and_not_too_often(caplog):

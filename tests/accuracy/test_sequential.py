@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_pipeline.accuracy.gate import judge_accuracy
+from llm_pipeline.accuracy.gate import compare_as_judged, judge_accuracy
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan, plan_looks
 from llm_pipeline.accuracy.sequential import decision_rule, judge_look
@@ -56,6 +56,24 @@ def run(
         if judgement is not None:
             return look, judgement
     raise AssertionError
+
+
+def test_what_is_shown_is_what_was_asked_between_the_bounds_that_decided() -> None:
+    before, after = evaluations(4300, 0.005, 0.005)
+    look, judgement = run((before, after), PLAN)
+    asked = after[: PLAN.sizes[look - 1]]
+    shown = compare_as_judged(before, asked, POLICY, judgement)
+    alone = compare_as_judged(before, asked, POLICY, None)
+    assert look < len(PLAN.sizes)
+    assert (shown.pooled.pairs, shown.pooled.unpaired) == (len(asked), 0)
+    for part, sample in [(shown.pooled, alone.pooled), *zip(shown.tasks, alone.tasks, strict=True)]:
+        assert part.loss is not None
+        assert sample.loss is not None
+        assert part.loss.upper > sample.loss.upper
+        assert part.loss.lower < sample.loss.lower
+    decisive = judgement.evidence[0]
+    assert shown.pooled.loss is not None
+    assert (shown.pooled.loss.lower, shown.pooled.loss.upper) == (decisive.lower, decisive.upper)
 
 
 def test_a_lossless_model_passes_before_all_items_are_asked() -> None:
