@@ -81,19 +81,20 @@ def recipe():
 
 @pytest.fixture(scope="session")
 def quantized(source, recipe, tmp_path_factory):
-    """Exported checkpoints by recipe, each made when it is first asked for."""
+    """Exported checkpoints by recipe (without calibration), each made when it is first asked for."""
     import torch
 
-    from llm_pipeline.quantization.modelopt_quantizer import quantize_checkpoint
+    from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 
     made = {}
 
     def make(name):
         if name not in made:
             destination = tmp_path_factory.mktemp(name) / "checkpoint"
-            file = _CONFIGS / "calibration" / "demo.jsonl"
-            facts = quantize_checkpoint(source, destination, recipe(name), file, dtype=torch.float16)
-            made[name] = destination, facts
+            work = destination.parent
+            quantizer = Quantizer(source, recipe(name), None, dtype=torch.float16, device="cpu", work=work)
+            quantizer.export(destination, None)
+            made[name] = destination
         return made[name]
 
     return make

@@ -30,13 +30,10 @@ from llm_pipeline.engines.openvino_graph import NativeWeights, count_quantized_w
 from llm_pipeline.engines.openvino_throughput import measure_throughput
 from llm_pipeline.errors import Unsupported
 from llm_pipeline.logging import get_logger
-from llm_pipeline.quantization.checkpoint import (
-    Checkpoint,
-    QuantizationMetadata,
-    read_json,
-    read_quantization,
-    write_dequantized,
-)
+from llm_pipeline.quantization.checkpoint import Checkpoint
+from llm_pipeline.quantization.checkpoint_files import read_json
+from llm_pipeline.quantization.checkpoint_metadata import QuantizationMetadata, read_quantization
+from llm_pipeline.quantization.dequantized_checkpoint import write_dequantized
 
 log = get_logger(__name__)
 

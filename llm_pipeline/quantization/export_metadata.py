@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_pipeline.errors import IntegrityError
-from llm_pipeline.quantization.checkpoint import MIXED, QUANTIZATION_FILE, Checkpoint, read_json
+from llm_pipeline.quantization.checkpoint import Checkpoint
+from llm_pipeline.quantization.checkpoint_files import read_json
+from llm_pipeline.quantization.checkpoint_metadata import MIXED, QUANTIZATION_FILE
 
 _CHANGED_BY_EXPORT = frozenset({"quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path"})
 

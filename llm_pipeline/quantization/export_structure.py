@@ -19,8 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.errors import IntegrityError
-from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint, StoredTensors
+from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
+from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 SIZE_TOLERANCE = 0.001
 BITS_TOLERANCE = 0.005

@@ -20,7 +20,8 @@ from math import prod
 import torch
 
 from llm_pipeline.errors import IntegrityError
-from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint, StoredTensors
+from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint
+from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 TOLERATED_FRACTION = 0.01
 """Of a layer's weights that may be further away: what search for the best smoothing saturates."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
@@ -27,8 +26,6 @@ _MODELOPT_NAMES: Mapping[WeightFormat, str] = {
 }
 _KV_CACHE_NAMES: Mapping[KvCacheFormat, str] = {"fp8": "FP8_KV_CFG", "nvfp4": "NVFP4_KV_CFG"}
 _NEVER_SEARCHED = "configs/auto_quantize/units/base_disabled_layers"
-
-QuantizerEntries = list[dict[str, Any]]
 
 
 def refuse_unsupported(recipe: QuantizationRecipe, device: str) -> None:
@@ -91,17 +88,6 @@ def kv_cache_config(recipe: QuantizationRecipe) -> dict[str, Any] | None:
         return None
     config: dict[str, Any] = copy.deepcopy(getattr(mtq, _KV_CACHE_NAMES[recipe.kv_cache]))
     return config
-
-
-def is_excluded(config: Mapping[str, Any], module_name: str) -> bool:
-    """Whether modelopt's configuration keeps a linear layer at its own precision: the last entry about it decides."""
-    quantizer = f"{module_name}.weight_quantizer"
-    enabled = [
-        entry.get("enable") is not False
-        for entry in config["quant_cfg"]
-        if "parent_class" not in entry and fnmatchcase(quantizer, entry["quantizer_name"])
-    ]
-    return not (enabled and enabled[-1])
 
 
 def _of_format(weights: WeightFormat) -> dict[str, Any]:

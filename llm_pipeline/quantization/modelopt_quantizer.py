@@ -15,7 +15,6 @@ import io
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from llm_pipeline.quantization.calibration import CalibrationSet, draw_calibrati
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses, forward
 from llm_pipeline.quantization.calibration_samples import read_sources
 from llm_pipeline.quantization.calibration_state import CalibrationState
-from llm_pipeline.quantization.checkpoint import copy_companions
+from llm_pipeline.quantization.checkpoint_files import copy_companions
 from llm_pipeline.quantization.device_memory import (
     OutOfMemory,
     Shortage,
@@ -65,21 +64,6 @@ _KEEPS_WEIGHTS = {None, "max", "mse", "local_hessian", "smoothquant", "awq_lite"
 _GROWTH = {"smoothquant": 2.0, "awq_lite": 3.0, "awq_full": 3.0, "awq_clip": 3.0}
 """Memory that a sequence takes while an algorithm calibrates, by what it takes in a plain forward pass."""
 _GROWTH_OF_SEARCH = 8.0
-
-
-@dataclass(frozen=True)
-class QuantizerFacts:
-    """What the quantizer did.
-
-    Attributes:
-        calibration_samples: Texts seen; 0 for formats without calibration.
-        calibration_digest: SHA-256 over the exact token sequences; empty without.
-        seconds: Wall time by step: load, calibrate (or quantize), export.
-    """
-
-    calibration_samples: int
-    calibration_digest: str
-    seconds: dict[str, float]
 
 
 class Quantizer:
@@ -285,38 +269,6 @@ class Quantizer:
         spent = round(time.monotonic() - began, 3)
         self.seconds[step] = round(self.seconds.get(step, 0.0) + spent, 3)
         log.info("step done", step=step, seconds=spent)
-
-
-def quantize_checkpoint(
-    source: Path,
-    destination: Path,
-    recipe: QuantizationRecipe,
-    calibration_data: Path | None,
-    *,
-    dtype: torch.dtype,
-    device: str = "cpu",
-) -> QuantizerFacts:
-    """All steps in one go; the calibration's state is left beside the destination.
-
-    Raises:
-        Unsupported: The device cannot quantize this format (before any work).
-        ConfigError: The recipe wants calibration data that is not there.
-        OutOfMemory: It does not fit.
-    """
-    refuse_unsupported(recipe, device)
-    calibration = read_calibration(source, recipe, calibration_data)
-    work = destination.parent
-    quantizer = Quantizer(source, recipe, calibration, dtype=dtype, device=device, work=work)
-    state = None
-    if calibration is not None:
-        state = work / f"{destination.name}.calibration"
-        quantizer.calibrate(state)
-    quantizer.export(destination, state)
-    return QuantizerFacts(
-        calibration_samples=calibration.texts if calibration else 0,
-        calibration_digest=calibration.digest if calibration else "",
-        seconds=quantizer.seconds,
-    )
 
 
 def read_calibration(source: Path, recipe: QuantizationRecipe, data: Path | None) -> CalibrationSet | None:

@@ -29,7 +29,8 @@ from llm_pipeline.quantization.activations import (
     quantize_mxfp4,
     quantize_nvfp4,
 )
-from llm_pipeline.quantization.checkpoint import Checkpoint, read_quantization
+from llm_pipeline.quantization.checkpoint import Checkpoint
+from llm_pipeline.quantization.checkpoint_metadata import read_quantization
 from llm_pipeline.quantization.formats import ActivationFormat
 
 _ATTENTION = "sdpa_with_quantized_kv_cache"

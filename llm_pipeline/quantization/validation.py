@@ -17,7 +17,8 @@ import torch
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.digest import sha256_file
 from llm_pipeline.errors import IntegrityError
-from llm_pipeline.quantization.checkpoint import TOKENIZER_FILES, Checkpoint, StoredTensors, read_json
+from llm_pipeline.quantization.checkpoint import Checkpoint
+from llm_pipeline.quantization.checkpoint_files import COMPANIONS, read_json
 from llm_pipeline.quantization.export_metadata import check_metadata
 from llm_pipeline.quantization.export_structure import (
     BITS_TOLERANCE,
@@ -27,6 +28,7 @@ from llm_pipeline.quantization.export_structure import (
     intention,
 )
 from llm_pipeline.quantization.export_weights import changed_norms, check_scales, compare_weights
+from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -110,7 +112,7 @@ def validate_export(
 def _check_companions(source: Path, export: Path) -> None:
     if not any((export / name).is_file() for name in _TOKENIZERS):
         raise IntegrityError("there is no tokenizer", where=str(export))
-    for name in TOKENIZER_FILES:
+    for name in COMPANIONS:
         if not (source / name).is_file():
             if (export / name).is_file() and name != "generation_config.json":
                 raise IntegrityError(f"{name} is not the source's: it has none", where=str(export))

@@ -66,7 +66,7 @@ def test_the_same_checkpoint_gives_the_same_answers_wherever_the_tasks_lie(sourc
 
 
 def test_another_checkpoint_is_never_given_the_first_ones_answers(evaluated, quantized, elsewhere):
-    other = evaluate_checkpoint(quantized("int4_naive")[0], elsewhere, EVALUATION, "float16")
+    other = evaluate_checkpoint(quantized("int4_naive"), elsewhere, EVALUATION, "float16")
     assert [item.fingerprint for item in other.items] == [item.fingerprint for item in evaluated.items]
     assert [item.completion for item in other.items] != [item.completion for item in evaluated.items]
 

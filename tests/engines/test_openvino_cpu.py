@@ -17,7 +17,7 @@ from llm_pipeline.engines.builder import EngineDescription, EngineFacts, engine_
 from llm_pipeline.engines.openvino_cpu import PARITY_PROPERTIES, SERVING_FILES
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.activations import quantize_fp8, quantize_int8
-from llm_pipeline.quantization.checkpoint import load_tensors
+from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def test_a_plain_checkpoint_keeps_its_16_bit_weights_and_generates_the_same(chec
 def test_a_native_engine_holds_the_artifacts_own_bytes(recipe, exported, built):
     artifact, (engine, _) = exported(recipe), built(recipe)
     stored = (engine / "openvino_model.bin").read_bytes()
-    tensors = load_tensors(artifact)
+    tensors = StoredTensors(artifact)
     packed = tensors["model.layers.1.mlp.down_proj.weight"]
     if recipe == "fp8":
         assert packed.view(torch.uint8).numpy().tobytes() in stored
@@ -127,7 +127,7 @@ def test_a_layer_that_the_graph_does_not_have_is_refused_not_dropped(exported, t
 
     broken = tmp_path / "broken"
     shutil.copytree(exported("fp8"), broken)
-    tensors = load_tensors(broken)
+    tensors = dict(StoredTensors(broken))
     for suffix in ("weight", "weight_scale", "input_scale"):
         tensors[f"model.layers.7.mlp.up_proj.{suffix}"] = tensors[f"model.layers.0.mlp.up_proj.{suffix}"].clone()
     save_file(tensors, broken / "model.safetensors", {"format": "pt"})

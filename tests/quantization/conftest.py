@@ -62,12 +62,12 @@ def damaged(tmp_path):
 
     from safetensors.torch import save_file
 
-    from llm_pipeline.quantization.checkpoint import load_tensors
+    from llm_pipeline.quantization.stored_tensors import StoredTensors
 
     def make(directory, change):
         copy = tmp_path / "damaged"
         shutil.copytree(directory, copy)
-        tensors = {key: tensor.clone() for key, tensor in load_tensors(copy).items()}
+        tensors = {key: tensor.clone() for key, tensor in StoredTensors(copy).items()}
         change(tensors)
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, copy / "model.safetensors")
         return copy

@@ -19,7 +19,7 @@ from modelopt.torch.quantization import tensor_quant
 from transformers import LlamaForCausalLM
 
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.quantization.checkpoint import copy_companions
+from llm_pipeline.quantization.checkpoint_files import copy_companions
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))

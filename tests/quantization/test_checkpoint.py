@@ -12,17 +12,13 @@ import exports
 from safetensors.torch import save_file
 
 from llm_pipeline.errors import IntegrityError, Unsupported
-from llm_pipeline.quantization.checkpoint import (
-    Checkpoint,
-    LayerScheme,
-    StoredTensors,
-    load_tensors,
-    read_quantization,
-    write_dequantized,
-)
+from llm_pipeline.quantization.checkpoint import Checkpoint
+from llm_pipeline.quantization.checkpoint_metadata import LayerScheme, read_quantization
+from llm_pipeline.quantization.dequantized_checkpoint import write_dequantized
 from llm_pipeline.quantization.export_structure import ALGORITHMS
 from llm_pipeline.quantization.formats import FORMATS, StoredWeight
 from llm_pipeline.quantization.readback import load_model
+from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 
 def logits(checkpoint):
@@ -70,7 +66,7 @@ def test_a_plain_checkpoint_passes_through(llama, tmp_path):
 def test_sharded_weights_are_read_whole(exported, tmp_path):
     export, sharded = exported("fp8")[0], tmp_path / "sharded"
     shutil.copytree(export, sharded)
-    tensors = load_tensors(export)
+    tensors = dict(StoredTensors(export))
     (sharded / "model.safetensors").unlink()
     names = sorted(tensors)
     for part, file in enumerate("ab"):

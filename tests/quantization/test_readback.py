@@ -18,7 +18,8 @@ from llm_pipeline.quantization.activations import (
     quantize_nvfp4,
     round_to_fp4,
 )
-from llm_pipeline.quantization.checkpoint import Checkpoint, write_dequantized
+from llm_pipeline.quantization.checkpoint import Checkpoint
+from llm_pipeline.quantization.dequantized_checkpoint import write_dequantized
 from llm_pipeline.quantization.formats import FORMATS, StoredWeight, unpack_int4
 from llm_pipeline.quantization.readback import load_model
 

@@ -1,0 +1,47 @@
+"""A checkpoint's files beside its weights: its descriptions in JSON, and what quantization leaves as it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from llm_pipeline.errors import IntegrityError
+
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""What belongs to a checkpoint and is never changed by quantization: tokenizer, generation config, chat template."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a checkpoint's directory.
+
+    Raises:
+        IntegrityError: The file is missing or not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"unreadable checkpoint file: {error}", where=str(path)) from error
+    if not isinstance(value, dict):
+        raise IntegrityError("not a JSON object", where=str(path))
+    return value
+
+
+def copy_companions(source: Path, destination: Path) -> list[str]:
+    """Copy the tokenizer, generation config and chat template; returns the names of the copied files."""
+    names = [name for name in COMPANIONS if (source / name).is_file()]
+    for name in names:
+        shutil.copyfile(source / name, destination / name)
+    return names
