@@ -24,7 +24,8 @@ class AccuracyPolicy(ConfigModel):
         method: How the gate may decide before all items are asked: not at all (`fixed`), at a few planned looks
             (`group_sequential`), or at any time (`e_value`, for large pools); `auto` takes one of the latter two by the
             size of the pool.
-        looks: Planned looks of the group-sequential test, the last one included.
+        looks: Planned looks of the group-sequential test, the last one included. More of them spare more
+            items: ten ask a lossless model 66 % of them on average, five 71 %, for about one point of power.
         required_tasks: Tasks without which nothing passes.
         anomalous_gain: A gain beyond this is ANOMALOUS: quantization does not make models better.
     """
