@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.items import read_items
-from llm_pipeline.accuracy.paired import PairedAccuracy, compare
+from llm_pipeline.accuracy.paired import PairedAccuracy
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.quantization import QuantizationRecipe
@@ -89,12 +90,11 @@ class Model:
         except StageFailedError as error:
             return Attempt(recipe, None, str(error), seconds=time.perf_counter() - begun)
         items = read_items(self._store.fetch(judged.artifacts["evaluation"]))
-        asked = {(item.task, item.item_id) for item in items}
         divergence = judged.metrics.get("kl_at_least")
         return Attempt(
             recipe=recipe,
             verdict=judged.judgement.verdict if judged.judgement else None,
-            paired=compare(self.items, items, policy.confidence, asked=asked).pooled,
+            paired=compare_as_judged(self.items, items, policy, judged.judgement).pooled,
             divergence=None if divergence is None else float(divergence),
             quantize=quantized.metrics,
             seconds=time.perf_counter() - begun,

@@ -1,6 +1,6 @@
 """The accuracy gate: is a quantized model provably not worse than its baseline by more than the margin?
 
-    judgement = judge_accuracy(read_items(baseline_dir), read_items(candidate_dir), policy.accuracy)
+    judgement = judge_pairs(pair_items(read_items(baseline_dir), read_items(candidate_dir)), policy.accuracy)
 
 GO needs the upper bound of the loss below the margin, pooled and for every task: an intersection-union test, so no
 correction for several tasks is due (Berger 1982). NO_GO needs the lower bound above a margin; over tasks the claim
@@ -20,9 +20,8 @@ from llm_pipeline.accuracy.paired import (
     Interval,
     PairedAccuracy,
     TaskPairs,
+    bound_losses,
     compare,
-    pair_items,
-    summarise,
 )
 from llm_pipeline.accuracy.score_test import SCORE_TEST, LossTest
 from llm_pipeline.config.policy import AccuracyPolicy
@@ -52,33 +51,19 @@ AT_ONCE = DecisionRule()
 """One look at all items, with the whole error to spend."""
 
 
-def judge_accuracy(
-    baseline: Sequence[ScoredItem],
-    candidate: Sequence[ScoredItem],
-    policy: AccuracyPolicy,
-    tasks: Iterable[str] | None = None,
-) -> Judgement:
-    """Judge a candidate's items against its baseline's.
+def judge_pairs(tasks: Sequence[TaskPairs], policy: AccuracyPolicy, rule: DecisionRule = AT_ONCE) -> Judgement:
+    """Judge a candidate beside its baseline, at one look.
 
     Args:
-        baseline: Items of the unquantized model.
-        candidate: Items of the model that is judged.
+        tasks: The scores of both, paired.
         policy: Margins, confidence, smallest sample and required tasks.
-        tasks: Tasks that must be judged (the served ones, say); None for every task that either side has.
+        rule: How the look decides.
 
     Returns:
         GO, NO_GO, INCONCLUSIVE or ANOMALOUS, with the pooled loss first in the evidence, then each task's.
-
-    Raises:
-        IntegrityError: The two evaluations asked different questions, hold an item twice, or score outside 0 to 1.
     """
-    return judge_pairs(pair_items(baseline, candidate, tasks), policy)
-
-
-def judge_pairs(tasks: Sequence[TaskPairs], policy: AccuracyPolicy, rule: DecisionRule = AT_ONCE) -> Judgement:
-    """Judge what was paired already, at one look."""
     alpha = 1.0 - policy.confidence
-    comparison = summarise(tasks, 1.0 - rule.level(alpha), 1.0 - rule.harm_level(alpha), rule.test)
+    comparison = bound_losses(tasks, 1.0 - rule.level(alpha), 1.0 - rule.harm_level(alpha), rule.test)
     enough = comparison.pooled.pairs >= policy.minimum_items
     verdict = _pooled_verdict(comparison.pooled, policy) if enough else Verdict.INCONCLUSIVE
     pooled = _evidence(comparison.pooled, policy.margin, policy, verdict)
@@ -105,7 +90,7 @@ def compare_as_judged(
     Statistical Society B 51 (1989) 305-361). Without a judgement of the loss the bounds are those of the sample.
 
     Raises:
-        IntegrityError: As `judge_accuracy`.
+        IntegrityError: As `compare`.
     """
     asked = {(item.task, item.item_id) for item in candidate}
     comparison = compare(baseline, candidate, policy.confidence, tasks, asked)

@@ -120,21 +120,6 @@ def tail_of(statistic: float, degrees: float = math.inf) -> float:
     return float(special.stdtr(degrees, -statistic)) if degrees > 0.0 else 1.0
 
 
-def tango_bounds(lost: int, gained: int, pairs: int, confidence: float) -> Bounds:
-    """The loss `(lost - gained) / pairs` with its one-sided bounds.
-
-    Raises:
-        ValueError: There are no pairs, or more flips than pairs.
-    """
-    if pairs < 1 or min(lost, gained) < 0 or lost + gained > pairs:
-        raise ValueError(f"{lost} lost and {gained} gained of {pairs} pairs")
-    return Bounds(
-        estimate=(lost - gained) / pairs,
-        lower=score_lower(lost, gained, pairs, confidence),
-        upper=score_upper(lost, gained, pairs, confidence),
-    )
-
-
 def clopper_pearson_upper(events: float, trials: float, confidence: float) -> float:
     """Exact one-sided upper bound of a proportion (Clopper and Pearson 1934)."""
     from scipy import special

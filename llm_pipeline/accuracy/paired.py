@@ -41,7 +41,6 @@ class PairedAccuracy(BaseModel):
         name: The task, or `POOLED`.
         pairs: Items scored on both sides.
         unpaired: Items that one side lacks or has no score for.
-        graded: Some score is neither 0 nor 1.
         baseline: Mean score of the baseline over the pairs.
         candidate: Mean score of the candidate over the pairs.
         loss: Baseline minus candidate; negative is a gain.
@@ -56,7 +55,6 @@ class PairedAccuracy(BaseModel):
     name: str
     pairs: int
     unpaired: int = 0
-    graded: bool = False
     baseline: Interval | None = None
     candidate: Interval | None = None
     loss: Interval | None = None
@@ -136,7 +134,7 @@ def compare(
         IntegrityError: An item occurs twice, asks another question than its partner, has a score outside 0 to 1, or
             was not asked.
     """
-    return summarise(pair_items(baseline, candidate, tasks, asked), confidence, confidence)
+    return bound_losses(pair_items(baseline, candidate, tasks, asked), confidence, confidence)
 
 
 def pair_items(
@@ -181,7 +179,7 @@ def pool(tasks: Sequence[TaskPairs]) -> TaskPairs:
     )
 
 
-def summarise(
+def bound_losses(
     tasks: Sequence[TaskPairs], confidence: float, lower_confidence: float, test: LossTest = SCORE_TEST
 ) -> Comparison:
     """Bound the loss of each task and of all together.
@@ -195,8 +193,8 @@ def summarise(
     levels = confidence, lower_confidence
     return Comparison(
         confidence=confidence,
-        pooled=_summarise(pool(tasks), levels, test),
-        tasks=tuple(_summarise(task, levels, test) for task in tasks),
+        pooled=_bounded(pool(tasks), levels, test),
+        tasks=tuple(_bounded(task, levels, test) for task in tasks),
     )
 
 
@@ -259,7 +257,7 @@ def _pair(
     )
 
 
-def _summarise(pairs: TaskPairs, levels: tuple[float, float], test: LossTest) -> PairedAccuracy:
+def _bounded(pairs: TaskPairs, levels: tuple[float, float], test: LossTest) -> PairedAccuracy:
     if not pairs.scores:
         return PairedAccuracy(name=pairs.name, pairs=0, unpaired=pairs.unpaired)
     sample, scores = pairs.sample, pairs.columns
@@ -268,7 +266,6 @@ def _summarise(pairs: TaskPairs, levels: tuple[float, float], test: LossTest) ->
         name=pairs.name,
         pairs=len(pairs.scores),
         unpaired=pairs.unpaired,
-        graded=sample.graded,
         baseline=_interval(mean_bounds(scores[:, 0].tolist(), confidence)),
         candidate=_interval(mean_bounds(scores[:, 1].tolist(), confidence)),
         loss=_interval(test.bounds(sample, *levels)),

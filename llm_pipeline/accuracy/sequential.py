@@ -55,7 +55,7 @@ def judge_look(
         The judgement, or None to go on; never None at the last look.
 
     Raises:
-        IntegrityError: As `judge_accuracy`.
+        IntegrityError: As `pair_items`.
         ValueError: The plan has no such look.
     """
     if not 1 <= look <= len(plan.sizes):

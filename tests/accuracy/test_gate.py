@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from llm_pipeline.accuracy.gate import judge_accuracy, judge_pairs
-from llm_pipeline.accuracy.intervals import tango_bounds
+from llm_pipeline.accuracy.gate import judge_pairs
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.paired import TaskPairs, compare
+from llm_pipeline.accuracy.paired import Interval, TaskPairs, bound_losses, compare, pair_items
 from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.errors import IntegrityError
@@ -36,6 +35,21 @@ def paired(lost: int, gained: int, pairs: int) -> list[TaskPairs]:
     """What `pair_items` gives for these flips, without the cost of building thousands of items."""
     scores = ((1.0, 0.0),) * lost + ((0.0, 1.0),) * gained + ((1.0, 1.0),) * (pairs - lost - gained)
     return [TaskPairs("gsm8k", scores, ("",) * pairs, unpaired=0)]
+
+
+def bounds(lost: int, gained: int, pairs: int) -> Interval:
+    loss = bound_losses(paired(lost, gained, pairs), POLICY.confidence, POLICY.confidence).pooled.loss
+    assert loss is not None
+    return loss
+
+
+def judge_accuracy(
+    baseline: Sequence[ScoredItem],
+    candidate: Sequence[ScoredItem],
+    policy: AccuracyPolicy,
+    tasks: Sequence[str] | None = None,
+) -> Judgement:
+    return judge_pairs(pair_items(baseline, candidate, tasks), policy)
 
 
 def verdict(lost: int, gained: int, pairs: int, policy: AccuracyPolicy = POLICY) -> Verdict:
@@ -80,13 +94,13 @@ def test_too_few_items_are_inconclusive_whatever_they_show() -> None:
 
 
 def test_a_bound_that_equals_the_margin_does_not_pass() -> None:
-    upper = tango_bounds(6, 5, 3000, 0.95).upper
+    upper = bounds(6, 5, 3000).upper
     assert verdict(6, 5, 3000, POLICY.model_copy(update={"margin": upper})) is Verdict.INCONCLUSIVE
     assert verdict(6, 5, 3000, POLICY.model_copy(update={"margin": upper + 1e-12})) is Verdict.GO
 
 
 def test_a_bound_that_equals_the_margin_from_above_does_not_fail() -> None:
-    lower = tango_bounds(120, 20, 3000, 0.95).lower
+    lower = bounds(120, 20, 3000).lower
     wide = POLICY.model_copy(update={"margin": lower, "task_margin": 0.5})
     assert verdict(120, 20, 3000, wide) is Verdict.INCONCLUSIVE
     assert verdict(120, 20, 3000, wide.model_copy(update={"margin": lower - 1e-12})) is Verdict.NO_GO
@@ -94,7 +108,7 @@ def test_a_bound_that_equals_the_margin_from_above_does_not_fail() -> None:
 
 def test_nothing_is_rounded_before_it_is_compared() -> None:
     """1.004 points of upper bound would be 1.00 on two digits."""
-    lost = next(n for n in range(1, 200) if 0.01 < tango_bounds(n, 5, 5000, 0.95).upper < 0.0105)
+    lost = next(n for n in range(1, 200) if 0.01 < bounds(n, 5, 5000).upper < 0.0105)
     assert verdict(lost, 5, 5000) is Verdict.INCONCLUSIVE
 
 
@@ -210,7 +224,7 @@ def test_one_unlucky_task_of_twenty_does_not_reject_a_lossless_model() -> None:
     for number in range(1, 20):
         more = pair(2, 2, 400, f"task{number:02}")
         baseline, candidate = [*baseline, *more[0]], [*candidate, *more[1]]
-    alone = tango_bounds(27, 8, 400, 0.95)
+    alone = bounds(27, 8, 400)
     assert alone.lower > 0.02
     lenient = POLICY.model_copy(update={"task_margin": 0.02})
     assert by_name(judge_accuracy(baseline, candidate, lenient))["accuracy loss, task00"] is Verdict.INCONCLUSIVE

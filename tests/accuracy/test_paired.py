@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.paired import POOLED, Comparison, compare
+from llm_pipeline.accuracy.paired import POOLED, Comparison, compare, pair_items
 from llm_pipeline.errors import IntegrityError
 
 
@@ -39,9 +39,9 @@ def test_equal_numbers_of_different_tasks_are_different_items() -> None:
 
 
 def test_one_graded_score_makes_the_task_graded() -> None:
-    comparison = compare([item(0, 1.0), item(1, 0.5)], [item(0, 1.0), item(1, 0.25)], 0.95)
-    assert comparison.tasks[0].graded
-    assert comparison.tasks[0].lost == 1
+    (task,) = pair_items([item(0, 1.0), item(1, 0.5)], [item(0, 1.0), item(1, 0.25)])
+    assert task.sample.graded
+    assert task.sample.lost == 1
 
 
 def test_a_comparison_survives_json() -> None:

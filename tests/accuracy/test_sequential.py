@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_pipeline.accuracy.gate import compare_as_judged, judge_accuracy
+from llm_pipeline.accuracy.gate import compare_as_judged, judge_pairs
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan, plan_looks
+from llm_pipeline.accuracy.paired import pair_items
 from llm_pipeline.accuracy.sequential import decision_rule, judge_look
 from llm_pipeline.accuracy.spending import stopping_chances
 from llm_pipeline.config.policy import AccuracyPolicy
@@ -130,7 +131,7 @@ def test_bets_decide_at_any_look(lost: float, gained: float, verdict: str) -> No
 @pytest.mark.parametrize(("lost", "gained"), [(0.01, 0.01), (0.03, 0.02), (0.1, 0.02)])
 def test_a_fixed_plan_is_the_plain_gate(lost: float, gained: float) -> None:
     sides = evaluations(2000, lost, gained)
-    assert run(sides, LookPlan("fixed", (2000,)))[1] == judge_accuracy(*sides, POLICY)
+    assert run(sides, LookPlan("fixed", (2000,)))[1] == judge_pairs(pair_items(*sides), POLICY)
 
 
 def test_the_order_within_a_look_and_what_was_asked_beyond_it_do_not_matter() -> None:

@@ -10,8 +10,9 @@ from typing import Literal
 
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.accuracy.evaluation import Divergence, summarise, write_evaluation
-from llm_pipeline.accuracy.gate import judge_accuracy
+from llm_pipeline.accuracy.gate import judge_pairs
 from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.paired import pair_items
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import SUMMARY_FILE, TIMELINE_FILE, CanarySummary, TimelineMark
 from llm_pipeline.config.deployment import Deployment
@@ -179,7 +180,7 @@ class SampleRelease:
             checkpoint = self.publish("checkpoint", weights)
             self.add("quantize", recipe, 14.0, artifacts={"checkpoint": checkpoint}, metrics={"effective_bits": 4.5})
             items = self.scored(loss if recipe != "fp8" else 0.0008)
-            judgement = judge_accuracy(self._baseline, items, policy)
+            judgement = judge_pairs(pair_items(self._baseline, items), policy)
             far = Divergence(tokens=900, kl_at_least=2 * loss, top_token_agreement=1 - loss, perplexity=11.3 + 9 * loss)
             evaluation = self.publish_items(items, look=1, looks=5, planned=2 * len(items), divergence=far)
             self.add("accuracy", recipe, 28.0, artifacts={"evaluation": evaluation}, judgement=judgement)
@@ -202,7 +203,7 @@ class SampleRelease:
             load_test=LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=1, end_to_end_milliseconds=1)),
         ).served_accuracy
         served = self.scored(0.0005, ("arithmetic",))
-        judgement = judge_accuracy(self._baseline, served, policy, tasks=("arithmetic",))
+        judgement = judge_pairs(pair_items(self._baseline, served, ("arithmetic",)), policy)
         self.add(
             "served_accuracy", "cpu", 17.0, artifacts={"evaluation": self.publish_items(served)}, judgement=judgement
         )
