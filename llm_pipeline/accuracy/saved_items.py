@@ -78,7 +78,7 @@ class SavedItems:
             header = _Header.model_validate_json(first)
             if header != _Header(evaluation=self._evaluation, body=_digest(body)):
                 return None
-            return [ScoredItem.model_validate_json(line) for line in body.splitlines()]
+            return [ScoredItem.model_validate_json(line) for line in body.removesuffix("\n").split("\n")]
         except (ValidationError, UnicodeDecodeError):
             return None
 

@@ -83,6 +83,7 @@ def _rows(directory: Path, file: str) -> list[dict[str, Any]]:
     if not path.is_relative_to(directory.resolve()):
         raise ConfigError(f"the data file {file!r} is outside the task directory", where=str(directory))
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        with path.open(encoding="utf-8") as lines:  # `splitlines` would split at the U+2028 of a text, too
+            return [json.loads(line) for line in lines]
     except (OSError, ValueError) as error:
         raise ConfigError(f"unreadable task data: {error}", where=str(path)) from error

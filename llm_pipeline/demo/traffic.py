@@ -172,7 +172,8 @@ def read_prompts(path: Path) -> list[str]:
         ConfigError: The file is missing, empty, or a line has no prompt.
     """
     try:
-        prompts = [str(json.loads(line)["prompt"]) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        with path.open(encoding="utf-8") as lines:
+            prompts = [str(json.loads(line)["prompt"]) for line in lines if line.strip()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"not a file of prompts: {error}", where=str(path)) from error
     if not prompts:

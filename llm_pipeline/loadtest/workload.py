@@ -56,14 +56,15 @@ def read_prompts(directory: Path) -> list[str]:
     if len(files) != 1:
         raise ConfigError(f"{len(files)} jsonl files instead of one", where=str(directory))
     prompts: list[str] = []
-    for number, line in enumerate(files[0].read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError("a line needs a `prompt` field", where=f"{files[0]}:{number}") from error
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise ConfigError("the prompt is empty", where=f"{files[0]}:{number}")
-        prompts.append(prompt)
+    with files[0].open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                prompt = json.loads(line)["prompt"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError("a line needs a `prompt` field", where=f"{files[0]}:{number}") from error
+            if not isinstance(prompt, str) or not prompt.strip():
+                raise ConfigError("the prompt is empty", where=f"{files[0]}:{number}")
+            prompts.append(prompt)
     if not prompts:
         raise ConfigError("the file holds no prompts", where=str(files[0]))
     return prompts

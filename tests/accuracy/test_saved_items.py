@@ -51,3 +51,9 @@ def test_items_of_another_evaluation_or_order_are_thrown_away(directory):
     assert read(directory, order=[ORDER[1], ORDER[0], *ORDER[2:]]) == []
     SavedItems(directory, "evaluation one").append(ITEMS[:2])
     assert read(directory, evaluation="evaluation two") == []
+
+
+def test_an_answer_may_hold_any_kind_of_line_break(tmp_path):
+    item = ITEMS[0].model_copy(update={"completion": "one\ntwo\r\nthree\u2028four\x85five\x0csix"})
+    SavedItems(tmp_path, "evaluation one").append([item, *ITEMS[1:2]])
+    assert read(tmp_path) == [item, *ITEMS[1:2]]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ def test_documents_are_counted_where_they_lie_beside_the_task(tmp_path):
     assert task_document_counts(DEMO) == {"demo_choice": 600, "demo_generate": 3000}
     (tmp_path / "a.yaml").write_text("task: a\ndataset_path: some/hub_dataset\ntest_split: test\n")
     assert task_document_counts(tmp_path) == {}
+
+
+def test_a_document_may_hold_any_kind_of_line_break(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "task: a\ntest_split: test\ndataset_path: json\ndataset_kwargs: {data_files: {test: a.jsonl}}\n"
+    )
+    rows = [{"text": "one\u2028two\x85three"}, {"text": "four"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    assert task_document_counts(tmp_path) == {"a": 2}
 
 
 def test_a_task_that_does_not_say_generates(tmp_path):

@@ -9,7 +9,7 @@ from llm_pipeline.loadtest.workload import make_schedule, read_prompts
 WORKLOAD = Workload(
     prompts="p.jsonl", rate_per_second=20, duration_seconds=10, output_tokens=(4, 16), warmup_requests=5, seed=1
 )
-PROMPTS = [f"prompt {number}" for number in range(50)]
+PROMPTS = [f"prompt\u2028{number}" for number in range(50)]  # a line separator, but no end of a jsonl line
 
 
 def test_a_schedule_is_named_by_what_it_sends():
@@ -47,7 +47,9 @@ def test_impossible_workloads_are_refused():
 def test_prompts_come_from_the_one_jsonl_file(tmp_path):
     with pytest.raises(ConfigError, match="0 jsonl files"):
         read_prompts(tmp_path)
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\n" for text in PROMPTS)
+    )
     assert read_prompts(tmp_path) == PROMPTS
     (tmp_path / "a.jsonl").write_text('{"prompt": "x"}\n{"text": "y"}\n')
     with pytest.raises(ConfigError, match=r"a\.jsonl:2"):
