@@ -13,14 +13,15 @@ from datetime import UTC, datetime
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.calibration_store import calibration_document
 from llm_pipeline.retention.plan import RetentionPlan, plan_retention
 from llm_pipeline.retention.report import Keeping, RetentionReport, going
-from llm_pipeline.retention.state import RecordState, ReleaseState, read_state
+from llm_pipeline.retention.state import ReleaseState, read_state
 from llm_pipeline.runners.detached import process_start_ticks
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.stages.execute import record_name
 from llm_pipeline.store import open_store
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
 from llm_pipeline.store.condemned import RETENTION_LEASE, condemn, pardon, remove_condemned
 from llm_pipeline.store.lease import Lease, LeaseState
 
@@ -71,9 +72,19 @@ class _Collector:
             self._remove_release(release)
         for record in first.records:
             self._lease.check()
-            self._remove_record(record)
+            self._remove_leased(record_name(record.key), record.document, f"stage key {record.key[:12]}")
+        for calibration in first.calibrations:
+            self._lease.check()
+            name = calibration_document(calibration.key)
+            self._remove_leased(name, calibration.document, f"calibration {calibration.key[:12]}")
         second = self._plan()  # what was read before is no longer true of who reused something meanwhile
-        done = replace(second, releases=first.releases, records=first.records, runs=first.runs)
+        done = replace(
+            second,
+            releases=first.releases,
+            records=first.records,
+            calibrations=first.calibrations,
+            runs=first.runs,
+        )
         report = _report(self._deployment, self._store, done, self._now, deleted=True)
         self._remove_artifacts(second)
         self._remove_rest(second)
@@ -100,20 +111,20 @@ class _Collector:
         document = self._store.read_document(name)
         return document.revision if document else None
 
-    def _remove_record(self, record: RecordState) -> None:
-        """Under the key's own lease: whoever wants to compute or reuse waits, and finds nothing."""
-        name, pid = record_name(record.key), os.getpid()
+    def _remove_leased(self, name: str, document: Document, what: str) -> None:
+        """Remove a lease and its conclusion, holding it: whoever wants to compute or reuse waits, and finds nothing."""
+        pid = os.getpid()
         held = LeaseState(
             host=socket.gethostname(),
             pid=pid,
             start_ticks=process_start_ticks(pid) or 0,
-            epoch=LeaseState.model_validate(record.document.value).epoch + 1,
+            epoch=LeaseState.model_validate(document.value).epoch + 1,
             expires_at=time.time() + _RECORD_LEASE_SECONDS,
         )
         try:
-            self._store.write_document(name, held.model_dump(), record.document.revision)
+            self._store.write_document(name, held.model_dump(), document.revision)
         except Conflict:
-            self._skipped.append(f"stage key {record.key[:12]}")
+            self._skipped.append(what)
             return
         self._store.delete_document(name)
 

@@ -15,7 +15,16 @@ from llm_pipeline.retention.plan import RetentionPlan
 from llm_pipeline.retention.state import ReleaseState
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 
-What = Literal["release", "stage record", "artifact", "lease", "leftover", "run of a removed release", "work directory"]
+What = Literal[
+    "release",
+    "stage record",
+    "calibration",
+    "artifact",
+    "lease",
+    "leftover",
+    "run of a removed release",
+    "work directory",
+]
 _DIGEST = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
 
 SizeOf = Callable[[ArtifactRef], int | None]
@@ -100,6 +109,9 @@ def going(plan: RetentionPlan, size_of: SizeOf, now: datetime, rules: Retention)
     for record in plan.records:
         why = "no kept release uses it" if record.artifacts or record.ended_at else "it has no result"
         yield Going(what="stage record", name=record.key, fate="removed", why=why)
+    for calibration in plan.calibrations:
+        why = "its artifact is gone" if calibration.artifacts else "it was never finished"
+        yield Going(what="calibration", name=calibration.key, fate="removed", why=why)
     yield from _artifacts(plan, size_of, now, rules)
     for leftover in plan.leftovers:
         why = f"left by an interrupted publication at {readable_time(leftover.changed_at)} UTC"

@@ -60,13 +60,13 @@ class ReleaseState:
 
 @dataclass(frozen=True)
 class RecordState:
-    """The document of a stage key.
+    """The document of a stage key, or of a calibration.
 
     Attributes:
         document: As read, for the compare-and-swap of its removal.
         held: Somebody computes under it.
         artifacts: What its result names; empty without a result.
-        ended_at: When the result was computed; None without one.
+        ended_at: When a stage's result was computed; None without one.
     """
 
     key: str
@@ -111,6 +111,7 @@ class StoreState:
     releases: tuple[ReleaseState, ...] = ()
     pointers: tuple[PointerReference, ...] = ()
     records: tuple[RecordState, ...] = ()
+    calibrations: tuple[RecordState, ...] = ()
     artifacts: tuple[StoredArtifact, ...] = ()
     condemned: Mapping[ArtifactRef, Condemned] | None = None
     claims: tuple[ClaimState, ...] = ()
@@ -125,18 +126,21 @@ def read_state(store: ArtifactStore, deployment: Deployment) -> StoreState:
     """Read everything.
 
     Condemnations are read before whatever makes an artifact reachable: one that is spared or named meanwhile is then
-    seen either here or by the compare-and-swap of its removal.
+    seen either here or by the compare-and-swap of its removal. Calibrations are read before artifacts: what one names
+    and is not there then is gone, not still to come.
 
     Raises:
         IntegrityError: A pointer, claim, lease or condemnation cannot be understood: nothing may be removed then.
     """
     condemned = read_condemned(store)
+    calibrations = tuple(_calibrations(store))
     artifacts = tuple(store.artifacts())
     leftovers = tuple(store.leftovers(timedelta(hours=deployment.retention.grace_hours)))
     return StoreState(
         condemned=condemned,
         artifacts=artifacts,
         leftovers=leftovers,
+        calibrations=calibrations,
         records=tuple(_records(store)),
         releases=tuple(_releases(store)),
         pointers=tuple(reference for placed in placed_pointers(store) for reference in placed.references()),
@@ -168,6 +172,17 @@ def _records(store: ArtifactStore) -> Iterator[RecordState]:
             artifacts=frozenset(result.artifacts.values()) if result else frozenset(),
             ended_at=_ended_at(result) if result else None,
         )
+
+
+def _calibrations(store: ArtifactStore) -> Iterator[RecordState]:
+    """Those that can be understood."""
+    for name, document in _documents(store, "calibrations"):
+        try:
+            lease = LeaseState.model_validate(document.value)
+        except ValidationError:
+            continue
+        artifacts = frozenset(named_artifacts(document.value))
+        yield RecordState(PurePosixPath(name).stem, document, held=not lease.free, artifacts=artifacts)
 
 
 def _releases(store: ArtifactStore) -> Iterator[ReleaseState]:

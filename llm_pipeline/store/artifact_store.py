@@ -64,8 +64,8 @@ class Leftover:
 class ArtifactStore(Protocol):
     """What every store offers.
 
-    Layout, the same everywhere: `artifacts/<kind>/<digest>/`, `stages/<key>.json`, `releases/<release id>/`,
-    `pointers/<model>/<target>.json`, `leases/<name>.json`.
+    Layout, the same everywhere: `artifacts/<kind>/<digest>/`, `stages/<key>.json`, `calibrations/<key>.json`,
+    `releases/<release id>/`, `pointers/<model>/<target>.json`, `leases/<name>.json`.
     """
 
     uri: str
