@@ -24,6 +24,7 @@ from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
 _ATTEMPTS = 3
 _MAXIMUM_STOP_WORDS = 8
+"""A request takes no more; what comes after another stop word is cut off here."""
 _VERSIONS = ("lm_eval", "aiohttp")
 
 
@@ -56,8 +57,8 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         asked = [_generation_request(*instance.args) for instance in requests]
         texts = asyncio.run(self._generate(asked))
         return [
-            postprocess_generated_text(text, list(request.stop), None)
-            for text, request in zip(texts, asked, strict=True)
+            postprocess_generated_text(text, normalize_gen_kwargs(instance.args[1])["until"], None)
+            for text, instance in zip(texts, requests, strict=True)
         ]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:  # noqa: ARG002

@@ -75,8 +75,9 @@ def test_the_limit_of_the_evaluation_holds(endpoint, tmp_path):
     assert len(ask(endpoint, evaluation(limit=7), tasks(tmp_path))) == 7
 
 
-def test_answers_end_before_a_stop_word(endpoint, tmp_path):
-    items = ask(endpoint, evaluation(limit=2), tasks(tmp_path, until='["y1"]'))
+@pytest.mark.parametrize("until", [["y1"], [*"abcdefgh", "y1"]], ids=["one", "more than a request takes"])
+def test_answers_end_before_a_stop_word(endpoint, tmp_path, until):
+    items = ask(endpoint, evaluation(limit=2), tasks(tmp_path, until=json.dumps(until)))
     assert items[1].completion.strip() == "x1"
     assert items[0].completion == " x0 y0 x0"
 
