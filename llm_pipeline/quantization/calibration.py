@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Protocol
 
-from llm_pipeline.config.quantization import Calibration
+from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.digest import sha256_bytes, sha256_json
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
-from llm_pipeline.quantization.calibration_samples import Sample
+from llm_pipeline.quantization.calibration_samples import Sample, read_sources
 
 log = get_logger(__name__)
 
@@ -59,6 +60,28 @@ class CalibrationSet:
             for same_length in (list(group) for _, group in groupby(self.sequences, key=len))
             for start in range(0, len(same_length), size)
         )
+
+
+def read_calibration(source: Path, recipe: QuantizationRecipe, data: Path | None) -> CalibrationSet | None:
+    """The token sequences of a recipe; None for a recipe without calibration.
+
+    Args:
+        source: Checkpoint whose tokenizer is used.
+        recipe: What asks for them.
+        data: See `read_sources`.
+
+    Raises:
+        ConfigError: They are wanted and cannot be made.
+    """
+    if recipe.calibration is None:
+        return None
+    if data is None:
+        raise ConfigError("the recipe is calibrated, but no calibration data were given", where=recipe.name)
+    from transformers import AutoTokenizer
+
+    samples = read_sources(data, recipe.calibration)
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+    return draw_calibration(samples, recipe.calibration, tokenizer)
 
 
 def draw_calibration(

@@ -6,10 +6,12 @@ all the same is tried once more at half its size; what fits is then told by the 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -85,6 +87,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+@contextlib.contextmanager
+def out_of_memory_in(what: str) -> Iterator[None]:
+    """Say that memory has run out where no smaller batch can help.
+
+    Raises:
+        OutOfMemory: It has.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, OutOfMemory) or not is_out_of_memory(error):
+            raise
+        gc.collect()
+        release_cached()
+        raise OutOfMemory(
+            f"out of memory in {what}: {error}", hint="use a larger GPU, more GPUs, or a machine that is not shared"
+        ) from error
 
 
 def free_bytes(device: torch.device) -> int:

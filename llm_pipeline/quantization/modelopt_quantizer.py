@@ -21,23 +21,22 @@ from typing import Any
 import modelopt.torch.quantization as mtq
 import torch
 from modelopt.torch.export import export_hf_checkpoint
-from transformers import AutoTokenizer
 
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization import autoquantize
-from llm_pipeline.quantization.calibration import CalibrationSet, draw_calibration
+from llm_pipeline.quantization.algorithms import memory_growth, only_rescales
+from llm_pipeline.quantization.calibration import CalibrationSet
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses, forward
-from llm_pipeline.quantization.calibration_samples import read_sources
 from llm_pipeline.quantization.calibration_state import CalibrationState
 from llm_pipeline.quantization.checkpoint_files import copy_companions
 from llm_pipeline.quantization.device_memory import (
-    OutOfMemory,
     Shortage,
     choose_batch,
     free_bytes,
     is_out_of_memory,
+    out_of_memory_in,
     release_cached,
     shortage,
 )
@@ -59,11 +58,6 @@ log = get_logger(__name__)
 
 _SHARD = "1GB"
 """Size of an export's files: many are hashed, copied and loaded on as many cores."""
-_KEEPS_WEIGHTS = {None, "max", "mse", "local_hessian", "smoothquant", "awq_lite", "awq_full", "awq_clip"}
-"""Algorithms that change weights by rescaling columns only, or not at all; of any other one the weights are kept."""
-_GROWTH = {"smoothquant": 2.0, "awq_lite": 3.0, "awq_full": 3.0, "awq_clip": 3.0}
-"""Memory that a sequence takes while an algorithm calibrates, by what it takes in a plain forward pass."""
-_GROWTH_OF_SEARCH = 8.0
 
 
 class Quantizer:
@@ -102,7 +96,6 @@ class Quantizer:
         self._source, self._recipe, self._calibration = source, recipe, calibration
         self._dtype, self._device, self._work = dtype, device, work
         self._config = None if recipe.search else modelopt_config(recipe)
-        self._algorithms = _algorithms(self._config)
         self._model: Any = None
         self.seconds: dict[str, float] = {}
         self.facts: dict[str, float | int | str | None] = {}
@@ -160,8 +153,7 @@ class Quantizer:
 
     def _fitting_batch(self, data: CalibrationSet) -> int:
         longest = data.sequences[-1]
-        growth = _GROWTH_OF_SEARCH if self._config is None else max(_GROWTH.get(str(a), 1.5) for a in self._algorithms)
-        model = self._model
+        model, growth = self._model, memory_growth(self._config)
         return choose_batch(
             lambda: forward(model, [longest]), devices(model), len(longest), growth, len(data.sequences)
         )
@@ -171,7 +163,7 @@ class Quantizer:
             return self._searched(passes)
         with recorded_rescaling(self._model) as rescaled:
             mtq.quantize(self._model, self._config, passes)
-        changed = {} if _KEEPS_WEIGHTS.issuperset(self._algorithms) else quantized_weights(self._model)
+        changed = {} if only_rescales(self._config) else quantized_weights(self._model)
         state = CalibrationState({self._recipe.weights: capture(self._model)}, rescaled, changed)
         if is_offloaded(self._model):  # it cannot be exported as it is; see `_ready`
             self._release()
@@ -199,7 +191,7 @@ class Quantizer:
         """
         partial = _emptied(destination)
         model = self._ready(state)
-        with self._timed("export"), _out_of_memory_in("export"), torch.inference_mode(), _quiet():
+        with self._timed("export"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
             # modelopt misreads the dtype of a config that was saved before; it is always given here.
             export_hf_checkpoint(model, dtype=self._dtype, export_dir=partial, max_shard_size=_SHARD)
         self._release()
@@ -215,7 +207,7 @@ class Quantizer:
         """
         partial = _emptied(destination)
         model = self._ready(state)
-        with self._timed("export_tensorrt_llm"), _out_of_memory_in("export"), torch.inference_mode(), _quiet():
+        with self._timed("export_tensorrt_llm"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
             export_tensorrt_llm(model, self._dtype, partial)
         self._release()
         partial.rename(destination)
@@ -254,7 +246,7 @@ class Quantizer:
         return here(self._source, self._dtype) if self._device.startswith("cuda") else Placement()
 
     def _loaded(self, placement: Placement) -> Any:
-        with _out_of_memory_in("loading"):
+        with out_of_memory_in("loading"):
             return load_plain_model(self._source, self._dtype, placement, self._work / "offload")
 
     def _release(self) -> None:
@@ -271,48 +263,11 @@ class Quantizer:
         log.info("step done", step=step, seconds=spent)
 
 
-def read_calibration(source: Path, recipe: QuantizationRecipe, data: Path | None) -> CalibrationSet | None:
-    """The token sequences of a recipe; None for a recipe without calibration.
-
-    Raises:
-        ConfigError: They are wanted and cannot be made.
-    """
-    if recipe.calibration is None:
-        return None
-    if data is None:
-        raise ConfigError("the recipe is calibrated, but no calibration data were given", where=recipe.name)
-    samples = read_sources(data, recipe.calibration)
-    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-    return draw_calibration(samples, recipe.calibration, tokenizer)
-
-
-def _algorithms(config: dict[str, Any] | None) -> list[str | None]:
-    """Names of the algorithms of a configuration, one after the other."""
-    given = (config or {}).get("algorithm")
-    every = given if isinstance(given, list) else [given]
-    return [one.get("method") if isinstance(one, dict) else one for one in every]
-
-
 def _emptied(destination: Path) -> Path:
     """A directory to write in, without what an earlier attempt left."""
     partial = destination.with_name(f"{destination.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     return partial
-
-
-@contextlib.contextmanager
-def _out_of_memory_in(what: str) -> Iterator[None]:
-    """Say that memory has run out where no smaller batch can help."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, OutOfMemory) or not is_out_of_memory(error):
-            raise
-        gc.collect()
-        release_cached()
-        raise OutOfMemory(
-            f"out of memory in {what}: {error}", hint="use a larger GPU, more GPUs, or a machine that is not shared"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -70,8 +70,9 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
     refuse_unsupported_tensorrt_llm_checkpoint(recipe)
     if device == "cpu":
         torch.set_num_threads(1)
+    from llm_pipeline.quantization.calibration import read_calibration
     from llm_pipeline.quantization.calibration_key import calibration_key
-    from llm_pipeline.quantization.modelopt_quantizer import Quantizer, read_calibration
+    from llm_pipeline.quantization.modelopt_quantizer import Quantizer
     from llm_pipeline.quantization.validation import validate_export
 
     import_seconds = round(time.monotonic() - began, 3)

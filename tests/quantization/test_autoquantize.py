@@ -15,10 +15,11 @@ from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.quantization import calibration_passes, modelopt_quantizer
 from llm_pipeline.quantization.autoquantize import LayerGroup, SearchScores
+from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses, input_ids
 from llm_pipeline.quantization.calibration_state import CalibrationState
 from llm_pipeline.quantization.modelopt_configs import disabled_layers, search_formats
-from llm_pipeline.quantization.modelopt_quantizer import Quantizer, read_calibration
+from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 
 torch.set_num_threads(1)
 

@@ -12,6 +12,7 @@ from transformers import LlamaModel
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.errors import Terminal
 from llm_pipeline.quantization import modelopt_quantizer
+from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.device_memory import (
     CPU_BATCH,
     OutOfMemory,
@@ -23,7 +24,7 @@ from llm_pipeline.quantization.device_memory import (
     shortage,
 )
 from llm_pipeline.quantization.model_placement import Placement, place, weight_bytes
-from llm_pipeline.quantization.modelopt_quantizer import Quantizer, read_calibration
+from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 
 torch.set_num_threads(1)
 

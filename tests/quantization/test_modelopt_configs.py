@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.modelopt_catalog import TABLE, catalog
 from llm_pipeline.quantization.modelopt_configs import (
     disabled_layers,
@@ -18,7 +19,7 @@ from llm_pipeline.quantization.modelopt_configs import (
     modelopt_config,
     search_formats,
 )
-from llm_pipeline.quantization.modelopt_quantizer import Quantizer, read_calibration
+from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 from llm_pipeline.quantization.modelopt_recipes import modelopt_recipes
 
 CALIBRATION = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
