@@ -205,21 +205,3 @@ def _decided(
             detail=f"{error.where}: {error.message}; {error.hint}",
         )
         return judge(f"The model is broken: {error.message} ({error.where}).", [fact]), None
-
-
-def summary_table(summary: EvaluationSummary) -> str:
-    """Tasks, items and accuracies, one line a task; starts with a line break."""
-    lines = [f"{'task':<20}{'items':>8}{'accuracy':>12}", "-" * 40]
-    for task, own in summary.tasks.items():
-        accuracy = "-" if own.accuracy is None else f"{own.accuracy:.2%}"
-        lines.append(f"{task:<20}{own.items:>8}{accuracy:>12}")
-    if summary.noise is not None:
-        noise = summary.noise
-        lines.append(f"noise floor: {noise.flips} of {noise.items} items score differently at another batch size")
-    if summary.divergence is not None and summary.divergence.kl_at_least is not None:
-        distance = summary.divergence
-        lines.append(
-            f"distance from the baseline on {distance.tokens:,} tokens: KL at least {distance.kl_at_least:.4f} nats, "
-            f"same likeliest token {distance.top_token_agreement:.2%}, perplexity {distance.perplexity:.3f}"
-        )
-    return "\n" + "\n".join(lines)

@@ -1,11 +1,23 @@
-"""The accuracy comparison as text for a task's log."""
+"""An evaluation, and a comparison of two, as text for a task's log."""
 
 from __future__ import annotations
 
+from llm_pipeline.accuracy.evaluation import EvaluationSummary
 from llm_pipeline.accuracy.paired import Comparison, Interval, PairedAccuracy
 from llm_pipeline.config.policy import AccuracyPolicy
 
 _HEAD = ("task", "items", "baseline", "candidate", "loss, points", "bounds", "margin", "lost", "gained", "unpaired")
+
+
+def format_evaluation(summary: EvaluationSummary) -> str:
+    """Items and accuracy, one line a task, and the noise floor if there is one; starts with a line break."""
+    lines = [f"{'task':<20}{'items':>8}{'accuracy':>12}", "-" * 40]
+    for task, own in summary.tasks.items():
+        accuracy = "-" if own.accuracy is None else f"{own.accuracy:.2%}"
+        lines.append(f"{task:<20}{own.items:>8}{accuracy:>12}")
+    if noise := summary.noise:
+        lines.append(f"noise floor: {noise.flips} of {noise.items} items score differently at another batch size")
+    return "\n" + "\n".join(lines)
 
 
 def format_comparison(comparison: Comparison, policy: AccuracyPolicy) -> str:

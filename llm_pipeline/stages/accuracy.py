@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate, summary_table
+from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.table import format_comparison
@@ -38,10 +38,11 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     evaluated, judgement = evaluate_candidate(
         context.inputs, config.evaluation, config.policy, config.dtype, context.workdir
     )
-    log.info(summary_table(evaluated.summary))
     baseline = read_items(context.inputs["baseline"])
     comparison = compare_as_judged(baseline, evaluated.items, config.policy, judgement)
     log.info(format_comparison(comparison, config.policy))
+    if divergence := evaluated.summary.divergence:
+        log.info("distance from the baseline", **divergence.model_dump())
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(f"accuracy verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(

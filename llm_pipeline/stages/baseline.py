@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, summary_table
+from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline
+from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.logging import get_logger
@@ -58,7 +59,7 @@ def run(context: StageContext[BaselineConfig]) -> StageOutput:
     """Evaluate the checkpoint as it was downloaded."""
     config = context.config
     evaluated = evaluate_baseline(context.inputs, config.evaluation, config.dtype, context.workdir)
-    log.info(summary_table(evaluated.summary))
+    log.info(format_evaluation(evaluated.summary))
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
         metrics=evaluated.metrics(),

@@ -13,11 +13,12 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file
 
 from llm_pipeline.accuracy import asking
-from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, evaluate_candidate, summary_table
+from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, evaluate_candidate
 from llm_pipeline.accuracy.divergence import REFERENCE_FILE
 from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.questions import NotFinite, Questions
+from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.errors import ConfigError, IntegrityError
@@ -60,7 +61,7 @@ def test_a_baseline_is_asked_everything_with_its_noise_and_its_texts(baseline):
     assert summary.perplexity > 1.0
     assert (baseline.directory / REFERENCE_FILE).exists()
     assert summary.harness["begin token"] == "added"
-    assert "noise floor" in summary_table(summary)
+    assert "noise floor" in format_evaluation(summary)
 
 
 def test_an_equal_candidate_passes_before_all_is_asked(source, baseline, tmp_path):
