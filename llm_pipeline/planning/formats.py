@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.planning.catalog import Column, SupportCell, find_reader_support, find_support
 from llm_pipeline.planning.weight_storage import format_bits
+from llm_pipeline.quantization.exported_names import ALGORITHMS, MIXED
 from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe
 
 BaselinePrecision = Literal["float16", "bfloat16"]
@@ -63,23 +64,7 @@ _MATRIX_ROWS: Mapping[WeightFormat, str] = {
     "nvfp4_awq": "nvfp4",
     "mxfp4": "mxfp4",
 }
-_EXPORTED_NAMES: Mapping[WeightFormat, str] = {
-    "fp8": "FP8",
-    "fp8_per_channel_token": "FP8_PER_CHANNEL_PER_TOKEN",
-    "fp8_block": "fp8_pb_wo",
-    "int8_smoothquant": "W8A8_SQ_PER_CHANNEL",
-    "int8_weight_only": "W8A16",
-    "int4_blockwise": "W4A16_AWQ",
-    "int4_awq": "W4A16_AWQ",
-    "w4a8_awq": "W4A8_AWQ",
-    "nvfp4": "NVFP4",
-    "nvfp4_awq": "NVFP4_AWQ",
-    "mxfp4": "mxfp4",
-}
-"""modelopt's names in `hf_quant_config.json`."""
-
 _WEIGHT_ONLY_NAMES: Mapping[WeightFormat, str] = {"nvfp4": "W4A16_NVFP4"}
-_MIXED = "MIXED_PRECISION"
 
 
 class Asked(NamedTuple):
@@ -151,8 +136,8 @@ def weights_support(
 ) -> Support:
     """Kernels and readers for one format; `none` is the baseline's own precision."""
     row = _MATRIX_ROWS.get(weights, "fp16" if dtype == "float16" else "bf16")
-    names = [_WEIGHT_ONLY_NAMES.get(weights) if weight_only else None, _EXPORTED_NAMES.get(weights)]
-    read = [_read(platform, weights, name) for name in (next(filter(None, names), None), _MIXED if mixed else None)]
+    names = [_WEIGHT_ONLY_NAMES.get(weights) if weight_only else None, ALGORITHMS.get(weights)]
+    read = [_read(platform, weights, name) for name in (next(filter(None, names), None), MIXED if mixed else None)]
     return reduce(worse, read, _hardware(platform, row, weights))
 
 

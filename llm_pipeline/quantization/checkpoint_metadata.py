@@ -8,10 +8,10 @@ from pathlib import Path
 
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.checkpoint_files import read_json
+from llm_pipeline.quantization.exported_names import MIXED
 from llm_pipeline.quantization.formats import FORMATS, LayerFormat
 
 QUANTIZATION_FILE = "hf_quant_config.json"
-MIXED = "MIXED_PRECISION"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_files import read_json
-from llm_pipeline.quantization.checkpoint_metadata import MIXED, QUANTIZATION_FILE
+from llm_pipeline.quantization.checkpoint_metadata import QUANTIZATION_FILE
+from llm_pipeline.quantization.exported_names import MIXED
 
 _CHANGED_BY_EXPORT = frozenset({"quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path"})
 

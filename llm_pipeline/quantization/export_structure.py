@@ -17,30 +17,16 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint
+from llm_pipeline.quantization.exported_names import ALGORITHMS
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
 from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 SIZE_TOLERANCE = 0.001
 BITS_TOLERANCE = 0.005
 _UNQUANTIZED_BITS = 16.0
-
-ALGORITHMS: Mapping[WeightFormat, str] = {
-    "fp8": "FP8",
-    "fp8_per_channel_token": "FP8_PER_CHANNEL_PER_TOKEN",
-    "fp8_block": "fp8_pb_wo",
-    "int8_smoothquant": "W8A8_SQ_PER_CHANNEL",
-    "int8_weight_only": "W8A16",
-    "int4_blockwise": "W4A16_AWQ",
-    "int4_awq": "W4A16_AWQ",
-    "w4a8_awq": "W4A8_AWQ",
-    "nvfp4": "NVFP4",
-    "nvfp4_awq": "NVFP4_AWQ",
-    "mxfp4": "mxfp4",
-}
-"""What modelopt calls each format in its exports; naive INT4 has the label of AWQ."""
 
 _MODELOPT_ALGORITHMS: Mapping[str, frozenset[str]] = {
     "fp8": frozenset({"FP8"}),

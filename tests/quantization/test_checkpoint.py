@@ -15,7 +15,7 @@ from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_metadata import LayerScheme, read_quantization
 from llm_pipeline.quantization.dequantized_checkpoint import write_dequantized
-from llm_pipeline.quantization.export_structure import ALGORITHMS
+from llm_pipeline.quantization.exported_names import ALGORITHMS
 from llm_pipeline.quantization.formats import FORMATS, StoredWeight
 from llm_pipeline.quantization.readback import load_model
 from llm_pipeline.quantization.stored_tensors import StoredTensors

@@ -15,7 +15,7 @@ from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization import export_weights
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_files import copy_companions
-from llm_pipeline.quantization.export_structure import ALGORITHMS
+from llm_pipeline.quantization.exported_names import ALGORITHMS
 from llm_pipeline.quantization.formats import unpack_int4
 from llm_pipeline.quantization.validation import validate_export
 
