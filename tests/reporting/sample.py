@@ -12,7 +12,9 @@ from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.accuracy.evaluation import Divergence, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import judge_pairs
 from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import pair_items
+from llm_pipeline.accuracy.sequential import decision_rule
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import SUMMARY_FILE, TIMELINE_FILE, CanarySummary, TimelineMark
 from llm_pipeline.config.deployment import Deployment
@@ -180,9 +182,10 @@ class SampleRelease:
             checkpoint = self.publish("checkpoint", weights)
             self.add("quantize", recipe, 14.0, artifacts={"checkpoint": checkpoint}, metrics={"effective_bits": 4.5})
             items = self.scored(loss if recipe != "fp8" else 0.0008)
-            judgement = judge_pairs(pair_items(self._baseline, items), policy)
+            plan = LookPlan("group_sequential", tuple(int(len(items) * (1 + look / 4)) for look in range(5)))
+            judgement = judge_pairs(pair_items(self._baseline, items), policy, decision_rule(plan, 1))
             far = Divergence(tokens=900, kl_at_least=2 * loss, top_token_agreement=1 - loss, perplexity=11.3 + 9 * loss)
-            evaluation = self.publish_items(items, look=1, looks=5, planned=2 * len(items), divergence=far)
+            evaluation = self.publish_items(items, look=1, looks=5, planned=plan.items, divergence=far)
             self.add("accuracy", recipe, 28.0, artifacts={"evaluation": evaluation}, judgement=judgement)
             attempts.append(
                 RecipeAttempt(recipe=recipe, verdict=judgement.verdict, bytes=int(size), summary=judgement.summary)

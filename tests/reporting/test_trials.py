@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.accuracy.intervals import score_upper
 from llm_pipeline.errors import Unsupported
 from llm_pipeline.planning.model import RecipePlan, TargetPlan
 from llm_pipeline.planning.target_speed import SpeedFigures
@@ -64,6 +65,21 @@ def test_a_recipe_that_was_judged_shows_what_was_measured(climbed) -> None:
         assert text in page
     assert fp8.pooled is not None
     assert f"{fp8.pooled.lost} / {fp8.pooled.gained}" in page
+
+
+def test_losses_are_shown_between_the_bounds_that_decided(climbed) -> None:
+    """At the first of five looks they are wider than those of a sample of its size."""
+    gate = next(gate for gate in climbed.gates if gate.name == "accuracy, fp8")
+    bounds = {fact.name: (fact.lower, fact.upper) for fact in gate.judgement.evidence}
+    (study,) = (study for study in climbed.accuracy if study.name == "fp8")
+    for part in (study.comparison.pooled, *study.comparison.tasks):
+        assert part.loss is not None
+        assert bounds[f"accuracy loss, {part.name}"] == (part.loss.lower, part.loss.upper)
+    pooled = trial(climbed, "fp8").pooled
+    assert pooled == study.comparison.pooled
+    assert pooled.loss is not None
+    assert pooled.loss.upper > score_upper(pooled.lost, pooled.gained, pooled.pairs, 0.95)
+    assert "hold at 95 % each, at all looks together" in " ".join(render_report(climbed).split())
 
 
 def test_a_recipe_that_was_not_judged_says_why(climbed) -> None:
