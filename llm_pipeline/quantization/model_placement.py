@@ -6,9 +6,9 @@ them stays in the host's memory, or on its disk, and passes through the GPU laye
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.device_memory import free_bytes
 
 log = get_logger(__name__)
 
@@ -88,11 +89,11 @@ def load_plain_model(source: Path, dtype: torch.dtype, placement: Placement, off
     return model.eval()
 
 
-def here(source: Path, dtype: torch.dtype) -> Placement:
+def place_here(source: Path, dtype: torch.dtype) -> Placement:
     """The placement on this machine, as its memory is now."""
     gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     free = {gpu: torch.cuda.mem_get_info(gpu)[0] for gpu in gpus}
-    return place(weight_bytes(source, dtype), free, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return place(weight_bytes(source, dtype), free, free_bytes(torch.device("cpu")))
 
 
 def weight_bytes(source: Path, dtype: torch.dtype) -> int:
@@ -106,17 +107,10 @@ def weight_bytes(source: Path, dtype: torch.dtype) -> int:
         try:
             with safe_open(path, framework="pt") as tensors:
                 slices = (tensors.get_slice(name) for name in tensors.keys())  # noqa: SIM118 - it is no mapping
-                total += sum(_numbers(tensor.get_shape()) * dtype.itemsize for tensor in slices)
+                total += sum(prod(tensor.get_shape()) * dtype.itemsize for tensor in slices)
         except (OSError, SafetensorError) as error:
             raise IntegrityError(f"unreadable weights: {error}", where=str(path)) from error
     return total
-
-
-def _numbers(shape: list[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
 
 
 def is_offloaded(model: Any) -> bool:

@@ -40,7 +40,7 @@ from llm_pipeline.quantization.device_memory import (
     release_cached,
     shortage,
 )
-from llm_pipeline.quantization.model_placement import Placement, devices, here, is_offloaded, load_plain_model
+from llm_pipeline.quantization.model_placement import Placement, devices, is_offloaded, load_plain_model, place_here
 from llm_pipeline.quantization.modelopt_configs import (
     kv_cache_config,
     modelopt_config,
@@ -115,10 +115,10 @@ class Quantizer:
         """
         data, asked = self._data(), self._recipe.calibration
         batch = None if asked is None or asked.batch_size == "auto" else asked.batch_size
-        outcome = self._calibrate(data, batch)
+        outcome = self._try_to_calibrate(data, batch)
         if isinstance(outcome, Shortage) and outcome.batch > 1:
             log.warning("out of memory: once more at half the batch", batch=outcome.batch // 2, tokens=outcome.tokens)
-            outcome = self._calibrate(data, outcome.batch // 2)
+            outcome = self._try_to_calibrate(data, outcome.batch // 2)
         if isinstance(outcome, Shortage):
             raise outcome.error("calibration")
         with self._timed("save"):
@@ -129,7 +129,7 @@ class Quantizer:
             raise ConfigError("the recipe is calibrated, but no calibration data were given", where=self._recipe.name)
         return self._calibration
 
-    def _calibrate(self, data: CalibrationSet, batch: int | None) -> CalibrationState | Shortage:
+    def _try_to_calibrate(self, data: CalibrationSet, batch: int | None) -> CalibrationState | Shortage:
         self._release()
         with self._timed("load"):
             self._model = self._loaded(self._placement())
@@ -140,7 +140,7 @@ class Quantizer:
             if batch is None:
                 passes = CalibrationPasses(data, self._fitting_batch(data))
             with self._timed("calibrate"), _quiet():
-                state = self._calibrated(passes)
+                state = self._calibrate_model(passes)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -158,9 +158,9 @@ class Quantizer:
             lambda: forward(model, [longest]), devices(model), len(longest), growth, len(data.sequences)
         )
 
-    def _calibrated(self, passes: CalibrationPasses) -> CalibrationState:
+    def _calibrate_model(self, passes: CalibrationPasses) -> CalibrationState:
         if self._config is None:
-            return self._searched(passes)
+            return self._search(passes)
         with recorded_rescaling(self._model) as rescaled:
             mtq.quantize(self._model, self._config, passes)
         changed = {} if only_rescales(self._config) else quantized_weights(self._model)
@@ -169,7 +169,7 @@ class Quantizer:
             self._release()
         return state
 
-    def _searched(self, passes: CalibrationPasses) -> CalibrationState:
+    def _search(self, passes: CalibrationPasses) -> CalibrationState:
         seed = self._recipe.calibration.seed if self._recipe.calibration else 0
         scores, quantizers = autoquantize.search(self._model, self._recipe, passes, seed)
         self._release()
@@ -243,7 +243,7 @@ class Quantizer:
         return solution
 
     def _placement(self) -> Placement:
-        return here(self._source, self._dtype) if self._device.startswith("cuda") else Placement()
+        return place_here(self._source, self._dtype) if self._device.startswith("cuda") else Placement()
 
     def _loaded(self, placement: Placement) -> Any:
         with out_of_memory_in("loading"):
