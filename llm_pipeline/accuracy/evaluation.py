@@ -94,11 +94,6 @@ class EvaluationSummary(BaseModel):
     perplexity: float | None = None
     divergence: Divergence | None = None
 
-    @property
-    def items(self) -> int:
-        """Items of all tasks together."""
-        return sum(task.items for task in self.tasks.values())
-
 
 def summarise(
     items: Sequence[ScoredItem], seconds: Mapping[str, float], versions: Mapping[str, str]

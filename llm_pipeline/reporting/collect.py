@@ -70,7 +70,8 @@ class _Collector:
         accuracy = self._accuracy()
         variants = VariantReader(self._store, record, results, self._try).variants(pointers)
         failures = read_failures(self._store, record.release_id, results, self._gaps)
-        reader = TrialReader(results, self._summary, self._passed_over, self._planned())
+        before = self._summary("baseline", "")
+        reader = TrialReader(results, before, self._summary, self._passed_over, self._planned())
         ladder = [record.release.recipe(name) for name in self._flow.recipes]
         return ReportData(
             release_id=record.release_id,
@@ -85,6 +86,7 @@ class _Collector:
             failures=failures,
             gates=self._gates(),
             margin=record.release.policy.accuracy.margin,
+            noise=before.noise if before else None,
             trials=reader.trials(ladder, variants, accuracy, failures),
             variants=variants,
             accuracy=accuracy,

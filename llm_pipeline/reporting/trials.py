@@ -20,6 +20,7 @@ class TrialReader:
 
     Args:
         results: The release's results.
+        baseline: The summary of the baseline's evaluation; None without one.
         summary: Reads the summary of an evaluation.
         passed_over: Says why a recipe need not be tried; None when it must be.
         planned: What was planned for each target; it predicts speeds.
@@ -28,11 +29,13 @@ class TrialReader:
     def __init__(
         self,
         results: Results,
+        baseline: EvaluationSummary | None,
         summary: Summary,
         passed_over: Callable[[str], str | None],
         planned: Sequence[TargetPlan] = (),
     ) -> None:
         self._results = results
+        self._baseline = baseline
         self._summary = summary
         self._passed_over = passed_over
         self._planned = planned
@@ -45,13 +48,12 @@ class TrialReader:
         failures: Sequence[FailedStage],
     ) -> tuple[Trial, ...]:
         """One for each of the recipes, in their order."""
-        before = self._summary("baseline", "")
         published = next((variant.bytes for variant in variants if variant.is_baseline), None)
         sizes = {variant.name: variant for variant in variants if not variant.is_reference}
         studies = {study.name: study for study in accuracy}
         found = []
         for recipe in recipes:
-            trial = self._trial(recipe, self._outcome(recipe.name, failures), before)
+            trial = self._trial(recipe, self._outcome(recipe.name, failures))
             variant, study = sizes.get(recipe.name), studies.get(recipe.name)
             found.append(
                 trial.model_copy(
@@ -65,7 +67,7 @@ class TrialReader:
             )
         return tuple(found)
 
-    def _trial(self, recipe: QuantizationRecipe, outcome: str, before: EvaluationSummary | None) -> Trial:
+    def _trial(self, recipe: QuantizationRecipe, outcome: str) -> Trial:
         gate, quantized = self._results.get(("accuracy", recipe.name)), self._results.get(("quantize", recipe.name))
         summary = self._summary("accuracy", recipe.name) or EvaluationSummary(tasks={}, seconds={}, versions={})
         bits = quantized.metrics.get("effective_bits") if quantized else None
@@ -81,7 +83,7 @@ class TrialReader:
             look=summary.look,
             looks=summary.looks,
             divergence=summary.divergence,
-            perplexity_before=before.perplexity if before else None,
+            perplexity_before=self._baseline.perplexity if self._baseline else None,
         )
 
     def _outcome(self, recipe: str, failures: Sequence[FailedStage]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
-from llm_pipeline.accuracy.evaluation import Divergence, summarise, write_evaluation
+from llm_pipeline.accuracy.evaluation import Divergence, NoiseFloor, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import judge_pairs
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
@@ -167,7 +167,7 @@ class SampleRelease:
             for task, count in TASKS.items()
             for number in range(count)
         ]
-        evaluation = self.publish_items(self._baseline, perplexity=11.25)
+        evaluation = self.publish_items(self._baseline, perplexity=11.25, noise=NoiseFloor(items=200, flips=3))
         self.add("baseline", seconds=31.0, artifacts={"evaluation": evaluation}, reused=True)
 
     def try_recipes(self, recipes: Sequence[str] = tuple(RECIPES), *, choose: bool = True) -> None:

@@ -61,7 +61,17 @@ def test_a_recipe_that_was_judged_shows_what_was_measured(climbed) -> None:
     assert (fp8.asked, fp8.planned, fp8.look, fp8.looks) == (2100, 4200, 1, 5)
     assert fp8.size_ratio == pytest.approx(0.525)
     page = " ".join(render_report(climbed).split())
-    for text in ("52.5 %", "0.008", "99.6 % same", "11.34", "of 11.25", "of 4,200", "look 1 of 5", "4.5 bits"):
+    for text in (
+        "52.5 %",
+        "0.008",
+        "99.6 % same",
+        "11.34",
+        "of 11.25",
+        "of 4,200",
+        "look 1 of 5",
+        "4.5 bits",
+        "on 3 of 200 items",
+    ):
         assert text in page
     assert fp8.pooled is not None
     assert f"{fp8.pooled.lost} / {fp8.pooled.gained}" in page
