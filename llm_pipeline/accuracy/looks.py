@@ -1,7 +1,7 @@
 """In which order items are asked, and after how many of them the gate looks.
 
-    order = evaluation_order({"gsm8k": clusters_of_its_documents}, seed=20260101)
-    plan = plan_looks({"gsm8k": 1319}, policy)
+order = evaluation_order({"gsm8k": clusters_of_its_documents}, seed=20260101)
+plan = plan_looks({"gsm8k": 1319}, policy)
 """
 
 from __future__ import annotations
