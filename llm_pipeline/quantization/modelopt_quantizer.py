@@ -40,6 +40,7 @@ from llm_pipeline.quantization.device_memory import (
     release_cached,
     shortage,
 )
+from llm_pipeline.quantization.exported_names import ALGORITHMS
 from llm_pipeline.quantization.model_placement import Placement, devices, is_offloaded, load_plain_model, place_here
 from llm_pipeline.quantization.modelopt_configs import (
     kv_cache_config,
@@ -230,6 +231,14 @@ class Quantizer:
             else:
                 held.restore(model)
         return model
+
+    def solved_algorithms(self, state: Path | None) -> dict[str, str | None] | None:
+        """What a search chose for each layer, in modelopt's names, None for unquantized; None without a search."""
+        if self._recipe.search is None or state is None:
+            return None
+        solution = self._solved(CalibrationState.load(state))
+        names = dict[str, str](ALGORITHMS.items())
+        return None if solution is None else {layer: names.get(kind) for layer, kind in solution.formats.items()}
 
     def _solved(self, state: CalibrationState) -> autoquantize.Solution | None:
         if self._recipe.search is None or state.search is None:

@@ -90,7 +90,9 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
     _log_compiled(extensions)
     began = time.monotonic()
     try:
-        export = validate_export(source, steps.checkpoint, recipe, device=device)
+        export = validate_export(
+            source, steps.checkpoint, recipe, device=device, solved=quantizer.solved_algorithms(state)
+        )
     except IntegrityError:
         steps.discard_export()  # the calibration stays
         raise
