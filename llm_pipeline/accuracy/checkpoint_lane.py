@@ -166,8 +166,6 @@ def evaluate_candidate(
         ConfigError: A task is unknown, its data are unreadable, or an item is too long.
         IntegrityError: The checkpoint is damaged, or the baseline was asked in another way.
     """
-    from llm_pipeline.accuracy.divergence import Reference, divergence_from
-
     lane = _Lane(inputs, evaluation, dtype, workdir)
     refuse_other_harness(read_summary(inputs["baseline"]).harness, lane.harness)
     baseline = read_items(inputs["baseline"])
@@ -176,6 +174,8 @@ def evaluate_candidate(
     with lane.phase("scoring"):
         judgement, look = _decided(asking, baseline, plan, policy)
     with lane.phase("divergence"):
+        from llm_pipeline.accuracy.divergence import Reference, divergence_from
+
         reference = Reference.read(inputs["baseline"])
         divergence = divergence_from(reference, lane.model.model) if reference else None
     evaluated = lane.written(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,7 @@ def run_stage_process(name: str, request_path: Path, result_path: Path) -> ExitC
     Raises:
         ConfigError: The request cannot be read or is for another stage.
     """
+    os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars; read when a library imports tqdm
     write_json_lines()
     request = _read_request(name, request_path)
     signal.signal(signal.SIGTERM, _cancel)

@@ -79,6 +79,12 @@ def test_no_secret_is_in_any_file_that_people_read(site) -> None:
     assert [p.name for p in holders] == ["passwords.json"]
 
 
+def test_task_logs_hold_no_progress_bars(site) -> None:
+    logs = list((Path(site.deployment.work_root) / "jobs").rglob("log.jsonl"))
+    assert {"accuracy.int4_naive", "quantize.int4_naive"} <= {log.parts[-3] for log in logs}
+    assert [str(log) for log in logs if b"it/s]" in log.read_bytes()] == []
+
+
 def test_a_second_run_computes_nothing_again(site) -> None:
     assert site.run("up") == ExitCode.GO, site.output
     computed = {stage for (stage, _), result in site.flow("demo").results().items() if not result.reused}
