@@ -7,15 +7,21 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _EXTENSIONS = ("get_cuda_ext", "get_cuda_ext_fp8", "get_cuda_ext_mx")
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def run_process(command: Sequence[str], log: Path) -> tuple[str, float]:
-    """Run a process of this repository, offline; returns its standard output and its wall time in seconds."""
+def run_process(command: Sequence[str], log: Path, ended: Callable[[], bool] = lambda: False) -> tuple[str, float]:
+    """Run a process of this repository, offline; returns its standard output and its wall time in seconds.
+
+    Args:
+        command: Its command.
+        log: File for its standard error.
+        ended: Whether a process that failed came to an end that its caller can tell from what it left.
+    """
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))),
         "HF_HUB_OFFLINE": "1",
@@ -25,7 +31,7 @@ def run_process(command: Sequence[str], log: Path) -> tuple[str, float]:
     with log.open("w", encoding="utf-8") as errors:
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
     seconds = time.perf_counter() - begun
-    if done.returncode:
+    if done.returncode and not ended():
         sys.stderr.write(done.stdout[-4000:] + log.read_text(encoding="utf-8", errors="replace")[-6000:])
         raise SystemExit(f"exit code {done.returncode}: {' '.join(command)}")
     return done.stdout, seconds

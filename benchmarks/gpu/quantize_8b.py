@@ -17,17 +17,14 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.goals import at_most
-from benchmarks.gpu.llama_8b import write_calibration
-from benchmarks.gpu.processes import make_checkpoint, run_process, start_compilers, wait_for
-from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.stages.contract import ArtifactRef, StageRequest, StageResult
-from llm_pipeline.store import open_store
+from benchmarks.gpu.processes import run_process, start_compilers, wait_for
+from benchmarks.gpu.quantize_stage import Bench, prepare, recipe, run_stage
+from llm_pipeline.stages.contract import StageFailure
 
 FORMATS = ("fp8", "nvfp4", "int8_smoothquant", "int4_awq")
 FLOOR_RATIO = 1.25
@@ -58,26 +55,6 @@ class Timed:
         return sum(seconds for phase, seconds in self.phases.items() if phase not in (*_NOT_THE_WORK, "plain forward"))
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Where everything is.
-
-    Attributes:
-        place: Directory that everything is below.
-        model: The checkpoint's directory, inside the store.
-        inputs: The checkpoint and the calibration texts as artifacts of the store.
-        samples: Calibration texts.
-        tokens: Tokens of each.
-    """
-
-    place: Path
-    model: Path
-    calibration: Path
-    inputs: Mapping[str, ArtifactRef]
-    samples: int
-    tokens: int
-
-
 def main() -> int:
     """Run the benchmark."""
     options = _options()
@@ -88,7 +65,7 @@ def main() -> int:
         place.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(place / "extensions"))
         compilers = start_compilers()
-        bench = _prepare(place, smoke=options.smoke)
+        bench = prepare(place, smoke=options.smoke)
         wait_for(compilers)
         figures = dict(_measure(bench, options.formats, options.peers if options.hf_ptq else (), options.hf_ptq))
     _report(figures, options.figures)
@@ -118,56 +95,18 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _prepare(place: Path, *, smoke: bool) -> Bench:
-    """Make model and texts and put them into a store, unless an earlier run has left them there."""
-    samples, tokens = (16, 32) if smoke else (512, 512)
-    store, kept = open_store(StoreConfig(uri=f"file://{place.resolve() / 'store'}")), place / "inputs.json"
-    if not kept.exists():
-        make_checkpoint(place / "model", smoke=smoke)
-        (place / "texts").mkdir()
-        write_calibration(place / "texts" / "calibration.jsonl", samples, tokens)
-        begun = time.perf_counter()
-        published = {"checkpoint": store.publish("checkpoint", place / "model")}
-        published["calibration"] = store.publish("dataset", place / "texts")
-        shutil.rmtree(place / "model")
-        kept.write_text(json.dumps({name: ref.model_dump() for name, ref in published.items()}))
-        print(f"stored in {time.perf_counter() - begun:.0f} s", flush=True)
-    refs = {name: ArtifactRef.model_validate(ref) for name, ref in json.loads(kept.read_text()).items()}
-    model, texts = store.fetch(refs["checkpoint"]), store.fetch(refs["calibration"])
-    return Bench(place.resolve(), model, texts / "calibration.jsonl", refs, samples, tokens)
-
-
 def _ours(bench: Bench, name: str) -> Timed:
-    calibration = {"sources": ["calibration.jsonl"], "samples": bench.samples, "maximum_tokens": bench.tokens}
-    request = StageRequest(
-        release_id=f"benchmark-{time.time_ns()}",
-        stage="quantize",
-        subject=name,
-        config={"recipe": {"name": name, "weights": name, "calibration": calibration}, "dtype": "bfloat16"},
-        inputs=dict(bench.inputs),
-        store=StoreConfig(uri=f"file://{bench.place / 'store'}"),
-        work_root=str(bench.place / "work"),
-    )
-    _forget(bench.place)
-    asked, answered = bench.place / "request.json", bench.place / "result.json"
-    asked.write_text(request.model_dump_json())
-    command = [sys.executable, "-m", "llm_pipeline", "stage", "run", "quantize"]
-    command += ["--request", str(asked), "--result", str(answered)]
-    _, seconds = run_process(command, bench.place / f"ours-{name}.log")
-    result = StageResult.model_validate_json(answered.read_bytes())
+    log = bench.place / f"ours-{name}.log"
+    outcome, seconds = run_stage(bench, recipe(name, bench.samples, bench.tokens), log)
+    if isinstance(outcome, StageFailure):
+        sys.stderr.write(log.read_text(encoding="utf-8")[-6000:])
+        raise SystemExit(f"the stage ended with {outcome.error.type}: {outcome.error.message}")
     phases = {
         key.removeprefix("seconds_"): float(value or 0.0)
-        for key, value in result.metrics.items()
+        for key, value in outcome.metrics.items()
         if key.startswith("seconds_")
     }
-    made = bench.place / "store" / "artifacts" / "checkpoint" / result.artifacts["checkpoint"].digest
-    return _measured(f"ours {name}", made, seconds, phases)
-
-
-def _forget(place: Path) -> None:
-    """Remove what the store knows of earlier results and calibrations: all of the work is to be done."""
-    for name in ("stages", "calibrations"):
-        shutil.rmtree(place / "store" / name, ignore_errors=True)
+    return _measured(f"ours {name}", bench.artifact(outcome.artifacts["checkpoint"]), seconds, phases)
 
 
 def _peer(bench: Bench, name: str, script: Path) -> Timed:

@@ -122,6 +122,12 @@ def release_cached() -> None:
         torch.cuda.empty_cache()
 
 
+def forget_peaks() -> None:
+    """Start over with the peaks: what a failed attempt took is not what the next one takes."""
+    for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_bytes() -> dict[str, int]:
     """The most memory that was in use at a time: `peak_device_bytes` over all devices, `peak_host_bytes`."""
     devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)

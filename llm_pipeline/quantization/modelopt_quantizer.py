@@ -34,6 +34,7 @@ from llm_pipeline.quantization.checkpoint_files import copy_companions
 from llm_pipeline.quantization.device_memory import (
     Shortage,
     choose_batch,
+    forget_peaks,
     free_bytes,
     is_out_of_memory,
     out_of_memory_in,
@@ -132,6 +133,7 @@ class Quantizer:
 
     def _try_to_calibrate(self, data: CalibrationSet, batch: int | None) -> CalibrationState | Shortage:
         self._release()
+        forget_peaks()
         with self._timed("load"):
             self._model = self._loaded(self._placement())
         device = devices(self._model)[0]
