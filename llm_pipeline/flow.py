@@ -18,6 +18,7 @@ from llm_pipeline.accuracy.choice import RecipeAttempt, recipes_in_words
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import Terminal
 from llm_pipeline.planning.ladder import climbing_order
@@ -28,8 +29,10 @@ from llm_pipeline.release_record import (
     calibration_dataset,
     read_record,
 )
+from llm_pipeline.runners.runner import Placement
 from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import failure_name, read_stage_record, results_name
+from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.verdict import Judgement, Verdict
 
@@ -278,15 +281,23 @@ def _attempt(flow: Flow, recipe: str) -> RecipeAttempt | None:
 def _build(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.stages.build import BuildConfig
 
-    config = BuildConfig(target=flow.release.target(subject), dtype=flow.release.baseline.dtype)
-    return config, {"checkpoint": flow.artifact("quantize", flow.chosen_recipe(subject), "checkpoint")}
+    target, recipe = flow.release.target(subject), flow.chosen_recipe(subject)
+    quantized = flow.result("quantize", recipe).artifacts
+    inputs = {"checkpoint": quantized["checkpoint"]}
+    if target.accelerator != "cpu":
+        inputs["evaluation"] = flow.artifact("accuracy", recipe, "evaluation")  # its answers are the golden ones
+    if target.engine == "tensorrt_llm_engine" and (exported := quantized.get("tensorrt_llm_checkpoint")):
+        inputs["tensorrt_llm_checkpoint"] = exported
+    target = target.model_copy(update={"description": "", "serving": ServingOptions()})  # neither changes the engine
+    config = BuildConfig(target=target, dtype=flow.release.baseline.dtype, maximum_tokens=_GOLDEN_MAXIMUM_TOKENS)
+    return config, inputs
 
 
 def _package(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.stages.package import PackageConfig
 
     target: Target = flow.release.target(subject)
-    config = PackageConfig(limits=target.limits, maximum_tokens=_GOLDEN_MAXIMUM_TOKENS)
+    config = PackageConfig(target=target, maximum_tokens=_GOLDEN_MAXIMUM_TOKENS)
     inputs = {
         "engine": flow.artifact("build", subject, "engine"),
         "evaluation": flow.artifact("accuracy", flow.chosen_recipe(subject), "evaluation"),
@@ -301,7 +312,7 @@ def _staging(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         ports=flow.deployment.places[subject].staging,
         policy=flow.release.policy.staging,
         triton_home=flow.deployment.triton_home,
-        python=flow.deployment.environments["model"],
+        python=flow.deployment.interpreter("model"),
         state=flow.state_directory(subject, "staging"),
     )
     return config, {"repository": flow.artifact("package", subject, "repository")}
@@ -354,7 +365,7 @@ def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         policy=flow.release.policy.canary,
         place=flow.deployment.places[target],
         triton_home=flow.deployment.triton_home,
-        python=flow.deployment.environments["model"],
+        python=flow.deployment.interpreter("model"),
         state_root=flow.deployment.state_root,
         drill=flow.release.drill,
     )
@@ -407,6 +418,14 @@ _BUILDERS: Mapping[str, Callable[[Flow, str], tuple[Any, Inputs]]] = {
     "settle": _settle,
     "report": _report,
 }
+
+
+def placement(request: StageRequest) -> Placement:
+    """Where a stage is to run: the build where its target says, every other stage in the environment it declares."""
+    if request.stage != "build":
+        return Placement(environment=load_stage(request.stage).environment)
+    target = Target.model_validate(request.config["target"])
+    return Placement(environment=target.environment, container=target.container)
 
 
 def passed(result: StageResult) -> bool:

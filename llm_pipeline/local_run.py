@@ -13,13 +13,13 @@ from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.claim_state import Claimant, LocalProcess
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ExitCode, PipelineError, Transient
-from llm_pipeline.flow import Flow, passed, resolve_request
+from llm_pipeline.flow import Flow, passed, placement, resolve_request
 from llm_pipeline.license_question import license_change_to_review
 from llm_pipeline.logging import relay
 from llm_pipeline.release_claim import ReleaseClaim
-from llm_pipeline.runners.process import Job, ProcessRunner
+from llm_pipeline.runners.runner import Job
+from llm_pipeline.runners.runners import Runners
 from llm_pipeline.stages.contract import StageRequest, StageResult
-from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import open_store
 from llm_pipeline.verdict import Judgement, Verdict
 
@@ -59,7 +59,7 @@ class LocalRun:
         self._verbose = verbose
         loaded = load_release(path)
         self._deployment = loaded.deployment
-        self._runner = ProcessRunner(self._deployment)
+        self._runner = Runners(self._deployment)
         self._claim = ReleaseClaim(
             open_store(self._deployment.store),
             loaded.config.model.id,
@@ -201,11 +201,10 @@ class LocalRun:
 
     def _process(self, request: StageRequest) -> StageResult:
         """Run one stage's process, again after a transient error; one line when it is done."""
-        stage = load_stage(request.stage)
         for attempt in range(1, _ATTEMPTS + 1):
             started = time.monotonic()
             try:
-                self._job = self._runner.submit(request, stage.environment)
+                self._job = self._runner.submit(request, placement(request))
                 result = self._wait(self._job, request.stage)
             except Transient as error:
                 if attempt == _ATTEMPTS:

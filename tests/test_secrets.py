@@ -44,7 +44,8 @@ from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.sources import open_source
 from llm_pipeline.logging import JsonLineFormatter
 from llm_pipeline.runners import detached
-from llm_pipeline.runners.process import Job, ProcessRunner
+from llm_pipeline.runners.process import ProcessRunner
+from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.stages.contract import StageRequest
 from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import open_store
@@ -248,7 +249,7 @@ class Parts:
     def _submit(
         self, runner: ProcessRunner, model: str, store: StoreConfig, token_variable: str = HUB_TOKEN_VARIABLE
     ) -> Job:
-        return runner.submit(self.request(model, store, token_variable), "control")
+        return runner.submit(self.request(model, store, token_variable), Placement(environment="control"))
 
     def _hub_client(self) -> None:
         for name, variable in (("without a token", "NO_TOKEN"), ("with another's token", "OTHER_HUB_TOKEN")):
@@ -512,7 +513,7 @@ def test_a_stage_that_leaks_is_found_wherever_it_does(tmp_path: Path, monkeypatc
     file = HubFile(path="model.safetensors", size=1, sha256="0" * 64)
     model = PinnedModel(id="demo/leaked", commit="0" * 40, files=(file,))
     with ProcessWatch() as watch:
-        job = runner.submit(_request("leaked", model, store, hub, left), "control")
+        job = runner.submit(_request("leaked", model, store, hub, left), Placement(environment="control"))
         _wait(runner, job, kill=False)
     found = {line.partition(": ")[0] for line in search(left, HUB_TOKEN.token)}
     assert {

@@ -111,7 +111,7 @@ def _slots(store: ArtifactStore, deployment: Deployment, target: str) -> TritonS
         target=target,
         state_root=Path(deployment.state_root),
         triton_home=Path(deployment.triton_home),
-        python=Path(deployment.environments["model"]),
+        python=Path(deployment.interpreter("model")),
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
+from llm_pipeline.config.environment import Environment, Interpreter
 from llm_pipeline.config.model import ConfigModel, Name, PlainUrl, Port
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.stages.contract import EnvironmentName
+from llm_pipeline.errors import ConfigError
 
 
 class ServerPorts(ConfigModel):
@@ -104,7 +105,7 @@ class Deployment(ConfigModel):
         store: The artifact store: its URI (or a path), or the fields below.
         work_root: Directory for stages' private work and job records.
         state_root: Directory for running servers: their pids, logs and configuration.
-        environments: Interpreter by environment name.
+        environments: Where stages start, by environment name: a path is an interpreter of this host.
         triton_home: Directory that holds the unpacked nvidia-pytriton wheel (its tritonserver is used).
         quantization_host: What quantization and scoring run on; None for this machine, whatever it has.
         places: Servers by target name.
@@ -118,7 +119,7 @@ class Deployment(ConfigModel):
     work_root: str
     state_root: str
     hub: HubAccess = HubAccess()
-    environments: dict[EnvironmentName, str]
+    environments: dict[Name, Environment]
     triton_home: str
     quantization_host: QuantizationHost | None = None
     places: dict[Name, TargetPlace] = Field(default={})
@@ -132,3 +133,19 @@ class Deployment(ConfigModel):
         if twice := sorted({port for port in ports if ports.count(port) > 1}):
             raise ValueError(f"ports {twice} are used twice")
         return places
+
+    def interpreter(self, name: str) -> str:
+        """The interpreter of an environment on this host.
+
+        Raises:
+            ConfigError: There is no such environment, or it is a container or a pod.
+        """
+        environment = self.environments.get(name)
+        if isinstance(environment, Interpreter):
+            return environment.python
+        problem = f"is a {environment.runner} environment" if environment else "is missing"
+        raise ConfigError(
+            f"environment {name!r} {problem}, and an interpreter of this host is needed",
+            where=f"deployment {self.name}",
+            hint="run `make environments`, or name it under environments: in the deployment file",
+        )

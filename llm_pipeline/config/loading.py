@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
 from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
@@ -139,9 +140,19 @@ def load_deployment(path: Path) -> Deployment:
             "work_root": absolute(deployment.work_root),
             "state_root": absolute(deployment.state_root),
             "triton_home": absolute(deployment.triton_home),
-            "environments": {name: absolute(python) for name, python in deployment.environments.items()},
+            "environments": {name: _place(found, absolute) for name, found in deployment.environments.items()},
         }
     )
+
+
+def _place(environment: Environment, absolute: Callable[[str], str]) -> Environment:
+    """An environment with the paths of this host made absolute."""
+    if isinstance(environment, Interpreter):
+        return environment.model_copy(update={"python": absolute(environment.python)})
+    if isinstance(environment, DockerEnvironment):
+        mounts = tuple(m.model_copy(update={"source": absolute(m.source)}) for m in environment.mounts)
+        return environment.model_copy(update={"mounts": mounts})
+    return environment
 
 
 def _place_store(deployment: Deployment, absolute: Callable[[str], str]) -> StoreConfig:

@@ -6,17 +6,31 @@ from typing import Literal
 
 from pydantic import Field
 
+from llm_pipeline.config.engine_options import EngineBuildOptions
 from llm_pipeline.config.model import ConfigModel, Name
-from llm_pipeline.stages.contract import EnvironmentName
+from llm_pipeline.config.runtime_options import RuntimeOptions
+from llm_pipeline.config.serving_options import ServingOptions
 
 EngineBuilderName = Literal["openvino_cpu", "tensorrt_llm_llmapi", "tensorrt_llm_engine", "transformers_torch"]
 
 
 class Parallelism(ConfigModel):
-    """How one engine is spread over GPUs."""
+    """How one engine is spread over GPUs.
+
+    Attributes:
+        tensor: Ranks that share each layer.
+        pipeline: Groups of ranks that hold some of the layers each.
+        expert: Ranks that the experts of a layer are spread over, out of the tensor parallel ones; None for none.
+    """
 
     tensor: int = Field(default=1, ge=1)
     pipeline: int = Field(default=1, ge=1)
+    expert: int | None = Field(default=None, ge=1)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks, which is GPUs, of one engine instance."""
+        return self.tensor * self.pipeline
 
 
 class EngineLimits(ConfigModel):
@@ -50,8 +64,12 @@ class Target(ConfigModel):
         weight_format: `native` keeps the artifact's own quantized weights; the others let the engine
             compiler quantize again, which only the served-accuracy gate can see.
         runtime_version: Version of the runtime, for GPU targets.
-        container: Container image with its tag, for GPU targets.
-        environment: Interpreter of the build on this target.
+        container: Container image with its tag, and its digest if it is pinned, for GPU targets.
+        environment: The deployment's environment that the build runs in: for GPU targets, one on a host with the
+            target's GPUs and its runtime.
+        runtime: Options of TensorRT-LLM's executor.
+        build: Options of the build.
+        serving: How Triton serves the engine.
     """
 
     name: Name
@@ -64,4 +82,7 @@ class Target(ConfigModel):
     limits: EngineLimits = EngineLimits()
     runtime_version: str | None = None
     container: str | None = None
-    environment: EnvironmentName = "model"
+    environment: Name = "model"
+    runtime: RuntimeOptions = RuntimeOptions()
+    build: EngineBuildOptions = EngineBuildOptions()
+    serving: ServingOptions = ServingOptions()

@@ -35,7 +35,7 @@ def train_model(layout: DemoLayout, deployment: Deployment) -> bool:
     """
     if (layout.model / "training.json").is_file():
         return False
-    command = [deployment.environments["model"], "-m", "llm_pipeline.demo.train", "--output", str(layout.model)]
+    command = [deployment.interpreter("model"), "-m", "llm_pipeline.demo.train", "--output", str(layout.model)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as training:
         lines = list(_relayed(training))
     if training.returncode != 0:

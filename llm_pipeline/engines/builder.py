@@ -1,7 +1,7 @@
 """The engine builder's port: from a checkpoint and a target to a directory that a server can load.
 
     builder = engine_builder(target.engine)
-    facts = builder.build(checkpoint, target, destination, dtype="float16")
+    facts = builder.build(BuildInputs(checkpoint, target, dtype="float16"), destination)
 
 The engine directory holds what serving needs, and `engine.json`: the facts, the target it was built for and the
 properties that the runtime must be given so that it computes what was measured.
@@ -9,13 +9,19 @@ properties that the runtime must be given so that it computes what was measured.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llm_pipeline.config.target import EngineBuilderName, Target
+from llm_pipeline.engines.host_facts import HostFacts
 from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.serving.golden import GoldenPrompt
+from llm_pipeline.stages.contract import ArtifactRef, Metric
 
 ENGINE_FILE = "engine.json"
 
@@ -30,16 +36,15 @@ class EngineFacts(BaseModel):
         bytes: Size of the engine's files, without `engine.json`.
         weight_format: The target's weight format.
         quantization: The artifact's algorithm in modelopt's words; None for a plain checkpoint.
-        linears_quantized: Weight matrices that the engine keeps in 8 bits or fewer.
-        activation_quantizers: Linear layers whose input the engine quantizes with the artifact's static scale.
         kv_cache: Element type of the KV cache, and of the numbers in it if that is narrower.
         context_length: Most tokens (prompt and output) that the model can attend to.
         device: The device's full name.
         versions: Runtime and compiler versions by distribution.
         seconds: Time by phase of the build.
-        single_stream_tokens_per_second: Output rate of one request alone, measured after the build.
-        batched_tokens_per_second: Output rate of `batched_sequences` requests together.
+        single_stream_tokens_per_second: Output rate of one request alone, measured after the build; None if it was not.
+        batched_tokens_per_second: Output rate of `batched_sequences` requests together; None if it was not measured.
         batched_sequences: Requests of the batched measurement.
+        details: What only this builder has to say.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,16 +53,15 @@ class EngineFacts(BaseModel):
     bytes: int
     weight_format: str
     quantization: str | None
-    linears_quantized: int
-    activation_quantizers: int
     kv_cache: str
     context_length: int
     device: str
     versions: dict[str, str]
     seconds: dict[str, float]
-    single_stream_tokens_per_second: float
-    batched_tokens_per_second: float
-    batched_sequences: int
+    single_stream_tokens_per_second: float | None = None
+    batched_tokens_per_second: float | None = None
+    batched_sequences: int = 0
+    details: dict[str, Metric] = {}
 
 
 class EngineDescription(BaseModel):
@@ -68,14 +72,18 @@ class EngineDescription(BaseModel):
         target: What it was built for.
         device_properties: The device at build time, for comparison with the device that serves.
         runtime_properties: Properties that the runtime must be given.
+        host: GPUs, driver and container of the build; None for a CPU's. What serves it must match.
+        checkpoint: The checkpoint that is served as it is; None where the engine holds the weights.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     facts: EngineFacts
     target: Target
-    device_properties: dict[str, str]
-    runtime_properties: dict[str, str]
+    device_properties: dict[str, str] = {}
+    runtime_properties: dict[str, str] = {}
+    host: HostFacts | None = None
+    checkpoint: ArtifactRef | None = None
 
     def write(self, engine: Path) -> None:
         """Write the description into the engine's directory."""
@@ -95,24 +103,46 @@ class EngineDescription(BaseModel):
             raise IntegrityError(f"not an engine: {error}", where=str(path)) from error
 
 
+@dataclass(frozen=True)
+class BuildInputs:
+    """What an engine is built from.
+
+    Attributes:
+        checkpoint: A Hugging Face checkpoint, plain or exported by modelopt, with its tokenizer.
+        target: Where it will run.
+        dtype: Precision in which a plain checkpoint is kept by `weight_format: native`.
+        checkpoint_ref: The checkpoint's name in the store, for engines that serve it as it is.
+        tensorrt_llm_checkpoint: The same weights as a TensorRT-LLM checkpoint, where the recipe exported one.
+        golden: Prompts with the answers that the accuracy gate accepted; empty on a CPU.
+        cache: Directory that outlives the build, for what makes the next one faster.
+    """
+
+    checkpoint: Path
+    target: Target
+    dtype: BaselinePrecision = "bfloat16"
+    checkpoint_ref: ArtifactRef | None = None
+    tensorrt_llm_checkpoint: Path | None = None
+    golden: Sequence[GoldenPrompt] = ()
+    cache: Path | None = None
+
+
 class EngineBuilder(Protocol):
     """What every engine builder offers."""
 
-    def build(
-        self, checkpoint: Path, target: Target, destination: Path, *, dtype: BaselinePrecision = "bfloat16"
-    ) -> EngineFacts:
-        """Build the engine of `checkpoint` for `target` into the new directory `destination`.
-
-        Args:
-            checkpoint: A Hugging Face checkpoint, plain or exported by modelopt, with its tokenizer.
-            target: Where it will run.
-            destination: Directory to make; its parent must exist and have room for the intermediate files.
-            dtype: Precision in which a plain checkpoint is kept by `weight_format: native`.
+    def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
+        """Build an engine into the new directory `destination`, whose parent exists and has room for scratch files.
 
         Raises:
-            Unsupported: The checkpoint's format or architecture cannot be built this way.
-            IntegrityError: The checkpoint is damaged.
+            Unsupported: The checkpoint's format or architecture cannot be built this way, or not on this host.
+            IntegrityError: The checkpoint is damaged, or the engine does not answer as the checkpoint does.
+            BuildFailed: The build's tool failed for a reason that trying again does not change.
+            Transient: The build was cut short.
         """
+
+
+_BUILDERS: Mapping[EngineBuilderName, tuple[str, str]] = {
+    "openvino_cpu": ("llm_pipeline.engines.openvino_cpu", "OpenVinoCpuBuilder"),
+}
 
 
 def require_builder(name: EngineBuilderName) -> None:
@@ -121,11 +151,11 @@ def require_builder(name: EngineBuilderName) -> None:
     Raises:
         Unsupported: There is none.
     """
-    if name != "openvino_cpu":
+    if name not in _BUILDERS:
         raise Unsupported(
             f"engine builder {name} is not available in this version",
             where="target.engine",
-            hint="openvino_cpu is: use a target with engine: openvino_cpu",
+            hint=f"use a target with engine: {' or '.join(_BUILDERS)}",
         )
 
 
@@ -136,12 +166,13 @@ def engine_builder(name: EngineBuilderName) -> EngineBuilder:
         Unsupported: This version has no such builder, or this interpreter lacks its libraries.
     """
     require_builder(name)
+    module, builder = _BUILDERS[name]
     try:
-        from llm_pipeline.engines.openvino_cpu import OpenVinoCpuBuilder
+        made: EngineBuilder = getattr(import_module(module), builder)()
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"engine builder {name} needs {error.name}, which this interpreter does not have",
             where="target.environment",
-            hint="run the build in the model environment",
+            hint="run the build in the environment that the target is for",
         ) from error
-    return OpenVinoCpuBuilder()
+    return made

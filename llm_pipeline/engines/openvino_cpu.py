@@ -25,7 +25,7 @@ from optimum.exporters.openvino import main_export
 from transformers.utils import logging as transformers_logging
 
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import BaselinePrecision, EngineDescription, EngineFacts
+from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, EngineDescription, EngineFacts
 from llm_pipeline.engines.openvino_graph import NativeWeights, count_quantized_weights
 from llm_pipeline.engines.openvino_throughput import measure_throughput
 from llm_pipeline.errors import Unsupported
@@ -76,10 +76,9 @@ class PhaseClock:
 class OpenVinoCpuBuilder:
     """The `openvino_cpu` engine builder."""
 
-    def build(
-        self, checkpoint: Path, target: Target, destination: Path, *, dtype: BaselinePrecision = "bfloat16"
-    ) -> EngineFacts:
+    def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
         """See `EngineBuilder.build`."""
+        checkpoint, target, dtype = inputs.checkpoint, inputs.target, inputs.dtype
         quantization = read_quantization(checkpoint)
         _require_cpu(target, quantization)
         clock = PhaseClock()
@@ -219,8 +218,6 @@ def _describe(
         bytes=_size(engine),
         weight_format=target.weight_format,
         quantization=quantization.algorithm,
-        linears_quantized=count_quantized_weights(_read(engine)),
-        activation_quantizers=len(native.activation_quantizers) if native else 0,
         kv_cache="fp8 numbers in f32" if native and native.kv_quantizers else "f32",
         context_length=context_length,
         device=device["FULL_DEVICE_NAME"],
@@ -229,6 +226,10 @@ def _describe(
         single_stream_tokens_per_second=throughput.single_stream_tokens_per_second,
         batched_tokens_per_second=throughput.batched_tokens_per_second,
         batched_sequences=throughput.batched_sequences,
+        details={
+            "linears_quantized": count_quantized_weights(_read(engine)),
+            "activation_quantizers": len(native.activation_quantizers) if native else 0,
+        },
     )
     return EngineDescription(facts=facts, target=target, device_properties=device, runtime_properties=properties)
 

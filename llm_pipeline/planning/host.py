@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.runners import detached
 from llm_pipeline.serving.ports import require_free_port
@@ -52,11 +53,11 @@ def missing_interpreters(deployment: Deployment) -> tuple[str, ...]:
     """What is wrong with the interpreters that stages are started in, one line each."""
     found = []
     for name in _REQUIRED:
-        python = deployment.environments.get(name)
-        if python is None:
+        environment = deployment.environments.get(name)
+        if environment is None:
             found.append(f"environments has no {name}")
-        elif not os.access(python, os.X_OK):
-            found.append(f"environments.{name}: there is no interpreter at {python}")
+        elif isinstance(environment, Interpreter) and not os.access(environment.python, os.X_OK):
+            found.append(f"environments.{name}: there is no interpreter at {environment.python}")
     return tuple(found)
 
 

@@ -13,7 +13,8 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.errors import ConfigError, StageCrashed, from_document
 from llm_pipeline.runners import detached
-from llm_pipeline.stages.contract import OUTCOME, EnvironmentName, Frozen, StageRequest, StageResult
+from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.stages.contract import OUTCOME, EnvironmentName, StageRequest, StageResult
 
 _WITHHELD = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
 """Airflow's own settings hold secrets that no stage needs."""
@@ -22,47 +23,21 @@ _LAST_LINES = 8
 _BATCH_NICENESS = 10
 
 
-class Job(Frozen):
-    """One submitted stage.
-
-    Attributes:
-        directory: Holds `request.json`, `log.jsonl`, `process.json` and, at the end, `result.json`.
-        request_digest: Digest of the request, so that the same request is not started twice.
-    """
-
-    directory: Path
-    request_digest: str
-
-    @property
-    def log(self) -> Path:
-        """The stage's log, one JSON object a line."""
-        return self.directory / "log.jsonl"
-
-    @property
-    def result(self) -> Path:
-        """The stage's outcome; missing until it ends by itself."""
-        return self.directory / "result.json"
-
-    @property
-    def record(self) -> Path:
-        """The record of the stage's process."""
-        return self.directory / "process.json"
-
-
 class ProcessRunner:
     """Starts stages in the interpreters that the deployment names."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._jobs = Path(deployment.work_root) / "jobs"
-        self._interpreters = deployment.environments
+        self._deployment = deployment
         self._withheld = (*_WITHHELD, deployment.hub.webhook_secret_variable)
 
-    def submit(self, request: StageRequest, environment: EnvironmentName) -> Job:
+    def submit(self, request: StageRequest, placement: Placement) -> Job:
         """Start a stage; the same request while its job still runs gives that job.
 
         Raises:
             ConfigError: The deployment has no interpreter for the environment, or it cannot be started.
         """
+        environment = placement.environment
         self._interpreter(environment)
         text = request.model_dump_json(indent=1)
         base = self._jobs / request.release_id / (f"{request.stage}.{request.subject}".rstrip("."))
@@ -70,12 +45,12 @@ class ProcessRunner:
         with (base / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             number = _latest(base)
-            digest = sha256_bytes(text.encode())
-            if number and self.is_active(job := Job(directory=base / str(number), request_digest=digest)):
+            job = Job(environment=environment, directory=base / str(number), request_digest=sha256_bytes(text.encode()))
+            if number and self.is_active(job):
                 if job.directory.joinpath("request.json").read_text() == text:
                     return job
                 detached.stop(self._process(job))  # an older configuration of the same stage: superseded
-            job = Job(directory=base / str(number + 1), request_digest=digest)
+            job = job.model_copy(update={"directory": base / str(number + 1)})
             job.directory.mkdir()
             (job.directory / "request.json").write_text(text)
             self._start(job, request, environment)
@@ -130,8 +105,8 @@ class ProcessRunner:
         return process
 
     def _interpreter(self, environment: EnvironmentName) -> str:
-        python = self._interpreters.get(environment)
-        if python is None or not os.access(python, os.X_OK):
+        python = self._deployment.interpreter(environment)
+        if not os.access(python, os.X_OK):
             raise ConfigError(
                 f"environment {environment!r} has no interpreter at {python}",
                 hint="run `make environments`, or name it under environments: in the deployment file",

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import shutil
 import time
+from pathlib import Path
 
+from pydantic import Field
+
+from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import BaselinePrecision, EngineFacts, engine_builder
+from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, EngineFacts, engine_builder
 from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.golden import GoldenPrompt, golden_from_items
 from llm_pipeline.stages.contract import Metric, Produced, Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
@@ -20,10 +25,14 @@ class BuildConfig(ConfigModel):
     Attributes:
         target: What to build for.
         dtype: Precision of the baseline, which a plain checkpoint keeps under `weight_format: native`.
+        golden_prompts: How many generative items of the evaluation, where there is one, the engine must answer alike.
+        maximum_tokens: Output limit of the evaluation's generations.
     """
 
     target: Target
     dtype: BaselinePrecision = "bfloat16"
+    golden_prompts: int = Field(default=20, ge=1)
+    maximum_tokens: int = Field(default=32, ge=1)
 
 
 def run(context: StageContext[BuildConfig]) -> StageOutput:
@@ -35,7 +44,7 @@ def run(context: StageContext[BuildConfig]) -> StageOutput:
     started = time.monotonic()
     builder = engine_builder(target.engine)
     import_seconds = time.monotonic() - started
-    facts = builder.build(context.inputs["checkpoint"], target, destination, dtype=context.config.dtype)
+    facts = builder.build(_inputs(context), destination)
     _report(facts)
     return StageOutput(
         artifacts={"engine": Produced("engine", destination)},
@@ -44,24 +53,48 @@ def run(context: StageContext[BuildConfig]) -> StageOutput:
     )
 
 
+def _inputs(context: StageContext[BuildConfig]) -> BuildInputs:
+    config, golden = context.config, list[GoldenPrompt]()
+    if evaluation := context.inputs.get("evaluation"):
+        items = read_items(evaluation)
+        golden = golden_from_items(items, config.golden_prompts, maximum_tokens=config.maximum_tokens)
+    return BuildInputs(
+        checkpoint=context.inputs["checkpoint"],
+        target=config.target,
+        dtype=config.dtype,
+        checkpoint_ref=context.request.inputs["checkpoint"],
+        tensorrt_llm_checkpoint=context.inputs.get("tensorrt_llm_checkpoint"),
+        golden=golden,
+        cache=Path(context.request.work_root) / "engine_caches",
+    )
+
+
 def _report(facts: EngineFacts) -> None:
     log.info("built the engine", megabytes=facts.bytes / 1e6, weight_format=facts.weight_format,
-             artifact_quantization=facts.quantization or "none", linears_quantized=facts.linears_quantized,
-             activation_quantizers=facts.activation_quantizers)  # fmt: skip
-    log.info("measured a short generation", single_stream_tokens_per_second=facts.single_stream_tokens_per_second,
-             batched_tokens_per_second=facts.batched_tokens_per_second, sequences=facts.batched_sequences,
-             device=facts.device)  # fmt: skip
+             artifact_quantization=facts.quantization or "none")  # fmt: skip
+    if facts.details:
+        log.info(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.details.items()))
+    if facts.single_stream_tokens_per_second is not None:
+        log.info("measured a short generation", single_stream_tokens_per_second=facts.single_stream_tokens_per_second,
+                 batched_tokens_per_second=facts.batched_tokens_per_second, sequences=facts.batched_sequences,
+                 device=facts.device)  # fmt: skip
 
 
 def _metrics(facts: EngineFacts, import_seconds: float) -> dict[str, Metric]:
-    document = facts.model_dump(exclude={"versions", "seconds", "bytes"})
+    document = facts.model_dump(exclude={"versions", "seconds", "bytes", "details"})
     phases = {f"seconds_{phase}": seconds for phase, seconds in facts.seconds.items()}
-    return {"engine_bytes": facts.bytes, **document, "seconds_import": round(import_seconds, 3), **phases}
+    return {
+        "engine_bytes": facts.bytes,
+        **document,
+        **facts.details,
+        "seconds_import": round(import_seconds, 3),
+        **phases,
+    }
 
 
 STAGE = Stage(
     name="build",
-    version=1,
+    version=2,
     config=BuildConfig,
     run=run,
     environment="model",

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Metric = float | int | str | None
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
-EnvironmentName = Literal["control", "model"]
+EnvironmentName = str
+"""`control`, `model`, or one that a target names."""
 
 
 class Frozen(BaseModel):

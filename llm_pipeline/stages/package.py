@@ -9,7 +9,7 @@ from pydantic import Field
 
 from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.target import EngineLimits
+from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import EngineDescription
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.logging import get_logger
@@ -24,12 +24,12 @@ class PackageConfig(ConfigModel):
     """What packaging reads.
 
     Attributes:
-        limits: What the server accepts at once.
+        target: What the server runs on, what it accepts at once, and how it queues and streams.
         golden_prompts: How many generative items of the evaluation become golden prompts.
         maximum_tokens: Output limit of the evaluation's generations, asked for again with the golden prompts.
     """
 
-    limits: EngineLimits
+    target: Target
     golden_prompts: int = Field(default=50, ge=1)
     maximum_tokens: int = Field(ge=1)
 
@@ -48,7 +48,7 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
         raise IntegrityError("the evaluation has no generative item to make golden prompts of", where="evaluation")
     destination = context.workdir / "repository"
     shutil.rmtree(destination, ignore_errors=True)
-    written = write_repository(engine, golden, _facts(context), config.limits, destination)
+    written = write_repository(engine, golden, _facts(context), config.target.limits, destination)
     log.info("wrote the model repository", megabytes=written.bytes / 1e6, files=written.files,
              golden_prompts=written.golden_prompts, rules_broken=0,
              maximum_tokens_per_request=written.maximum_tokens_per_request)  # fmt: skip
@@ -76,7 +76,7 @@ def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
 
 STAGE = Stage(
     name="package",
-    version=1,
+    version=2,
     config=PackageConfig,
     run=run,
     environment="control",

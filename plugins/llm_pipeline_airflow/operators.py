@@ -13,11 +13,11 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import Terminal, Transient
-from llm_pipeline.flow import Flow, passed
+from llm_pipeline.flow import Flow, passed, placement
 from llm_pipeline.logging import relay
-from llm_pipeline.runners.process import Job, ProcessRunner
+from llm_pipeline.runners.runner import Job
+from llm_pipeline.runners.runners import Runners
 from llm_pipeline.stages.contract import StageRequest, StageResult
-from llm_pipeline.stages.registry import load_stage
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.evidence import log_table, metric_lines
 from llm_pipeline_airflow.links import ReleaseReportLink
@@ -74,7 +74,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         self.step = step
         self.release_id = release_id
         self._ending = ""
-        self._runner: ProcessRunner | None = None
+        self._runner: Runners | None = None
         self._job: Job | None = None
         self._returned: dict[str, Any] | None = None
 
@@ -130,7 +130,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """Start the stage's process; see `ResumableJobMixin`."""
         request = self.request(context)
         self._check_claim(context, request)
-        job = self._runner_here().submit(request, load_stage(self.stage).environment)
+        job = self._runner_here().submit(request, placement(request))
         log.info("the stage's log: %s", job.log)
         return job.model_dump(mode="json")
 
@@ -190,9 +190,9 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         elif (other := claim.taken_by_another()) is not None:
             raise AirflowSkipException(f"{other} took over: its servers are left alone")
 
-    def _runner_here(self) -> ProcessRunner:
+    def _runner_here(self) -> Runners:
         if self._runner is None:
-            self._runner = ProcessRunner(load_release(Path(self.config_path)).deployment)
+            self._runner = Runners(load_release(Path(self.config_path)).deployment)
         return self._runner
 
 

@@ -234,7 +234,7 @@ def test_a_file_whose_name_key_differs_is_refused(configs: Path):
 def test_relative_paths_of_a_deployment_are_relative_to_its_file(configs: Path):
     deployment = load_deployment(configs / "deployments" / "local.yaml")
     assert deployment.store.uri == f"file://{configs.parent}/.pipeline/store"
-    assert deployment.environments["control"] == f"{configs.parent}/.envs/control/bin/python"
+    assert deployment.interpreter("control") == f"{configs.parent}/.envs/control/bin/python"
 
 
 def test_an_alias_of_what_holds_it_is_refused(configs: Path):

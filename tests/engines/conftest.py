@@ -47,7 +47,7 @@ def target():
 @pytest.fixture(scope="session")
 def built(checkpoint, exported, target, tmp_path_factory):
     """Engines by recipe (None for the plain checkpoint) and weight format, each built once: directory and facts."""
-    from llm_pipeline.engines.builder import engine_builder
+    from llm_pipeline.engines.builder import BuildInputs, engine_builder
 
     made = {}
 
@@ -55,7 +55,8 @@ def built(checkpoint, exported, target, tmp_path_factory):
         if (recipe, weight_format) not in made:
             source = exported(recipe) if recipe else checkpoint
             engine = tmp_path_factory.mktemp("built") / "engine"
-            facts = engine_builder("openvino_cpu").build(source, target(weight_format), engine, dtype="float16")
+            inputs = BuildInputs(source, target(weight_format), dtype="float16")
+            facts = engine_builder("openvino_cpu").build(inputs, engine)
             made[recipe, weight_format] = (engine, facts)
         return made[recipe, weight_format]
 

@@ -13,7 +13,7 @@ import openvino as ov
 import tiny_llama
 import torch
 
-from llm_pipeline.engines.builder import EngineDescription, EngineFacts, engine_builder
+from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts, engine_builder
 from llm_pipeline.engines.openvino_cpu import PARITY_PROPERTIES, SERVING_FILES
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.activations import quantize_fp8, quantize_int8
@@ -27,7 +27,7 @@ ACTIVATIONS_QUANTIZED = {"fp8", "fp8_kv_fp8", "int8_smoothquant", "w4a8_awq"}
 
 
 def build(checkpoint, target, destination) -> EngineFacts:
-    return engine_builder("openvino_cpu").build(checkpoint, target, destination, dtype="float16")
+    return engine_builder("openvino_cpu").build(BuildInputs(checkpoint, target, dtype="float16"), destination)
 
 
 def differing(left, right) -> int:
@@ -45,8 +45,8 @@ def test_a_native_engine_generates_what_the_read_back_checkpoint_generates(recip
     engine, facts = built(recipe)
     # A sum in another order may fall on the other side of an activation quantizer's rounding step.
     assert flips(exported(recipe), engine) <= (2 if recipe in ACTIVATIONS_QUANTIZED else 0)
-    assert facts.linears_quantized == 14
-    assert facts.activation_quantizers == (14 if recipe in ACTIVATIONS_QUANTIZED else 0)
+    assert facts.details["linears_quantized"] == 14
+    assert facts.details["activation_quantizers"] == (14 if recipe in ACTIVATIONS_QUANTIZED else 0)
     assert facts.kv_cache == ("fp8 numbers in f32" if "kv" in recipe else "f32")
 
 
@@ -54,8 +54,8 @@ def test_a_mixed_checkpoint_is_built_layer_by_layer_in_its_own_formats(exported,
     engine, facts = built("mixed")
     assert flips(exported("mixed"), engine) <= 2
     assert facts.quantization == "MIXED_PRECISION"
-    assert facts.linears_quantized == 14
-    assert facts.activation_quantizers == 8  # FP8 3, FP8 per token 1, INT8 3, W4A8 1
+    assert facts.details["linears_quantized"] == 14
+    assert facts.details["activation_quantizers"] == 8  # FP8 3, FP8 per token 1, INT8 3, W4A8 1
 
 
 def test_four_bit_floating_point_is_refused(checkpoint, tmp_path):
@@ -71,7 +71,7 @@ def test_a_plain_checkpoint_keeps_its_16_bit_weights_and_generates_the_same(chec
     engine, facts = built(None)
     assert flips(checkpoint, engine) == 0
     assert facts.quantization is None
-    assert facts.linears_quantized == 0
+    assert facts.details["linears_quantized"] == 0
     weights = (checkpoint / "model.safetensors").stat().st_size
     assert (engine / "openvino_model.bin").stat().st_size < 1.1 * weights
 
@@ -92,7 +92,7 @@ def test_a_second_quantizer_changes_what_is_served(exported, built):
     engine, facts = built("fp8", "int4")
     assert flips(exported("fp8"), engine) > len(PROMPTS) // 2
     assert facts.weight_format == "int4"
-    assert facts.linears_quantized > 0
+    assert facts.details["linears_quantized"] > 0
 
 
 @pytest.mark.parametrize("weight_format", ["fp32", "int8"])
@@ -100,7 +100,7 @@ def test_other_weight_formats_build_and_generate(weight_format, built):
     _, facts = built(None, weight_format)
     assert facts.single_stream_tokens_per_second > 0
     assert facts.batched_tokens_per_second > 0
-    assert (facts.linears_quantized > 0) == (weight_format == "int8")
+    assert (facts.details["linears_quantized"] > 0) == (weight_format == "int8")
 
 
 def test_the_engine_directory_holds_what_serving_needs_and_nothing_else(built):

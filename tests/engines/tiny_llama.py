@@ -150,12 +150,12 @@ def greedy_engine(engine: Path, texts: list[str], tokens: int) -> list[list[int]
 def main(directory: Path) -> None:
     """Make `checkpoint/` and `engine/` in the directory."""
     from llm_pipeline.config.target import Target
-    from llm_pipeline.engines.builder import engine_builder
+    from llm_pipeline.engines.builder import BuildInputs, engine_builder
 
     directory.mkdir(parents=True, exist_ok=True)
     checkpoint = make_checkpoint(directory / "checkpoint")
     target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
-    engine_builder("openvino_cpu").build(checkpoint, target, directory / "engine", dtype="float16")
+    engine_builder("openvino_cpu").build(BuildInputs(checkpoint, target, dtype="float16"), directory / "engine")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.planning import host
 from llm_pipeline.runners import detached
@@ -72,7 +73,7 @@ def test_a_store_that_is_no_file_system_has_no_directory(tmp_path: Path):
 def test_an_environment_that_is_not_named_is_missing(tmp_path: Path):
     here = deployment(tmp_path, 20000)
     assert host.missing_interpreters(here) == ()
-    without = here.model_copy(update={"environments": {"control": "/nonexistent/python"}})
+    without = here.model_copy(update={"environments": {"control": Interpreter(python="/nonexistent/python")}})
     assert host.missing_interpreters(without) == (
         "environments.control: there is no interpreter at /nonexistent/python",
         "environments has no model",

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.errors import ConfigError, RemoteStageError, StageCrashed
 from llm_pipeline.runners import detached
-from llm_pipeline.runners.process import Job, ProcessRunner, stage_environment
+from llm_pipeline.runners.process import ProcessRunner, stage_environment
+from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.stages.contract import StageRequest
 from llm_pipeline.verdict import Verdict
 
 _SLEEPER = "#!/bin/sh\nexec sleep 60\n"
+
+HERE = Placement(environment="control")
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ def frozen_deployment(deployment: Deployment, tmp_path: Path) -> Deployment:
     sleeper = tmp_path / "sleeper"
     sleeper.write_text(_SLEEPER)
     sleeper.chmod(0o755)
-    return deployment.model_copy(update={"environments": {"control": str(sleeper)}})
+    return deployment.model_copy(update={"environments": {"control": Interpreter(python=str(sleeper))}})
 
 
 def choose(deployment: Deployment, verdict: str = "GO") -> StageRequest:
@@ -59,7 +63,7 @@ def wait(runner: ProcessRunner, job: Job, seconds: float = 30.0) -> None:
 
 def test_a_stage_runs_in_a_process_of_its_own_and_returns_its_result(deployment: Deployment) -> None:
     runner = ProcessRunner(deployment)
-    job = runner.submit(choose(deployment), "control")
+    job = runner.submit(choose(deployment), HERE)
     wait(runner, job)
     result = runner.outcome(job)
     assert result.judgement is not None
@@ -72,17 +76,17 @@ def test_a_stage_runs_in_a_process_of_its_own_and_returns_its_result(deployment:
 
 def test_the_same_request_gives_the_running_job(frozen_deployment: Deployment) -> None:
     runner = ProcessRunner(frozen_deployment)
-    first = runner.submit(choose(frozen_deployment), "control")
+    first = runner.submit(choose(frozen_deployment), HERE)
     try:
-        assert ProcessRunner(frozen_deployment).submit(choose(frozen_deployment), "control") == first
+        assert ProcessRunner(frozen_deployment).submit(choose(frozen_deployment), HERE) == first
     finally:
         runner.cancel(first)
 
 
 def test_another_request_of_the_same_stage_supersedes_the_running_one(frozen_deployment: Deployment) -> None:
     runner = ProcessRunner(frozen_deployment)
-    first = runner.submit(choose(frozen_deployment), "control")
-    second = runner.submit(choose(frozen_deployment, verdict="NO_GO"), "control")
+    first = runner.submit(choose(frozen_deployment), HERE)
+    second = runner.submit(choose(frozen_deployment, verdict="NO_GO"), HERE)
     try:
         assert not runner.is_active(first)
         assert runner.is_active(second)
@@ -92,7 +96,7 @@ def test_another_request_of_the_same_stage_supersedes_the_running_one(frozen_dep
 
 def test_a_killed_stage_is_a_transient_crash_that_says_where_to_look(frozen_deployment: Deployment) -> None:
     runner = ProcessRunner(frozen_deployment)
-    job = runner.submit(choose(frozen_deployment), "control")
+    job = runner.submit(choose(frozen_deployment), HERE)
     process = detached.load(job.record)
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
@@ -104,7 +108,7 @@ def test_a_killed_stage_is_a_transient_crash_that_says_where_to_look(frozen_depl
 def test_an_error_in_the_stage_keeps_its_family_and_exit_code(deployment: Deployment) -> None:
     runner = ProcessRunner(deployment)
     broken = choose(deployment).model_copy(update={"config": {"atempts": []}})
-    job = runner.submit(broken, "control")
+    job = runner.submit(broken, HERE)
     wait(runner, job)
     with pytest.raises(RemoteStageError, match="ConfigError") as caught:
         runner.outcome(job)
@@ -112,9 +116,9 @@ def test_an_error_in_the_stage_keeps_its_family_and_exit_code(deployment: Deploy
 
 
 def test_a_missing_interpreter_is_one_clear_error(deployment: Deployment) -> None:
-    nowhere = deployment.model_copy(update={"environments": {"control": "/no/such/python"}})
+    nowhere = deployment.model_copy(update={"environments": {"control": Interpreter(python="/no/such/python")}})
     with pytest.raises(ConfigError, match="make environments"):
-        ProcessRunner(nowhere).submit(choose(nowhere), "control")
+        ProcessRunner(nowhere).submit(choose(nowhere), HERE)
 
 
 def test_airflow_settings_and_connections_do_not_reach_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from llm_pipeline_airflow.operators import StageOperator
 
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.runners.process import ProcessRunner
+from llm_pipeline.runners.runners import Runners
 from llm_pipeline.stages.contract import StageRequest
 
 
@@ -24,7 +24,7 @@ class Operator(StageOperator):
         """There is no release, so none waits for its turn."""
 
     def _runner_here(self):
-        return ProcessRunner(Deployment.model_validate_json(Path(sys.argv[2]).read_bytes()))
+        return Runners(Deployment.model_validate_json(Path(sys.argv[2]).read_bytes()))
 
 
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)

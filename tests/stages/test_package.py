@@ -14,6 +14,11 @@ from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
 from llm_pipeline.store import open_store
 
+TARGET = {
+    "name": "cpu", "accelerator": "cpu", "accelerator_count": 0, "engine": "openvino_cpu",
+    "limits": {"maximum_sequences": 8},
+}  # fmt: skip
+
 
 def make_engine(directory):
     from llm_pipeline.config.target import Target
@@ -23,12 +28,12 @@ def make_engine(directory):
     for name in ENGINE_FILES:
         (directory / name).write_bytes(b"x")
     facts = EngineFacts(
-        builder="openvino_cpu", bytes=1, weight_format="native", quantization="FP8", linears_quantized=1,
-        activation_quantizers=1, kv_cache="f32", context_length=128, device="a CPU", versions={}, seconds={},
+        builder="openvino_cpu", bytes=1, weight_format="native", quantization="FP8",
+        kv_cache="f32", context_length=128, device="a CPU", versions={}, seconds={},
         single_stream_tokens_per_second=1.0, batched_tokens_per_second=1.0, batched_sequences=1,
     )  # fmt: skip
     target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
-    EngineDescription(facts=facts, target=target, device_properties={}, runtime_properties={}).write(directory)
+    EngineDescription(facts=facts, target=target).write(directory)
     return directory
 
 
@@ -58,7 +63,7 @@ def package(tmp_path):
         )
         request = StageRequest(
             release_id=release, stage="package", subject="cpu",
-            config={"limits": {"maximum_sequences": 8}, "golden_prompts": 20, "maximum_tokens": 6},
+            config={"target": TARGET, "golden_prompts": 20, "maximum_tokens": 6},
             inputs={"engine": engine, "evaluation": store.publish("evaluation", evaluation)},
             store=uri, work_root=str(tmp_path / "work"),
         )  # fmt: skip

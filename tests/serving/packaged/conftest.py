@@ -44,10 +44,10 @@ def pretended_engine(tmp_path) -> Path:
     for name in ENGINE_FILES:
         (engine / name).write_bytes(b"x")
     facts = EngineFacts(
-        builder="openvino_cpu", bytes=1, weight_format="native", quantization="FP8", linears_quantized=1,
-        activation_quantizers=1, kv_cache="f32", context_length=128, device="a CPU", versions={}, seconds={},
+        builder="openvino_cpu", bytes=1, weight_format="native", quantization="FP8",
+        kv_cache="f32", context_length=128, device="a CPU", versions={}, seconds={},
         single_stream_tokens_per_second=1.0, batched_tokens_per_second=1.0, batched_sequences=1,
     )  # fmt: skip
     target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
-    EngineDescription(facts=facts, target=target, device_properties={}, runtime_properties={}).write(engine)
+    EngineDescription(facts=facts, target=target).write(engine)
     return engine

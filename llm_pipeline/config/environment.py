@@ -1,0 +1,146 @@
+"""Environments: where the process of a stage starts. An interpreter of this host, a container, or a pod.
+
+A stage names its environment (`control`, `model`, or the one that a target names); the deployment says what that is.
+A plain string is short for an interpreter of this host.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from llm_pipeline.config.model import ConfigModel, Name
+
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class Interpreter(ConfigModel):
+    """A Python interpreter of the host that the Airflow worker runs on.
+
+    Attributes:
+        python: Its executable.
+    """
+
+    runner: Literal["process"] = "process"
+    python: str
+
+
+class Mount(ConfigModel):
+    """A directory of the host inside a container.
+
+    Attributes:
+        source: Directory of the host.
+        path: Where the container sees it; the same path if None.
+        writable: Whether the stage may write there. The store and the work directory must be.
+    """
+
+    source: str
+    path: str | None = None
+    writable: bool = False
+
+
+class DockerEnvironment(ConfigModel):
+    """A container of the Docker engine on the worker's host.
+
+    Attributes:
+        image: Image with its tag or digest; None for the target's own `container`. A tag is resolved to its digest
+            before anything starts, and that digest is run and recorded.
+        python: The interpreter inside the image that has this package.
+        gpus: GPUs of the container: their number, or `all`.
+        mounts: Directories besides the store and the work directory, which are always there.
+        variables: Names of environment variables that are handed on; their values are in no configuration.
+        memory_gib: Limit of host memory; None for none.
+        shared_memory_gib: Size of `/dev/shm`.
+        network: Network of the container, in Docker's words.
+        user: `uid:gid` inside; None for the worker's own.
+    """
+
+    runner: Literal["docker"]
+    image: str | None = None
+    python: str = "python3"
+    gpus: Annotated[int, Field(ge=0)] | Literal["all"] = 0
+    mounts: tuple[Mount, ...] = ()
+    variables: tuple[VariableName, ...] = ()
+    memory_gib: float | None = Field(default=None, gt=0.0)
+    shared_memory_gib: float = Field(default=1.0, gt=0.0)
+    network: str = "bridge"
+    user: str | None = None
+
+
+class Toleration(ConfigModel):
+    """A taint that the pod may be scheduled on all the same, in Kubernetes' words."""
+
+    key: str
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class ClaimMount(ConfigModel):
+    """A persistent volume claim inside the pod.
+
+    Attributes:
+        claim: Its name.
+        path: Where the pod sees it.
+        writable: Whether the stage may write there.
+    """
+
+    claim: Name
+    path: str
+    writable: bool = False
+
+
+class KubernetesEnvironment(ConfigModel):
+    """A Kubernetes Job of one pod. The store must be one that pods reach: S3, or a claim at the same path.
+
+    Attributes:
+        namespace: Namespace of the Job.
+        context: Context of the kubeconfig; None for the pod's own service account, or the current context.
+        image: As in a Docker environment.
+        python: The interpreter inside the image that has this package.
+        gpus: GPUs of the pod.
+        gpu_resource: The resource that GPUs are counted in.
+        cpu: CPU request in cores; None for none.
+        memory_gib: Memory request and limit; None for none.
+        shared_memory_gib: Size of `/dev/shm`; in memory, so it counts towards `memory_gib`.
+        node_selector: Labels that a node must have.
+        tolerations: Taints of GPU nodes, mostly.
+        claims: Persistent volume claims, by where the pod sees them.
+        secrets: Secrets whose keys become environment variables of the pod.
+        service_account: Service account of the pod.
+        image_pull_secrets: Secrets for the image's registry.
+        labels: Further labels of Job and pod.
+        start_timeout_minutes: Longest wait for a node and the image.
+        time_limit_minutes: Longest run; None for no limit.
+    """
+
+    runner: Literal["kubernetes"]
+    namespace: Name
+    context: str | None = None
+    image: str | None = None
+    python: str = "python3"
+    gpus: int = Field(default=0, ge=0)
+    gpu_resource: str = "nvidia.com/gpu"
+    cpu: float | None = Field(default=None, gt=0.0)
+    memory_gib: float | None = Field(default=None, gt=0.0)
+    shared_memory_gib: float = Field(default=1.0, gt=0.0)
+    node_selector: dict[str, str] = Field(default={})
+    tolerations: tuple[Toleration, ...] = ()
+    claims: tuple[ClaimMount, ...] = ()
+    secrets: tuple[Name, ...] = ()
+    service_account: Name | None = None
+    image_pull_secrets: tuple[Name, ...] = ()
+    labels: dict[str, str] = Field(default={})
+    start_timeout_minutes: float = Field(default=30.0, gt=0.0)
+    time_limit_minutes: float | None = Field(default=None, gt=0.0)
+
+
+def _from_path(value: Any) -> Any:
+    return {"runner": "process", "python": value} if isinstance(value, str) else value
+
+
+Environment = Annotated[
+    Annotated[Interpreter | DockerEnvironment | KubernetesEnvironment, Field(discriminator="runner")],
+    BeforeValidator(_from_path),
+]

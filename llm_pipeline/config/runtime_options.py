@@ -1,0 +1,91 @@
+"""How TensorRT-LLM runs a model: options of its executor, in words of our own that hold for all of its versions.
+
+The LLM-args file of the LLM API and the parameters of Triton's `tensorrt_llm` model are rendered from them, each in
+the spelling of the target's version.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from llm_pipeline.config.model import ConfigModel
+
+
+class KvCacheOptions(ConfigModel):
+    """The paged KV cache.
+
+    Attributes:
+        free_memory_fraction: Share of the GPU memory left after loading that the cache may take.
+        maximum_tokens: Most tokens in the cache; the smaller of this and the share above counts. None for no limit.
+        reuse_blocks: Keep the blocks of finished requests for others that begin alike.
+        host_gib: Host memory that blocks are moved to before they are dropped.
+        attention_windows: Tokens that each layer attends to, repeated over the layers; None for all of them.
+        sink_tokens: First tokens that a sliding window keeps; None for none.
+        tokens_per_block: Tokens of one block.
+    """
+
+    free_memory_fraction: float = Field(default=0.9, gt=0.0, le=1.0)
+    maximum_tokens: int | None = Field(default=None, ge=1)
+    reuse_blocks: bool = True
+    host_gib: float = Field(default=0.0, ge=0.0)
+    attention_windows: tuple[int, ...] | None = None
+    sink_tokens: int | None = Field(default=None, ge=1)
+    tokens_per_block: int = Field(default=32, ge=1)
+
+
+class CudaGraphOptions(ConfigModel):
+    """CUDA graphs of decoding steps.
+
+    Attributes:
+        padding: Run a batch in the next larger graph.
+        maximum_batch_size: Largest batch that a graph is captured for; None for `limits.maximum_sequences`.
+    """
+
+    padding: bool = True
+    maximum_batch_size: int | None = Field(default=None, ge=1)
+
+
+class SpeculativeDecoding(ConfigModel):
+    """Draft tokens that the model only checks.
+
+    Attributes:
+        method: Where the draft comes from.
+        draft_tokens: Most draft tokens of a step.
+        draft_model: Directory of the draft model on the serving host, where the method needs one.
+    """
+
+    method: Literal["ngram", "eagle", "mtp", "draft_model"]
+    draft_tokens: int = Field(default=4, ge=1)
+    draft_model: str | None = None
+
+
+class RuntimeOptions(ConfigModel):
+    """Options of TensorRT-LLM's executor.
+
+    Attributes:
+        cuda_graphs: None for no graphs. The LLM API only.
+        chunked_context: Split long prompts over several steps, between which others go on decoding.
+        scheduler: `guaranteed_no_evict` starts a request when its whole answer fits; `max_utilization` starts more,
+            and may pause some.
+        beam_width: Beams of a request.
+        overlap_scheduler: Prepare a step while the one before runs. The LLM API only.
+        attention_data_parallel: Attention is copied, not split, over the ranks. The LLM API only.
+        moe_backend: Kernels of mixture-of-experts layers, in the version's own words; None for its default.
+        guided_decoding: Backend of structured output; None for none.
+        speculative: None for no speculative decoding.
+        extra_llm_args: More keys of the version's LLM-args file, checked against its recorded schema.
+    """
+
+    kv_cache: KvCacheOptions = KvCacheOptions()
+    cuda_graphs: CudaGraphOptions | None = CudaGraphOptions()
+    chunked_context: bool = True
+    scheduler: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    beam_width: int = Field(default=1, ge=1)
+    overlap_scheduler: bool = True
+    attention_data_parallel: bool = False
+    moe_backend: str | None = None
+    guided_decoding: Literal["xgrammar", "llguidance"] | None = None
+    speculative: SpeculativeDecoding | None = None
+    extra_llm_args: dict[str, JsonValue] = Field(default={})

@@ -1,0 +1,86 @@
+"""What a GPU host is: its GPUs, driver and container, as an engine's manifest records them and a server must match."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+from llm_pipeline.errors import Transient, Unsupported
+from llm_pipeline.stages.contract import Frozen
+
+CONTAINER_VARIABLE = "LLM_PIPELINE_CONTAINER"
+"""Set by the runners: the image, with its digest, that this process runs in."""
+
+_QUERY = ("name", "compute_cap", "memory.total", "driver_version")
+_TIMEOUT_SECONDS = 60
+
+
+class GpuFacts(Frozen):
+    """One GPU.
+
+    Attributes:
+        name: As the driver says it, e.g. `NVIDIA H200`.
+        sm: Compute capability, e.g. `sm90`.
+        memory_bytes: What the driver reports.
+    """
+
+    name: str
+    sm: str
+    memory_bytes: int
+
+
+class HostFacts(Frozen):
+    """The GPUs that this process sees, and what is around them.
+
+    Attributes:
+        driver: Version of the NVIDIA driver.
+        container: Image with its digest; None outside a container of ours.
+    """
+
+    gpus: tuple[GpuFacts, ...]
+    driver: str
+    container: str | None = None
+
+
+def read_host_facts() -> HostFacts:
+    """The facts of this host, by `nvidia-smi`; `CUDA_VISIBLE_DEVICES` is obeyed when it lists indices.
+
+    Raises:
+        Unsupported: There is no NVIDIA driver or no GPU here.
+        Transient: The driver does not answer.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        raise Unsupported("this host has no nvidia-smi: there is no NVIDIA driver", hint="run it on a GPU host")
+    command = [program, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = (getattr(error, "stdout", "") or "").strip() or str(error)
+        raise Transient(f"nvidia-smi does not answer: {detail}", hint="look at the driver: nvidia-smi -q") from error
+    rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(answer.stdout)) if row]
+    if not rows:
+        raise Unsupported("nvidia-smi lists no GPU", hint="run it on a GPU host")
+    visible = [rows[index] for index in _visible(len(rows))]
+    return HostFacts(
+        gpus=tuple(_gpu(row) for row in visible),
+        driver=rows[0][3],
+        container=os.environ.get(CONTAINER_VARIABLE) or None,
+    )
+
+
+def _gpu(row: list[str]) -> GpuFacts:
+    name, capability, memory, _ = row
+    return GpuFacts(name=name, sm=f"sm{capability.replace('.', '')}", memory_bytes=int(float(memory) * 2**20))
+
+
+def _visible(count: int) -> Iterator[int]:
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    parts = [part.strip() for part in listed.split(",")] if listed else []
+    if not parts or not all(part.isdecimal() for part in parts):
+        return iter(range(count))
+    return (int(part) for part in parts if int(part) < count)

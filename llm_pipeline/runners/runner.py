@@ -1,0 +1,94 @@
+"""The runner's port: where and how the process of a stage runs, and how it is found again.
+
+    runner = Runners(deployment)
+    job = runner.submit(request, placement)
+    while runner.is_active(job):
+        lines, offset = runner.read_log(job, offset)
+    result = runner.outcome(job)
+
+A job is small data that outlives whoever submitted it: any process with the same deployment goes on from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Protocol
+
+from llm_pipeline.stages.contract import EnvironmentName, Frozen, StageRequest, StageResult
+
+RunnerName = Literal["process", "docker", "kubernetes"]
+
+
+class Placement(Frozen):
+    """Where a stage is to run.
+
+    Attributes:
+        environment: Name of one of the deployment's environments.
+        container: The target's container, for an environment that names no image of its own.
+    """
+
+    environment: EnvironmentName
+    container: str | None = None
+
+
+class Job(Frozen):
+    """One submitted stage.
+
+    Attributes:
+        runner: What runs it.
+        environment: The deployment's environment that it runs in.
+        name: The container's or the Kubernetes Job's name; empty for a process.
+        directory: Holds `request.json`, `log.jsonl`, `process.json` and, at the end, `result.json`, as far as the
+            runner keeps them on this host.
+        request_digest: Digest of the request, so that the same request is not started twice.
+    """
+
+    runner: RunnerName = "process"
+    environment: EnvironmentName
+    name: str = ""
+    directory: Path
+    request_digest: str
+
+    @property
+    def log(self) -> Path:
+        """The stage's log, one JSON object a line."""
+        return self.directory / "log.jsonl"
+
+    @property
+    def result(self) -> Path:
+        """The stage's outcome; missing until it ends by itself."""
+        return self.directory / "result.json"
+
+    @property
+    def record(self) -> Path:
+        """The record of the stage's process."""
+        return self.directory / "process.json"
+
+
+class StageRunner(Protocol):
+    """What every runner offers. None of it depends on which process submitted a job."""
+
+    def submit(self, request: StageRequest, placement: Placement) -> Job:
+        """Start a stage; the same request while its job still runs gives that job.
+
+        Raises:
+            ConfigError: The deployment's environment cannot run it.
+            Transient: What runs it cannot be reached now.
+        """
+
+    def is_active(self, job: Job) -> bool:
+        """Whether the stage still runs, or waits to."""
+
+    def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
+        """Whole log lines from an offset on (0 at first), and the offset to go on from."""
+
+    def outcome(self, job: Job) -> StageResult:
+        """The result of a stage that has ended.
+
+        Raises:
+            StageCrashed: It ended without saying how.
+            PipelineError: The error it reported, in its own family.
+        """
+
+    def cancel(self, job: Job) -> None:
+        """Stop the stage and everything it started; one that has ended is fine."""

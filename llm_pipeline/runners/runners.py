@@ -1,0 +1,54 @@
+"""All runners of a deployment behind one: each job goes to the runner of its environment."""
+
+from __future__ import annotations
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.runners.process import ProcessRunner
+from llm_pipeline.runners.runner import Job, Placement, RunnerName, StageRunner
+from llm_pipeline.stages.contract import StageRequest, StageResult
+
+
+class Runners:
+    """A `StageRunner` that hands everything on to the runner that it belongs to."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._runners: dict[RunnerName, StageRunner] = {}
+
+    def submit(self, request: StageRequest, placement: Placement) -> Job:
+        """See `StageRunner`."""
+        environment = self._deployment.environments.get(placement.environment)
+        if environment is None:
+            raise ConfigError(
+                f"deployment {self._deployment.name} has no environment {placement.environment!r}",
+                hint="run `make environments`, or name it under environments: in the deployment file",
+            )
+        return self._runner(environment.runner).submit(request, placement)
+
+    def is_active(self, job: Job) -> bool:
+        """See `StageRunner`."""
+        return self._runner(job.runner).is_active(job)
+
+    def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
+        """See `StageRunner`."""
+        return self._runner(job.runner).read_log(job, offset)
+
+    def outcome(self, job: Job) -> StageResult:
+        """See `StageRunner`."""
+        return self._runner(job.runner).outcome(job)
+
+    def cancel(self, job: Job) -> None:
+        """See `StageRunner`."""
+        self._runner(job.runner).cancel(job)
+
+    def _runner(self, name: RunnerName) -> StageRunner:
+        if name not in self._runners:
+            self._runners[name] = _open(name, self._deployment)
+        return self._runners[name]
+
+
+def _open(name: RunnerName, deployment: Deployment) -> StageRunner:
+    if name == "process":
+        return ProcessRunner(deployment)
+    raise Unsupported(f"runner {name} is not available in this version", where=f"deployment {deployment.name}")
