@@ -1,0 +1,137 @@
+"""What a host must have for a target, and for an engine that was built elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import EngineDescription, EngineFacts
+from llm_pipeline.engines.host_facts import CONTAINER_VARIABLE, GpuFacts, HostFacts, read_host_facts
+from llm_pipeline.engines.host_match import (
+    driver_warning,
+    engine_problems,
+    refuse_other_host,
+    require_target_host,
+    target_problems,
+)
+from llm_pipeline.errors import Transient, Unsupported
+
+H100 = GpuFacts(name="NVIDIA H100 80GB HBM3", sm="sm90", memory_bytes=81559 * 2**20)
+H200 = GpuFacts(name="NVIDIA H200", sm="sm90", memory_bytes=143771 * 2**20)
+L40S = GpuFacts(name="NVIDIA L40S", sm="sm89", memory_bytes=46068 * 2**20)
+IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+TARGET = Target.model_validate(
+    {
+        "name": "h100_tp2",
+        "accelerator": "H100-SXM5-80GB",
+        "accelerator_count": 2,
+        "engine": "tensorrt_llm_llmapi",
+        "parallelism": {"tensor": 2},
+        "runtime_version": "1.2.1",
+        "container": f"{IMAGE}@sha256:{'0' * 64}",
+    }
+)
+
+
+def host(*gpus: GpuFacts, driver: str = "590.44.01", container: str | None = None) -> HostFacts:
+    return HostFacts(gpus=gpus, driver=driver, container=container)
+
+
+def engine(built_on: HostFacts | None) -> EngineDescription:
+    facts = EngineFacts(
+        builder="tensorrt_llm_llmapi", bytes=1, weight_format="native", quantization=None, kv_cache="auto",
+        context_length=128, device="", versions={}, seconds={},
+    )  # fmt: skip
+    return EngineDescription(facts=facts, target=TARGET, host=built_on)
+
+
+def test_a_host_with_the_targets_gpus_fits():
+    assert target_problems(TARGET, host(H100, H100, H100, driver="595.10")) == ()
+
+
+@pytest.mark.parametrize(
+    ("here", "says"),
+    [
+        (host(H100), "2 GPUs are needed, 1 are visible"),
+        (host(H100, L40S), "GPU 1 is NVIDIA L40S (sm89), H100-SXM5-80GB is sm90"),
+        (
+            host(H100, H100.model_copy(update={"memory_bytes": 40 * 2**30})),
+            "GPU 1 is NVIDIA H100 80GB HBM3 with 40 GiB",
+        ),
+    ],
+)
+def test_a_host_that_is_not_what_the_target_describes_is_told_why(here: HostFacts, says: str):
+    (problem,) = target_problems(TARGET, here)
+    assert says in problem
+
+
+def test_a_driver_older_than_the_containers_is_a_warning_for_data_centre_gpus_may_run_it():
+    assert driver_warning(TARGET, host(H100, H100)) is None
+    assert "driver 575.57.08 is older than 590.44.01" in (driver_warning(TARGET, host(H100, driver="575.57.08")) or "")
+    assert driver_warning(TARGET.model_copy(update={"container": "own/image:1"}), host(H100, driver="1.0")) is None
+
+
+def test_an_engine_is_loaded_on_a_host_like_its_builds():
+    built = host(H100, H100, container=f"{IMAGE}@sha256:1")
+    assert engine_problems(engine(built), built) == ()
+    assert engine_problems(engine(built), host(H100, H100, driver="600.1")) == ()  # not in a container of ours
+
+
+@pytest.mark.parametrize(
+    ("here", "says"),
+    [
+        (host(H100), "2 GPUs are needed, 1 are visible"),
+        (host(H100, H200), "GPU 1 is NVIDIA H200 (sm90), it was built on NVIDIA H100 80GB HBM3 (sm90)"),
+        (host(H100, H100, driver="580.1"), "driver 580.1 is older than the build's 590.44.01"),
+        (host(H100, H100, container="other@sha256:2"), "the container is other@sha256:2, it was built in"),
+    ],
+)
+def test_an_engine_is_not_loaded_on_another_host(here: HostFacts, says: str):
+    (problem,) = engine_problems(engine(host(H100, H100, container=f"{IMAGE}@sha256:1")), here)
+    assert says in problem
+
+
+def test_an_engine_of_a_cpu_is_loaded_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refuse_other_host(engine(None))
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A double of `nvidia-smi` that prints the given rows, in the recorded shape, or fails with them."""
+
+    def install(*rows: str, exit_code: int = 0) -> None:
+        program = tmp_path / "nvidia-smi"
+        lines = "\n".join(rows)
+        program.write_text(f"#!/bin/sh\ncat <<'ROWS'\n{lines}\nROWS\nexit {exit_code}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+    return install
+
+
+def test_the_facts_of_a_host_are_the_drivers(driver, monkeypatch: pytest.MonkeyPatch):
+    driver("NVIDIA H100 80GB HBM3, 9.0, 81559, 590.44.01", "NVIDIA H200, 9.0, 143771, 590.44.01")
+    monkeypatch.setenv(CONTAINER_VARIABLE, "image@sha256:1")
+    assert read_host_facts() == host(H100, H200, container="image@sha256:1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert read_host_facts().gpus == (H200,)
+
+
+def test_a_build_on_another_host_is_refused_before_it_starts(driver):
+    driver("NVIDIA L40S, 8.9, 46068, 590.44.01", "NVIDIA L40S, 8.9, 46068, 590.44.01")
+    with pytest.raises(Unsupported, match=r"this host is not a h100_tp2: GPU 0 is NVIDIA L40S \(sm89\)"):
+        require_target_host(TARGET)
+    with pytest.raises(Unsupported, match="was not built for this host: GPU 0 is NVIDIA L40S"):
+        refuse_other_host(engine(host(H100, H100)))
+
+
+def test_a_host_without_a_driver_or_with_a_broken_one_says_so(driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    driver("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", exit_code=9)
+    with pytest.raises(Transient, match="couldn't communicate"):
+        read_host_facts()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(Unsupported, match="no NVIDIA driver"):
+        read_host_facts()
