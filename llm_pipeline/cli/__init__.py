@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from llm_pipeline import __version__
-from llm_pipeline.cli import claiming, inspecting, releasing, retaining
+from llm_pipeline.cli import claiming, diagnosing, inspecting, releasing, retaining
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.logging import ReadableFormatter
 
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llm-pipeline", description="Releases of language models, with evidence.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (releasing, inspecting, claiming, retaining):
+    for group in (releasing, inspecting, claiming, retaining, diagnosing):
         group.add_commands(commands)
     return parser
 

@@ -1,0 +1,52 @@
+"""The command `doctor`: what this host has of what a deployment asks for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.errors import ExitCode
+
+if TYPE_CHECKING:
+    from llm_pipeline.doctor import Check
+
+
+def add_commands(commands: Commands) -> None:
+    """Add it to the parser."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="look at this host: interpreters, store, disk, ports, Triton, GPUs and driver",
+        description="Look at this host by doing what stages do. Exit code 4 when something has failed.",
+    )
+    doctor.add_argument("config", type=Path, nargs="?", help="a release config, for its deployment and targets")
+    add_deployment_option(doctor)
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from llm_pipeline.config.loading import load_release
+    from llm_pipeline.doctor import examine
+
+    if options.config:
+        loaded = load_release(options.config)
+        checks = examine(loaded.deployment, loaded.release.targets)
+    else:
+        checks = examine(deployment_of(options))
+    if options.json:
+        sys.stdout.write(json.dumps([check.model_dump() for check in checks], indent=1) + "\n")
+    else:
+        sys.stdout.write("\n".join(_lines(checks)) + "\n")
+    return ExitCode.BAD_INPUT if any(check.state == "failed" for check in checks) else ExitCode.GO
+
+
+def _lines(checks: Sequence[Check]) -> Iterator[str]:
+    width = max(len(check.subject) for check in checks)
+    for check in checks:
+        advice = f" -> {check.fix}" if check.fix else ""
+        yield f"{check.state:<8} {check.subject:<{width}}  {check.detail}{advice}"

@@ -1,0 +1,169 @@
+"""What this host has of what a deployment asks for, looked at by doing: `llm-pipeline doctor`.
+
+`plan` judges a release from its files alone. This starts interpreters, writes to the store, asks the GPU driver: run it
+on each host that stages or servers run on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter, KubernetesEnvironment
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.host_facts import HostFacts, read_host_facts
+from llm_pipeline.engines.host_match import driver_warning, target_problems
+from llm_pipeline.errors import ConfigError, PipelineError, Unsupported
+from llm_pipeline.planning import host
+from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
+from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.store import open_store
+
+State = Literal["ok", "warning", "failed"]
+_START_SECONDS = 60
+_LITTLE_DISK = 20e9
+
+
+class Check(Frozen):
+    """One thing that was looked at.
+
+    Attributes:
+        subject: What.
+        detail: What was found.
+        fix: What to do about it; empty where nothing is.
+    """
+
+    subject: str
+    state: State
+    detail: str
+    fix: str = ""
+
+
+def examine(deployment: Deployment, targets: Sequence[Target] = ()) -> tuple[Check, ...]:
+    """Look at everything.
+
+    Args:
+        deployment: What should be there.
+        targets: Targets that this host may be meant for; a GPU host should be one of them.
+    """
+    return (
+        *(_environment(name, found) for name, found in deployment.environments.items()),
+        _attempt("store", lambda: _store(deployment)),
+        *_directories(deployment),
+        _attempt("triton", lambda: _triton(deployment)),
+        *(Check(subject="credentials", state="warning", detail=line) for line in _credentials(deployment)),
+        *_ports(deployment),
+        *_gpus(targets),
+    )
+
+
+def _attempt(subject: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(subject=subject, state="ok", detail=look())
+    except PipelineError as error:
+        where = f"{error.where}: " if error.where else ""
+        return Check(subject=subject, state="failed", detail=f"{where}{error.message}", fix=error.hint)
+
+
+def _environment(name: str, environment: Environment) -> Check:
+    look: Callable[[], str]
+    match environment:
+        case Interpreter():
+            look = lambda: _start(environment.python)  # noqa: E731
+        case DockerEnvironment():
+            from llm_pipeline.runners.docker import engine_version
+
+            look = lambda: f"Docker engine {engine_version()}, image {environment.image or 'of the target'}"  # noqa: E731
+        case KubernetesEnvironment():
+            from llm_pipeline.runners.kubernetes import cluster_version
+
+            look = lambda: f"Kubernetes {cluster_version(environment)}, namespace {environment.namespace}"  # noqa: E731
+    return _attempt(f"environment {name}", look)
+
+
+def _start(python: str) -> str:
+    try:
+        answer = subprocess.run(
+            [python, "-m", "llm_pipeline", "--version"],
+            capture_output=True, text=True, timeout=_START_SECONDS, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", "") or "").strip().splitlines()
+        raise ConfigError(
+            f"{python} does not run this package: {said[-1] if said else error}", hint="run `make environments`"
+        ) from error
+    return f"{python}, package {answer.stdout.strip()}"
+
+
+def _store(deployment: Deployment) -> str:
+    """Write, read and remove a document."""
+    store, name = open_store(deployment.store), f"doctor/{uuid.uuid4().hex}.json"
+    store.write_document(name, {"host": platform.node()}, None)
+    store.delete_document(name)
+    return f"{store.uri}: written and removed"
+
+
+def _directories(deployment: Deployment) -> Iterator[Check]:
+    for key in ("work_root", "state_root"):
+        path = Path(getattr(deployment, key))
+        parent = host.existing_parent(path)
+        free = host.free_bytes(parent)
+        detail = f"{path}, {free / 1e9:.0f} GB free"
+        if not os.access(parent, os.W_OK):
+            yield Check(subject=key, state="failed", detail=f"{parent} is not writable", fix="change its owner")
+        elif free < _LITTLE_DISK:
+            yield Check(subject=key, state="warning", detail=detail, fix="`plan` says what a release needs")
+        else:
+            yield Check(subject=key, state="ok", detail=detail)
+
+
+def _triton(deployment: Deployment) -> str:
+    home = open_home(Path(deployment.triton_home))
+    interpreter = inspect_interpreter(Path(deployment.interpreter("model")), home)
+    return f"{home.program}, Python {interpreter.version} for its models"
+
+
+def _credentials(deployment: Deployment) -> tuple[str, ...]:
+    return (*host.missing_credentials(deployment, "hub"), *host.missing_signing_keys(deployment))
+
+
+def _ports(deployment: Deployment) -> Iterator[Check]:
+    busy = host.busy_ports(deployment, tuple(deployment.places))
+    for line in busy:
+        yield Check(subject="ports", state="failed", detail=line, fix="stop what listens there, or name other ports")
+    if not busy:
+        yield Check(subject="ports", state="ok", detail=f"free, or our own servers': {len(deployment.places)} places")
+
+
+def _gpus(targets: Sequence[Target]) -> Iterator[Check]:
+    on_gpus = [target for target in targets if target.accelerator != "cpu"]
+    try:
+        here = read_host_facts()
+    except Unsupported as error:
+        state: State = "warning" if on_gpus else "ok"
+        yield Check(subject="GPUs", state=state, detail=error.message)
+        return
+    except PipelineError as error:
+        yield Check(subject="GPUs", state="failed", detail=error.message, fix=error.hint)
+        return
+    names = ", ".join(f"{gpu.name} ({gpu.sm}, {gpu.memory_bytes / 2**30:.0f} GiB)" for gpu in here.gpus)
+    yield Check(subject="GPUs", state="ok", detail=f"{names}; driver {here.driver}")
+    for target in on_gpus:
+        yield _target(target, here)
+
+
+def _target(target: Target, here: HostFacts) -> Check:
+    subject = f"target {target.name}"
+    if problems := target_problems(target, here):
+        return Check(subject=subject, state="warning", detail=f"not this host: {'; '.join(problems)}")
+    if warning := driver_warning(target, here):
+        return Check(
+            subject=subject, state="warning", detail=warning, fix="update the driver, or use an older container"
+        )
+    return Check(subject=subject, state="ok", detail="this host fits")

@@ -1,0 +1,125 @@
+"""The doctor on this very machine, whole and broken in one place at a time."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_pipeline.cli import main
+from llm_pipeline.config.target import Target
+from llm_pipeline.doctor import Check, examine
+
+TRITON = Path(__file__).parents[1] / ".envs" / "triton"
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+@pytest.fixture
+def deployment_file(tmp_path: Path) -> Path:
+    ports = iter(free_ports(11))
+    servers = {
+        name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in ("staging", "blue", "green")
+    }
+    router = {"port": next(ports), "admin_port": next(ports)}
+    path = tmp_path / "here.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "store": "store",
+                "work_root": "work",
+                "state_root": "state",
+                "environments": {"control": sys.executable, "model": sys.executable},
+                "triton_home": str(TRITON),
+                "hub": {"endpoint": "http://127.0.0.1:9"},
+                "places": {"cpu": {**servers, "router": router}},
+            }
+        )
+    )
+    return path
+
+
+def doctor(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, str]]]:
+    code = main(["doctor", "--deployment", str(path), "--json"])
+    return code, {check["subject"]: check for check in json.loads(capsys.readouterr().out)}
+
+
+def broken(path: Path, **changes: object) -> Path:
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
+    return path
+
+
+def test_what_is_there_is_ok_and_the_store_is_left_as_it_was(deployment_file: Path, capsys):
+    _, checks = doctor(deployment_file, capsys)
+    assert {name: check["state"] for name, check in checks.items() if name not in ("triton", "GPUs")} == {
+        "environment control": "ok", "environment model": "ok", "store": "ok", "work_root": "ok", "state_root": "ok",
+        "ports": "ok",
+    }  # fmt: skip
+    assert "package 0.1.0" in checks["environment control"]["detail"]
+    assert not list((deployment_file.parent / "store").rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject", "says"),
+    [
+        ({"environments": {"control": "/no/python", "model": sys.executable}}, "environment control", "/no/python"),
+        ({"environments": {"control": "/bin/false", "model": sys.executable}}, "environment control", "does not run"),
+        ({"store": "/proc/store"}, "store", "/proc/store"),
+        ({"triton_home": "/nowhere"}, "triton", "no tritonserver here"),
+    ],
+)
+def test_what_is_broken_fails_with_exit_code_4(deployment_file: Path, capsys, changes, subject, says):
+    code, checks = doctor(broken(deployment_file, **changes), capsys)
+    assert code == 4
+    assert checks[subject]["state"] == "failed"
+    assert says in checks[subject]["detail"]
+
+
+def test_a_port_that_somebody_listens_on_is_named(deployment_file: Path, capsys):
+    port = yaml.safe_load(deployment_file.read_text())["places"]["cpu"]["green"]["grpc"]
+    with socket.create_server(("127.0.0.1", port)):
+        code, checks = doctor(deployment_file, capsys)
+    assert code == 4
+    assert str(port) in checks["ports"]["detail"]
+
+
+def targets() -> list[Target]:
+    def target(name: str, accelerator: str) -> Target:
+        return Target(name=name, accelerator=accelerator, engine="tensorrt_llm_llmapi", runtime_version="1.2.1",
+                      container="nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3")  # fmt: skip
+
+    return [target("h100", "H100-SXM5-80GB"), target("l40s", "L40S")]
+
+
+def gpu_checks(deployment_file: Path) -> dict[str, Check]:
+    from llm_pipeline.config.loading import load_deployment
+
+    return {check.subject: check for check in examine(load_deployment(deployment_file), targets())}
+
+
+def test_a_gpu_host_is_told_which_targets_it_fits(deployment_file: Path, tmp_path: Path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 9.0, 81559, 575.57.08'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    checks = gpu_checks(deployment_file)
+    assert checks["GPUs"].detail == "NVIDIA H100 80GB HBM3 (sm90, 80 GiB); driver 575.57.08"
+    assert "forward compatibility" in checks["target h100"].detail
+    assert "not this host: GPU 0 is NVIDIA H100 80GB HBM3 (sm90), L40S is sm89" in checks["target l40s"].detail
+
+
+def test_a_host_without_gpus_is_a_warning_only_where_a_target_has_some(
+    deployment_file: Path, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_checks(deployment_file)["GPUs"].state == "warning"
