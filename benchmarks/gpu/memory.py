@@ -1,0 +1,135 @@
+"""What `plan` predicts of a GPU's memory, beside what a real model of the same shapes takes there.
+
+    python -m benchmarks.gpu.memory --work /tmp/bench
+
+Transformers stands in for TensorRT-LLM: the weights are those of the checkpoint, and the KV cache holds the same
+numbers. Each batch is filled with prompts and decodes some tokens; the peak while decoding is held against the
+prediction for weights and KV cache. Of the quantized exports, the weights are loaded as they are stored. One line a
+goal; exit code 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import DynamicCache
+
+from benchmarks.goals import at_most
+from benchmarks.gpu.quantize_stage import Bench, prepare, recipe, run_stage
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.target import Parallelism
+from llm_pipeline.engines.host_facts import read_host_facts
+from llm_pipeline.planning.memory import kv_bytes_per_token, rank_weight_bytes
+from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.quantization.readback import load_model
+from llm_pipeline.stages.contract import StageFailure
+
+BATCHES = (1, 16, 64)
+PROMPT_TOKENS = 1024
+DECODED_TOKENS = 64
+FORMATS = ("fp8", "nvfp4")
+CALIBRATION_SAMPLES = 32
+TOLERANCE = 0.10
+_GIGABYTE = 1e9
+
+
+def main() -> int:
+    """Load, generate, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="directory of quantize_8b: its model is used")
+    parser.add_argument(
+        "--exports", nargs="*", type=Path, default=(), help="quantized checkpoints, as recipe=DIRECTORY"
+    )
+    options = parser.parse_args()
+    print(read_host_facts().model_dump_json(), flush=True)
+    options.work.mkdir(parents=True, exist_ok=True)
+    bench = prepare(options.work, smoke=False)
+    shape = shape_of(bench.model)
+    goals = [*_running(bench.model, shape), *(_stored(bench, shape, weights) for weights in options.formats)]
+    return 0 if all(goals) else 1
+
+
+def shape_of(checkpoint: Path) -> ModelShape:
+    """What planning needs to know of a checkpoint's `config.json`."""
+    config = json.loads((checkpoint / "config.json").read_bytes())
+    return ModelShape(
+        hidden_size=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        attention_heads=config["num_attention_heads"],
+        key_value_heads=config["num_key_value_heads"],
+        head_size=config["hidden_size"] // config["num_attention_heads"],
+        intermediate_size=config["intermediate_size"],
+        vocabulary_size=config["vocab_size"],
+        maximum_positions=config["max_position_embeddings"],
+        tied_embeddings=config.get("tie_word_embeddings", False),
+    )
+
+
+def _running(source: Path, shape: ModelShape) -> Iterator[bool]:
+    """The unquantized model at work, batch by batch."""
+    plain = QuantizationRecipe(name="none", weights="none")
+    weights = rank_weight_bytes(shape, plain, Parallelism())
+    model = load_model(source, torch.bfloat16, "cuda")
+    yield _goal("weights_bfloat16", weights, torch.cuda.memory_allocated())
+    for batch in BATCHES:
+        peak = _peak_while_decoding(model, batch, shape.vocabulary_size)
+        tokens = batch * (PROMPT_TOKENS + DECODED_TOKENS)
+        yield _goal(f"weights_and_kv_batch_{batch}", weights + tokens * kv_bytes_per_token(shape), peak)
+    del model
+    _empty()
+
+
+@torch.inference_mode()
+def _peak_while_decoding(model: Any, batch: int, vocabulary: int) -> int:
+    """Bytes allocated at most while a full batch decodes its last tokens."""
+    _empty()
+    cache = DynamicCache(config=model.config)
+    tokens = torch.randint(4, vocabulary, (batch, PROMPT_TOKENS), device="cuda")
+    answer = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    torch.cuda.synchronize()
+    del tokens
+    token = answer.logits[:, -1:].argmax(-1)
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(DECODED_TOKENS):
+        answer = model(token, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        token = answer.logits[:, -1:].argmax(-1)
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated())
+
+
+def _stored(bench: Bench, shape: ModelShape, weights: str) -> bool:
+    """Quantized weights as they lie in their files, which is how TensorRT-LLM keeps them."""
+    asked = recipe(weights, CALIBRATION_SAMPLES, bench.tokens)
+    result, _ = run_stage(bench, asked, bench.place / f"memory-{weights}.log")
+    if isinstance(result, StageFailure):
+        raise SystemExit(f"{weights}: {result.error.message}")
+    export = bench.artifact(result.artifacts["checkpoint"])
+    held = [load_file(path, device="cuda") for path in sorted(export.glob("*.safetensors"))]
+    measured = torch.cuda.memory_allocated()
+    del held
+    _empty()
+    predicted = rank_weight_bytes(shape, QuantizationRecipe.model_validate(asked), Parallelism())
+    return _goal(f"weights_{weights}", predicted, measured)
+
+
+def _goal(name: str, predicted: int, measured: int) -> bool:
+    off = abs(predicted / measured - 1)
+    print(f"{name}: predicted {predicted / _GIGABYTE:.2f} GB, measured {measured / _GIGABYTE:.2f} GB", flush=True)
+    return at_most(f"{name}_off", 100 * off, 100 * TOLERANCE, "%")
+
+
+def _empty() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
