@@ -6,11 +6,13 @@ the spelling of the target's version.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from llm_pipeline.config.model import ConfigModel
+
+SpeculativeMethod = Literal["ngram", "eagle", "mtp", "draft_model"]
 
 
 class KvCacheOptions(ConfigModel):
@@ -51,14 +53,22 @@ class SpeculativeDecoding(ConfigModel):
     """Draft tokens that the model only checks.
 
     Attributes:
-        method: Where the draft comes from.
+        method: Where the draft comes from: the text so far, heads of an EAGLE-3 model, the model's own MTP layers, or a
+            small model.
         draft_tokens: Most draft tokens of a step.
-        draft_model: Directory of the draft model on the serving host, where the method needs one.
+        draft_model: Directory of the draft model on the serving host: for `eagle` and `draft_model`, which need it.
     """
 
-    method: Literal["ngram", "eagle", "mtp", "draft_model"]
+    method: SpeculativeMethod
     draft_tokens: int = Field(default=4, ge=1)
     draft_model: str | None = None
+
+    @model_validator(mode="after")
+    def _draft_model_where_needed(self) -> Self:
+        needed = self.method in ("eagle", "draft_model")
+        if needed != (self.draft_model is not None):
+            raise ValueError(f"method {self.method} {'needs' if needed else 'has no'} draft_model")
+        return self
 
 
 class RuntimeOptions(ConfigModel):
@@ -70,6 +80,7 @@ class RuntimeOptions(ConfigModel):
         scheduler: `guaranteed_no_evict` starts a request when its whole answer fits; `max_utilization` starts more,
             and may pause some.
         beam_width: Beams of a request.
+        stream_interval: Tokens between two chunks of a streamed answer. The LLM API only.
         overlap_scheduler: Prepare a step while the one before runs. The LLM API only.
         attention_data_parallel: Attention is copied, not split, over the ranks. The LLM API only.
         moe_backend: Kernels of mixture-of-experts layers, in the version's own words; None for its default.
@@ -83,6 +94,7 @@ class RuntimeOptions(ConfigModel):
     chunked_context: bool = True
     scheduler: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
     beam_width: int = Field(default=1, ge=1)
+    stream_interval: int = Field(default=1, ge=1)
     overlap_scheduler: bool = True
     attention_data_parallel: bool = False
     moe_backend: str | None = None
