@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, field_validator
 
 from llm_pipeline.config.environment import Environment, Interpreter
@@ -108,6 +110,8 @@ class Deployment(ConfigModel):
         environments: Where stages start, by environment name: a path is an interpreter of this host.
         triton_home: Directory that holds the unpacked nvidia-pytriton wheel (its tritonserver is used).
         quantization_host: What quantization and scoring run on; None for this machine, whatever it has.
+        gpu_hour_prices: Price of one hour of one GPU, by its name in the GPU catalog, for what `plan` predicts.
+        currency: What prices are in, as three letters.
         places: Servers by target name.
         computing_at_once: Mapped tasks of one kind (quantize, accuracy, build) that a run has going at a time;
             None leaves it to Airflow's pools and parallelism.
@@ -122,6 +126,8 @@ class Deployment(ConfigModel):
     environments: dict[Name, Environment]
     triton_home: str
     quantization_host: QuantizationHost | None = None
+    gpu_hour_prices: dict[str, Annotated[float, Field(gt=0.0)]] = Field(default={})
+    currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$")
     places: dict[Name, TargetPlace] = Field(default={})
     computing_at_once: int | None = Field(default=None, ge=1)
     retention: Retention = Retention()

@@ -40,9 +40,9 @@ _UNPACKED_TO_FP8 = 1.5
 _TILE = 1500
 """Weights unpacked a second by a GPU of `_FITTED_TFLOPS` at 16 bit; to FP8 it is faster by a factor."""
 
-_Unit = Literal["bf16", "fp8", "int8", "fp4"]
+Unit = Literal["bf16", "fp8", "int8", "fp4"]
 
-_UNITS: Mapping[WeightFormat, _Unit] = {
+UNITS: Mapping[WeightFormat, Unit] = {
     "fp8": "fp8",
     "fp8_per_channel_token": "fp8",
     "fp8_block": "fp8",
@@ -135,7 +135,7 @@ class _Model(NamedTuple):
 
     def _format(self, parameters: int, weights: WeightFormat, rows: int) -> float:
         size = stored_bytes(parameters, (Share(weights, 1.0),))
-        multiplying = 2 * parameters * rows / self._peak(_UNITS.get(weights, "bf16"))
+        multiplying = 2 * parameters * rows / self._peak(UNITS.get(weights, "bf16"))
         return (max(size / self._bandwidth(), multiplying) + self._unpacking(parameters, weights, rows)) / self.ranks
 
     def _unpacking(self, parameters: int, weights: WeightFormat, rows: int) -> float:
@@ -145,7 +145,7 @@ class _Model(NamedTuple):
         faster = _UNPACKED_TO_FP8 if weights == "w4a8_awq" else 1.0
         return parameters / (pace * faster * (self.gpu.dense_tflops["bf16"] or 0.0) / _FITTED_TFLOPS)
 
-    def _peak(self, unit: _Unit) -> float:
+    def _peak(self, unit: Unit) -> float:
         """Operations a second that are reached; GPUs without a unit compute at 16 bit."""
         peak = self.gpu.int8_tops_dense if unit == "int8" else self.gpu.dense_tflops.get(unit)
         if peak is None or unit == "bf16":

@@ -1,0 +1,164 @@
+"""What no engine can beat on a GPU: the times that memory bandwidth and tensor cores allow at best. Pure.
+
+    engine = RooflineEngine(shape, recipe, find_gpu("H100-SXM5-80GB"), Parallelism(tensor=8))
+    decode_step_seconds(engine, requests=1, context_tokens=0)  # 0.00263 for Llama-3-70B in FP8
+
+A decoding step reads the weights of the layers and of the head once, and the KV cache of every request, at the
+memory's full bandwidth; and it multiplies at the full dense peak of the format. Reading and multiplying may overlap,
+so the longer of the two counts. Ranks share everything evenly and never wait. A token passes the stages of a pipeline
+one after the other, so more stages read a request's weights no faster; caches and multiplications are spread over all
+ranks. Left out, which only makes the bounds safer: attention's multiplications, activations, norms, embeddings,
+communication, sampling and every overhead.
+
+These are bounds, not predictions (`planning/speed.py` predicts): what was measured faster was not measured right.
+Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import NamedTuple
+
+from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.config.target import Parallelism, Target
+from llm_pipeline.planning.catalog import Gpu, find_gpu
+from llm_pipeline.planning.memory import kv_bytes_per_token, kv_element_bytes
+from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.planning.speed import PUBLISHED, UNITS, Tokens, Unit
+from llm_pipeline.planning.weight_storage import Share, head_parameters, layer_parameters, mixture, stored_bytes
+from llm_pipeline.stages.contract import Frozen
+
+_FP8_BY_BF16 = 2.0
+"""Peak of 8-bit tensor cores by that of the 16-bit ones, on every NVIDIA GPU that has them."""
+
+
+class RooflineEngine(NamedTuple):
+    """What decides the bounds.
+
+    Attributes:
+        tokens_per_step: Most tokens that one step gives a request: 1, or more under speculative decoding.
+    """
+
+    shape: ModelShape
+    recipe: QuantizationRecipe
+    gpu: Gpu
+    parallelism: Parallelism = Parallelism()
+    tokens_per_step: int = 1
+
+
+class RooflineFigures(Frozen):
+    """Bounds of one recipe on one target; output tokens a second of all requests together.
+
+    Attributes:
+        token_milliseconds: Least time between two tokens of a request that is alone, with an empty cache.
+        prompt_milliseconds: Least time to the first token of a prompt of `prompt_tokens`.
+        alone: Most tokens a second of one request of `prompt_tokens` and `output_tokens`.
+        together: The same for `requests` of them at a time.
+        ceiling: Most tokens a second of `requests` whatever their lengths: prompts and caches cost nothing.
+        requests: The target's `limits.maximum_sequences`.
+    """
+
+    token_milliseconds: float
+    prompt_milliseconds: float
+    alone: float
+    together: float
+    ceiling: float
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+def roofline_figures(
+    shape: ModelShape, target: Target, recipe: QuantizationRecipe, tokens: Tokens = PUBLISHED
+) -> RooflineFigures | None:
+    """The bounds of a target at one request and at all that it holds; None on a CPU.
+
+    Raises:
+        ConfigError: The target's accelerator is not in the GPU catalog.
+    """
+    if target.accelerator == "cpu":
+        return None
+    engine, requests = engine_of(shape, target, recipe), target.limits.maximum_sequences
+    return RooflineFigures(
+        token_milliseconds=1e3 * decode_step_seconds(engine, 1, 0) / engine.tokens_per_step,
+        prompt_milliseconds=1e3 * prompt_seconds(engine, tokens.prompt),
+        alone=most_tokens_per_second(engine, 1, tokens),
+        together=most_tokens_per_second(engine, requests, tokens),
+        ceiling=most_tokens_per_second(engine, requests, Tokens(prompt=0, output=1)),
+        requests=requests,
+        prompt_tokens=tokens.prompt,
+        output_tokens=tokens.output,
+    )
+
+
+def engine_of(shape: ModelShape, target: Target, recipe: QuantizationRecipe) -> RooflineEngine:
+    """The engine of a GPU target.
+
+    Raises:
+        ConfigError: The target's accelerator is not in the GPU catalog.
+    """
+    speculative = target.runtime.speculative
+    drafted = speculative.draft_tokens if speculative else 0
+    return RooflineEngine(shape, recipe, find_gpu(target.accelerator), target.parallelism, 1 + drafted)
+
+
+def decode_step_seconds(engine: RooflineEngine, requests: int, context_tokens: float) -> float:
+    """Least time of one step of so many requests, each attending to so many tokens on average."""
+    bandwidth = engine.gpu.mem_bw_gb_s * 1e9
+    ranks, tensor = engine.parallelism.world_size, engine.parallelism.tensor
+    cache = kv_bytes_per_token(engine.shape, kv_element_bytes(engine.recipe)) * context_tokens * requests
+    reading = _weights_read(engine) / (tensor * bandwidth) + cache / (ranks * bandwidth)
+    return max(reading, requests * _multiplying_seconds(engine, head=True))
+
+
+def prompt_seconds(engine: RooflineEngine, tokens: int) -> float:
+    """Least time of the pass over a prompt of which nothing is cached; the head sees only its last token."""
+    reading = _weights_read(engine) / (engine.parallelism.tensor * engine.gpu.mem_bw_gb_s * 1e9)
+    return max(reading, tokens * _multiplying_seconds(engine, head=False))
+
+
+def most_tokens_per_second(engine: RooflineEngine, requests: int, tokens: Tokens) -> float:
+    """Most output tokens a second of so many requests of the same lengths, always as many at a time.
+
+    Args:
+        engine: What serves them.
+        requests: Requests at a time.
+        tokens: Their lengths; prompts that come from the KV cache count as none.
+    """
+    steps = tokens.output / engine.tokens_per_step
+    reading = steps * decode_step_seconds(engine, requests, tokens.prompt + tokens.output / 2)
+    prompts = requests * tokens.prompt * _multiplying_seconds(engine, head=False)
+    multiplying = prompts + requests * tokens.output * _multiplying_seconds(engine, head=True)
+    return requests * tokens.output / max(reading, multiplying)
+
+
+def _weights_read(engine: RooflineEngine) -> int:
+    layers = layer_parameters(engine.shape, engine.recipe.exclude)
+    return _stored(engine, layers) + _stored(engine, head_parameters(engine.shape, engine.recipe))
+
+
+def _stored(engine: RooflineEngine, parameters: tuple[int, int]) -> int:
+    quantized, kept = parameters
+    return stored_bytes(quantized, mixture(engine.shape, engine.recipe)) + stored_bytes(kept, (Share("none", 1.0),))
+
+
+def _multiplying_seconds(engine: RooflineEngine, *, head: bool) -> float:
+    """One token through all layers, and the head if it is wanted, with all ranks at work."""
+    matrices = [layer_parameters(engine.shape, engine.recipe.exclude)]
+    if head:
+        matrices.append(head_parameters(engine.shape, engine.recipe))
+    shares = mixture(engine.shape, engine.recipe)
+    seconds = 0.0
+    for quantized, kept in matrices:
+        seconds += 2 * kept / _peak(engine.gpu, "none")
+        seconds += sum(2 * ceil(quantized * share.fraction) / _peak(engine.gpu, share.weights) for share in shares)
+    return seconds / engine.parallelism.world_size
+
+
+def _peak(gpu: Gpu, weights: WeightFormat) -> float:
+    """Operations a second of the tensor cores that multiply a format; without such cores, of the 16-bit ones."""
+    unit: Unit = UNITS.get(weights, "bf16")
+    plain = gpu.dense_tflops["bf16"] or 0.0
+    if unit == "int8":
+        return (gpu.int8_tops_dense or gpu.dense_tflops.get("fp8") or _FP8_BY_BF16 * plain) * 1e12
+    return (gpu.dense_tflops.get(unit) or plain) * 1e12
