@@ -20,6 +20,7 @@ from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.config.target import Target
+from llm_pipeline.config.triton_names import TRITON_NAMES
 
 _FILES: dict[str, type[BaseModel]] = {
     "releases": ReleaseConfig,
@@ -43,7 +44,17 @@ def reference() -> str:
     ]
     for folder, model in _FILES.items():
         parts += ["", f"## `configs/{folder}/*.yaml`", *_sections(model, "", set())]
+    parts += ["", "## A target's options in Triton's words", "", *_triton_names()]
     return "\n".join(parts) + "\n"
+
+
+def _triton_names() -> Iterator[str]:
+    yield "Fields and parameters of `config.pbtxt` for TensorRT-LLM engines, the models of the in-flight batcher set."
+    yield ""
+    yield "| option | field or parameter | models | unit there |"
+    yield "|---|---|---|---|"
+    for name in TRITON_NAMES:
+        yield f"| `{name.option}` | `{name.place}` | {', '.join(name.models)} | {name.unit} |"
 
 
 def _sections(model: type[BaseModel], prefix: str, seen: set[type[BaseModel]]) -> Iterator[str]:

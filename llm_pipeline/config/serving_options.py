@@ -1,10 +1,14 @@
-"""How Triton serves an engine: queueing, streaming and instances."""
+"""How Triton serves an engine: queueing, streaming and instances.
+
+What each option is called in Triton and TensorRT-LLM stands in `triton_names`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from llm_pipeline.config.model import ConfigModel
 
@@ -29,29 +33,54 @@ class QueuePolicy(ConfigModel):
     maximum_queued: int = Field(default=0, ge=0)
 
 
+class LookaheadOptions(ConfigModel):
+    """Sizes of lookahead decoding, in tokens.
+
+    Attributes:
+        window: Positions that are guessed at a time.
+        ngram: Length of a guess.
+        verification_set: Guesses that are checked in a step.
+    """
+
+    window: int = Field(ge=1)
+    ngram: int = Field(ge=1)
+    verification_set: int = Field(ge=1)
+
+
 class ServingOptions(ConfigModel):
     """How Triton serves the engine.
 
     Attributes:
+        streaming: Answers come token by token: the model's transactions are decoupled.
+        batching: In-flight fused batching, or TensorRT-LLM's static one.
+        preferred_batch_sizes: Batches that do not wait for more requests; empty for the largest batch only.
         queue_delay_microseconds: Longest wait for more requests to batch with. Engines batch in flight: 0 is right.
         queue: Of requests without a priority, and of those whose level has no policy of its own.
         priority_levels: Levels, 1 being the most urgent; 0 for none.
-        default_priority_level: Level of a request that names none.
+        default_priority_level: Level of a request that names none; 0 only without levels.
         priority_queues: Policies by level.
         preprocessing_instances: Instances of the tokenizing model.
         postprocessing_instances: Instances of the detokenizing model.
         bls_instances: Instances of the model that calls the others: requests at a time.
+        gpu_device_ids: GPUs of each instance of the engine; empty for one instance on all that the server sees.
         accumulate_tokens: Each streamed answer holds all tokens so far.
         exclude_input: Answers do not repeat the prompt.
-        batching: In-flight fused batching, or TensorRT-LLM's static one.
-        decoding_mode: How the next token is picked.
-        cancellation_check_milliseconds: How often cancelled requests are looked for.
-        statistics_milliseconds: How often the batcher's statistics are collected.
-        gpu_device_ids: GPUs of each instance; empty for all that the server sees.
         add_special_tokens: The tokenizer adds the model's own, such as a begin-of-text token.
         skip_special_tokens: Answers do not show them.
+        cancellation_check_milliseconds: How often cancelled requests are looked for.
+        statistics_milliseconds: How often the batcher's statistics are collected.
+        decoding_mode: How the next token is picked.
+        lookahead: Sizes of `lookahead` decoding.
+        draft_tree: Paths of the tree of `medusa` or `eagle` drafts: which guess is taken at each depth.
+        draft_model_name: Triton's name of the draft model, for `draft_model` decoding.
+        tokenizer_info_path: The tokenizer as xgrammar's JSON on the serving host, for guided decoding by an engine.
+        executor_worker_path: Where the serving container has TensorRT-LLM's worker.
+        extra_parameters: More parameters of the `tensorrt_llm` model by their key, checked against the recorded ones.
     """
 
+    streaming: bool = True
+    batching: Literal["inflight_fused_batching", "V1"] = "inflight_fused_batching"
+    preferred_batch_sizes: tuple[int, ...] = ()
     queue_delay_microseconds: int = Field(default=0, ge=0)
     queue: QueuePolicy = QueuePolicy()
     priority_levels: int = Field(default=0, ge=0)
@@ -60,12 +89,47 @@ class ServingOptions(ConfigModel):
     preprocessing_instances: int = Field(default=1, ge=1)
     postprocessing_instances: int = Field(default=1, ge=1)
     bls_instances: int = Field(default=8, ge=1)
+    gpu_device_ids: tuple[tuple[int, ...], ...] = ()
     accumulate_tokens: bool = False
     exclude_input: bool = True
-    batching: Literal["inflight_fused_batching", "V1"] = "inflight_fused_batching"
-    decoding_mode: DecodingMode = "auto"
-    cancellation_check_milliseconds: int = Field(default=100, ge=1)
-    statistics_milliseconds: int = Field(default=100, ge=1)
-    gpu_device_ids: tuple[tuple[int, ...], ...] = ()
     add_special_tokens: bool = True
     skip_special_tokens: bool = True
+    cancellation_check_milliseconds: int = Field(default=100, ge=1)
+    statistics_milliseconds: int = Field(default=100, ge=1)
+    decoding_mode: DecodingMode = "auto"
+    lookahead: LookaheadOptions | None = None
+    draft_tree: tuple[tuple[int, ...], ...] = ()
+    draft_model_name: str | None = None
+    tokenizer_info_path: str | None = None
+    executor_worker_path: str = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
+    extra_parameters: dict[str, str | int | float | bool] = Field(default={})
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ServingOptions:
+        if problems := [*self._priority_problems(), *self._decoding_problems(), *self._number_problems()]:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _priority_problems(self) -> Iterator[str]:
+        levels = self.priority_levels
+        if levels and not 1 <= self.default_priority_level <= levels:
+            yield f"default_priority_level must be 1 to {levels}, the number of priority_levels"
+        if not levels and self.default_priority_level:
+            yield "default_priority_level needs priority_levels"
+        if outside := sorted(level for level in self.priority_queues if not 1 <= level <= levels):
+            yield f"priority_queues has levels {outside} outside 1 to priority_levels ({levels})"
+
+    def _decoding_problems(self) -> Iterator[str]:
+        if (self.lookahead is not None) != (self.decoding_mode == "lookahead"):
+            yield "lookahead and decoding_mode lookahead need each other"
+        if self.draft_tree and self.decoding_mode not in ("medusa", "eagle"):
+            yield "draft_tree needs decoding_mode medusa or eagle"
+
+    def _number_problems(self) -> Iterator[str]:
+        if any(size < 1 for size in self.preferred_batch_sizes):
+            yield "preferred_batch_sizes must be 1 or more"
+        devices = [device for instance in self.gpu_device_ids for device in instance]
+        if any(not instance for instance in self.gpu_device_ids) or any(device < 0 for device in devices):
+            yield "each instance in gpu_device_ids needs GPUs, numbered from 0"
+        if len(set(devices)) < len(devices):
+            yield "gpu_device_ids names a GPU twice: instances would share its memory"

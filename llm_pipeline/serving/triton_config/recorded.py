@@ -1,0 +1,109 @@
+"""What is recorded of NVIDIA's model templates: tensors, parameters and the ensemble's wiring, with their sources."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from llm_pipeline.config.triton_names import ModelName
+
+MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
+
+
+class _Recorded(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RecordedTensor(_Recorded):
+    """An input or output of a template.
+
+    Attributes:
+        data_type: Triton's name of the type; or `logits`, `prompt_embedding_table` or `encoder_input_features`, whose
+            type depends on the engine.
+        dims: Without the batch; -1 for any.
+        optional: Requests may leave it out.
+        ragged: Requests of one batch may differ in shape.
+        scalar: One element a request, which the backend sees without dimensions (`reshape: { shape: [] }`).
+    """
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...]
+    optional: bool = False
+    ragged: bool = False
+    scalar: bool = False
+
+
+class RecordedParameter(_Recorded):
+    """A parameter that a template's model reads.
+
+    Attributes:
+        key: As the model reads it.
+        template_name: What the templates call it, where they have it.
+        required: The model does not load without it.
+        default: What holds without it, if known.
+        legal: Legal values, limits, or a word for their kind.
+    """
+
+    key: str
+    template_name: str | None
+    required: bool
+    default: JsonValue
+    legal: JsonValue
+    meaning: str
+
+
+class EnsembleStep(_Recorded):
+    """A step of the ensemble: tensors of its model, and the ensemble's tensors they are mapped to."""
+
+    model: ModelName
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+class RecordedModel(_Recorded):
+    """A template."""
+
+    backend: str = ""
+    platform: str = ""
+    inputs: tuple[RecordedTensor, ...]
+    outputs: tuple[RecordedTensor, ...]
+    parameters: tuple[RecordedParameter, ...]
+    steps: tuple[EnsembleStep, ...] = ()
+
+
+class RecordedTensors(_Recorded):
+    """Inputs and outputs of the model of NVIDIA's `llmapi` repository."""
+
+    inputs: tuple[RecordedTensor, ...]
+    outputs: tuple[RecordedTensor, ...]
+
+
+@cache
+def recorded_model(name: ModelName) -> RecordedModel:
+    """The template of a model of the in-flight batcher set."""
+    return RecordedModel.model_validate(_table("inflight_batcher")["models"][name])
+
+
+@cache
+def recorded_llmapi_tensors() -> RecordedTensors:
+    """The tensors of the model of NVIDIA's `llmapi` repository."""
+    table = _table("llmapi")
+    return RecordedTensors(inputs=table["inputs"], outputs=table["outputs"])
+
+
+def legal_types(kind: str) -> tuple[str, ...]:
+    """The types that a tensor may have: one, or several where it depends on the engine."""
+    types: dict[str, list[str]] = _table("inflight_batcher")["data_types"]
+    return tuple(types.get(kind, [kind]))
+
+
+@cache
+def _table(name: str) -> dict[str, Any]:
+    text = files("llm_pipeline.serving.triton_config").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
+    table: dict[str, Any] = json.loads(text)
+    return table
