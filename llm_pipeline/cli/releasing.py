@@ -31,7 +31,8 @@ def add_commands(commands: Commands) -> None:
     stage_run = stage_commands.add_parser("run")
     stage_run.add_argument("name")
     stage_run.add_argument("--request", type=Path, required=True)
-    stage_run.add_argument("--result", type=Path, required=True)
+    stage_run.add_argument("--result", required=True, help="file for the outcome, or store:JOB for the request's store")
+    stage_run.add_argument("--log", type=Path, help="file that takes all output of the stage")
     stage_run.set_defaults(run=_stage_run)
 
     report = commands.add_parser("report", help="write a release's report again and say where it is")
@@ -69,7 +70,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _stage_run(options: argparse.Namespace) -> int:
     from llm_pipeline.stages.process import run_stage_process
 
-    return run_stage_process(options.name, options.request, options.result)
+    return run_stage_process(options.name, options.request, options.result, options.log)
 
 
 def _report(options: argparse.Namespace) -> int:

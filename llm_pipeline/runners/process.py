@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.errors import ConfigError, StageCrashed, from_document
+from llm_pipeline.errors import ConfigError, StageCrashed
 from llm_pipeline.runners import detached
-from llm_pipeline.runners.runner import Job, Placement
-from llm_pipeline.stages.contract import OUTCOME, EnvironmentName, StageRequest, StageResult
+from llm_pipeline.runners.job_directory import (
+    last_lines,
+    latest_number,
+    locked_jobs,
+    read_lines,
+    read_outcome,
+    request_path,
+)
+from llm_pipeline.runners.runner import STAGE_VARIABLES, Job, Placement
+from llm_pipeline.stages.contract import EnvironmentName, StageRequest, StageResult
 
 _WITHHELD = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
 """Airflow's own settings hold secrets that no stage needs."""
 
-_LAST_LINES = 8
 _BATCH_NICENESS = 10
 
 
@@ -27,7 +31,7 @@ class ProcessRunner:
     """Starts stages in the interpreters that the deployment names."""
 
     def __init__(self, deployment: Deployment) -> None:
-        self._jobs = Path(deployment.work_root) / "jobs"
+        self._work_root = Path(deployment.work_root)
         self._deployment = deployment
         self._withheld = (*_WITHHELD, deployment.hub.webhook_secret_variable)
 
@@ -40,19 +44,17 @@ class ProcessRunner:
         environment = placement.environment
         self._interpreter(environment)
         text = request.model_dump_json(indent=1)
-        base = self._jobs / request.release_id / (f"{request.stage}.{request.subject}".rstrip("."))
-        base.mkdir(parents=True, exist_ok=True)
-        with (base / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            number = _latest(base)
-            job = Job(environment=environment, directory=base / str(number), request_digest=sha256_bytes(text.encode()))
+        digest = sha256_bytes(text.encode())
+        with locked_jobs(self._work_root, request) as base:
+            number = latest_number(base)
+            job = Job(environment=environment, directory=base / str(number), request_digest=digest)
             if number and self.is_active(job):
-                if job.directory.joinpath("request.json").read_text() == text:
+                if request_path(job).read_text() == text:
                     return job
                 detached.stop(self._process(job))  # an older configuration of the same stage: superseded
             job = job.model_copy(update={"directory": base / str(number + 1)})
             job.directory.mkdir()
-            (job.directory / "request.json").write_text(text)
+            request_path(job).write_text(text)
             self._start(job, request, environment)
             return job
 
@@ -63,14 +65,7 @@ class ProcessRunner:
 
     def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
         """Whole log lines from a byte offset on, and the offset to go on from."""
-        try:
-            with job.log.open("rb") as stream:
-                stream.seek(offset)
-                data = stream.read()
-        except FileNotFoundError:
-            return [], offset
-        whole = data[: data.rfind(b"\n") + 1]
-        return whole.decode(errors="replace").splitlines(), offset + len(whole)
+        return read_lines(job.log, offset)
 
     def outcome(self, job: Job) -> StageResult:
         """The result of a stage that has ended.
@@ -79,19 +74,15 @@ class ProcessRunner:
             StageCrashed: It ended without saying how.
             PipelineError: The error it reported, in its own family.
         """
-        try:
-            outcome = OUTCOME.validate_json(job.result.read_bytes())
-        except (FileNotFoundError, ValidationError) as error:
-            lines, _ = self.read_log(job, 0)
-            tail = "\n".join(line[:300] for line in lines[-_LAST_LINES:])
-            raise StageCrashed(
-                f"the stage's process ended without a result (killed, or out of memory); its last lines:\n{tail}",
-                where=str(job.directory),
-                hint="run it again: finished work is kept",
-            ) from error
-        if isinstance(outcome, StageResult):
-            return outcome
-        raise from_document(outcome.error)
+        if result := read_outcome(job):
+            return result
+        lines, _ = read_lines(job.log, 0)
+        raise StageCrashed(
+            "the stage's process ended without a result (killed, or out of memory); its last lines:\n"
+            + last_lines(lines),
+            where=str(job.directory),
+            hint="run it again: finished work is kept",
+        )
 
     def cancel(self, job: Job) -> None:
         """Stop the stage and everything it started in its process group."""
@@ -116,7 +107,7 @@ class ProcessRunner:
     def _start(self, job: Job, request: StageRequest, environment: EnvironmentName) -> None:
         python = self._interpreter(environment)
         command = [python, "-m", "llm_pipeline", "stage", "run", request.stage]
-        command += ["--request", str(job.directory / "request.json"), "--result", str(job.result)]
+        command += ["--request", str(request_path(job)), "--result", str(job.result)]
         process = detached.start(
             f"stage {request.stage} {request.subject}".strip(),
             command,
@@ -131,14 +122,10 @@ class ProcessRunner:
 def stage_environment(withheld: tuple[str, ...] = _WITHHELD) -> dict[str, str]:
     """Our environment for a stage's process, without the variables whose names begin with one of `withheld`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(withheld)}
-    return kept | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    return kept | STAGE_VARIABLES
 
 
 def _yield_to_servers(pid: int) -> None:
     """Let production on the same machine go first: stages that compute never start servers, which would inherit it."""
     with contextlib.suppress(ProcessLookupError):
         os.setpriority(os.PRIO_PROCESS, pid, _BATCH_NICENESS)
-
-
-def _latest(base: Path) -> int:
-    return max((int(entry.name) for entry in base.iterdir() if entry.name.isdigit()), default=0)

@@ -18,6 +18,9 @@ from llm_pipeline.stages.contract import EnvironmentName, Frozen, StageRequest, 
 
 RunnerName = Literal["process", "docker", "kubernetes"]
 
+STAGE_VARIABLES = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""Environment variables of every stage's process: its log has whole lines, and no bars."""
+
 
 class Placement(Frozen):
     """Where a stage is to run.
@@ -39,8 +42,9 @@ class Job(Frozen):
         environment: The deployment's environment that it runs in.
         name: The container's or the Kubernetes Job's name; empty for a process.
         directory: Holds `request.json`, `log.jsonl`, `process.json` and, at the end, `result.json`, as far as the
-            runner keeps them on this host.
+            runner keeps them on this host; nothing for a Kubernetes Job.
         request_digest: Digest of the request, so that the same request is not started twice.
+        outcome_document: Document of the store that holds the outcome, where no file is shared; empty for a file.
     """
 
     runner: RunnerName = "process"
@@ -48,6 +52,12 @@ class Job(Frozen):
     name: str = ""
     directory: Path
     request_digest: str
+    outcome_document: str = ""
+
+    @property
+    def log_place(self) -> str:
+        """Where a person finds the stage's log."""
+        return f"kubectl logs job/{self.name}" if self.runner == "kubernetes" else str(self.log)
 
     @property
     def log(self) -> Path:
@@ -77,10 +87,17 @@ class StageRunner(Protocol):
         """
 
     def is_active(self, job: Job) -> bool:
-        """Whether the stage still runs, or waits to."""
+        """Whether the stage still runs, or waits to. One that waits in vain is cancelled; its outcome says why.
+
+        Raises:
+            Transient: What runs it cannot be reached now.
+        """
 
     def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
-        """Whole log lines from an offset on (0 at first), and the offset to go on from."""
+        """Whole log lines from an offset on (0 at first), and the offset to go on from.
+
+        The offset is the runner's own: bytes of a file, or a time. It is good for any process with the same job.
+        """
 
     def outcome(self, job: Job) -> StageResult:
         """The result of a stage that has ended.

@@ -1,4 +1,7 @@
-"""The entry point of a stage's process: request file in, result file out, whatever happens in between."""
+"""The entry point of a stage's process: request file in, outcome out, whatever happens in between.
+
+The outcome is a file, or a document of the request's store where whoever started the process shares no file with it.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,30 @@ from pydantic import ValidationError
 from llm_pipeline.errors import ConfigError, ExitCode, StageCancelled
 from llm_pipeline.logging import get_logger, write_json_lines
 from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.stages.execute import execute, replace_document
+from llm_pipeline.store import open_store
+
+IN_STORE = "store:"
+"""What stands before a job's name where its outcome goes to the store."""
 
 log = get_logger(__name__)
 
 
-def run_stage_process(name: str, request_path: Path, result_path: Path) -> ExitCode:
+def run_stage_process(name: str, request_path: Path, result: str, log_path: Path | None = None) -> ExitCode:
     """Run the stage of a request file and write its outcome.
+
+    Args:
+        name: The stage.
+        request_path: File with the `StageRequest`.
+        result: File for the outcome, or `store:<job name>` for the job's document in the request's store.
+        log_path: File that takes all output of this process; None leaves it where it goes.
 
     Raises:
         ConfigError: The request cannot be read or is for another stage.
+        Transient: The outcome cannot be written now.
     """
+    if log_path is not None:
+        _write_output_to(log_path)
     os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars; read when a library imports tqdm
     write_json_lines()
     request = _read_request(name, request_path)
@@ -36,8 +52,13 @@ def run_stage_process(name: str, request_path: Path, result_path: Path) -> ExitC
         outcome = StageFailure(
             release_id=request.release_id, stage=name, subject=request.subject, error=cancelled.to_document()
         )
-    _write(result_path, outcome)
+    _write(request, result, outcome)
     return ExitCode.GO if isinstance(outcome, StageResult) else outcome.error.exit_code
+
+
+def job_outcome_name(release_id: str, job_name: str) -> str:
+    """Document with the outcome of a job that shares no file with its runner; it goes with its release."""
+    return f"releases/{release_id}/jobs/{job_name}.json"
 
 
 class _Cancelled(BaseException):
@@ -60,7 +81,20 @@ def _read_request(name: str, path: Path) -> StageRequest:
     return request
 
 
-def _write(path: Path, outcome: StageResult | StageFailure) -> None:
+def _write_output_to(path: Path) -> None:
+    """Append stdout and stderr, of this process and all it starts, to a file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _write(request: StageRequest, result: str, outcome: StageResult | StageFailure) -> None:
+    if result.startswith(IN_STORE):
+        document = job_outcome_name(request.release_id, result.removeprefix(IN_STORE))
+        replace_document(open_store(request.store), document, outcome.model_dump(mode="json"))
+        return
+    path = Path(result)
     temporary = path.with_name(f".{path.name}")
     temporary.write_text(outcome.model_dump_json(indent=1))
     temporary.replace(path)

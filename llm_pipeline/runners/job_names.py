@@ -1,0 +1,58 @@
+"""Names of containers and Kubernetes Jobs: the same request has the same name, wherever it is submitted from."""
+
+from __future__ import annotations
+
+import re
+
+from llm_pipeline.digest import sha256_json
+from llm_pipeline.stages.contract import StageRequest
+
+LABEL_PREFIX = "llm-pipeline/"
+"""What the names of our labels and annotations begin with."""
+
+_READABLE_LENGTH = 40
+_HASH_LENGTH = 10
+_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+
+
+def work_hash(request: StageRequest) -> str:
+    """What is worked on, whatever its configuration: at any time only one job should."""
+    return sha256_json([request.release_id, request.stage, request.subject])[:16]
+
+
+def job_base_name(request: StageRequest, request_digest: str, place: str = "") -> str:
+    """Name of a request's jobs without the number of the attempt: a DNS label of at most 51 characters.
+
+    Args:
+        request: Gives the readable part.
+        request_digest: Tells requests apart that would read alike.
+        place: Tells apart what else may share an engine: another deployment's work directory.
+    """
+    readable = re.sub(r"[^a-z0-9]+", "-", f"llm-{request.stage}-{request.subject}".lower())[:_READABLE_LENGTH]
+    exact = sha256_json([work_hash(request), request_digest, place])[:_HASH_LENGTH]
+    return f"{readable.strip('-')}-{exact}"
+
+
+def label_value(text: str) -> str:
+    """A text as the value of a label: unchanged if it may be one, else with a hash, so that no two texts meet.
+
+    Source: kubernetes.io/docs/concepts/overview/working-with-objects/labels: at most 63 characters, alphanumeric at
+    both ends.
+    """
+    if _LABEL_VALUE.fullmatch(text):
+        return text
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:_READABLE_LENGTH].strip("-_.")
+    return f"{readable}-{sha256_json(text)[:_HASH_LENGTH]}".lstrip("-")
+
+
+def request_labels(request: StageRequest) -> dict[str, str]:
+    """Labels that tell a person what a container or a Job works on."""
+    labels = {
+        "app.kubernetes.io/name": "llm-pipeline",
+        "app.kubernetes.io/component": "stage",
+        "app.kubernetes.io/managed-by": "llm-pipeline",
+        f"{LABEL_PREFIX}release": label_value(request.release_id),
+        f"{LABEL_PREFIX}stage": label_value(request.stage),
+        f"{LABEL_PREFIX}work": work_hash(request),
+    }
+    return labels | ({f"{LABEL_PREFIX}subject": label_value(request.subject)} if request.subject else {})
