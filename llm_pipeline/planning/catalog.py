@@ -1,4 +1,4 @@
-"""Facts that planning rests on: GPUs, runtime versions, containers, and which format runs where.
+"""Facts that planning rests on: GPUs, runtime releases, containers, which format runs where and of which models.
 
 The tables are package data with their sources inside (`planning/data/*.json`); nothing is fetched.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -37,6 +38,7 @@ class Gpu(_Fact):
         memory_gib_usable: What the driver was seen to report, if known.
         memory_mib_nvidia_smi: The same in MiB, if known.
         mem_bw_gb_s: Memory bandwidth in GB/s.
+        nvlink_gb_s_one_way: Bandwidth of its NVLinks together, in GB/s one way, if known.
         dense_tflops: Peak of the tensor cores without sparsity, by `bf16`, `fp8` and `fp4`; None where they have none.
         int8_tops_dense: The same for INT8, if known.
     """
@@ -47,6 +49,7 @@ class Gpu(_Fact):
     memory_gib_usable: float | None = None
     memory_mib_nvidia_smi: float | None = None
     mem_bw_gb_s: float
+    nvlink_gb_s_one_way: float | None = None
     dense_tflops: dict[str, float | None]
     int8_tops_dense: float | None = None
     source: str
@@ -67,14 +70,26 @@ class Container(_Fact):
     Attributes:
         image: Image with its tag.
         tensorrt_llm: Version of TensorRT-LLM inside.
+        tensorrt: Version of TensorRT inside, if known.
+        cuda: Version of CUDA inside, if known.
         driver: Driver it was built for, if known.
+        python: Version of Python inside, if known.
         size_gb: Compressed size in GB, if known.
     """
 
     image: str
     tensorrt_llm: str
+    tensorrt: str | None = None
+    cuda: str | None = None
     driver: str | None = None
+    python: str | None = None
     size_gb: float | None = None
+
+    @property
+    def oldest_driver(self) -> str | None:
+        """First driver branch that its CUDA runs on by minor version compatibility, if known."""
+        branches: dict[str, str] = _table("version_matrix")["cuda_drivers"]["first_by_major"]
+        return branches.get((self.cuda or "").partition(".")[0])
 
 
 class RuntimeRelease(_Fact):
@@ -107,6 +122,12 @@ def find_gpu(name: str) -> Gpu:
     if name not in known:
         raise ConfigError(f"unknown accelerator {name!r}", hint=f"did you mean {' or '.join(_near(name, known))}?")
     return known[name]
+
+
+def find_container(image: str) -> Container | None:
+    """The known container of an image, by its tag; a digest and the registry of a mirror make no difference."""
+    tagged = _tagged(image)
+    return next((known for known in containers() if _tagged(known.image) == tagged), None)
 
 
 @cache
@@ -148,6 +169,36 @@ def first_reader_version() -> str:
     """The oldest TensorRT-LLM that modelopt names for its unified Hugging Face checkpoints."""
     version: str = _table("checkpoint_reader")["first_version"]
     return version
+
+
+def find_family(model_id: str) -> str | None:
+    """The row of NVIDIA's tables of models that a model belongs to; None where none of them is known to hold it."""
+    name = model_id.rpartition("/")[2].lower()
+    for family, row in _families().items():
+        if any(fnmatchcase(name, pattern) for pattern in row["models"]):
+            return family
+    return None
+
+
+def families() -> tuple[str, ...]:
+    """The rows of NVIDIA's tables of models."""
+    return tuple(_families())
+
+
+def lists_format(family: str, row: str, column: Column) -> bool:
+    """Whether NVIDIA lists or tests a format, by its row in the support matrix, for a family of models."""
+    listed = _families()[family]
+    return row in (*listed["engine" if column == "engine_1_2" else "pytorch"], *listed["tested"])
+
+
+@cache
+def _families() -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in _table("model_support")["families"]}
+
+
+def _tagged(image: str) -> str:
+    """Repository name and tag, without registry and digest."""
+    return image.partition("@")[0].rpartition("/")[2]
 
 
 @cache

@@ -6,20 +6,13 @@ says so, since a missing entry in a vendor's table proves nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import Unsupported
-from llm_pipeline.planning.catalog import (
-    Column,
-    containers,
-    find_gpu,
-    first_reader_version,
-    runtime_releases,
-)
+from llm_pipeline.planning.catalog import Column, containers, find_family, find_gpu, first_reader_version
 from llm_pipeline.planning.formats import (
     CPU_FORMATS,
     CPU_KV_FORMATS,
@@ -36,15 +29,29 @@ from llm_pipeline.planning.formats import (
     weights_support,
     worse,
 )
+from llm_pipeline.planning.runtime_versions import (
+    container_problem,
+    container_warning,
+    engine_problem,
+    release_numbers,
+    version_problem,
+    version_warning,
+)
 from llm_pipeline.planning.weight_storage import bits_per_weight
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 from llm_pipeline.stages.contract import Frozen
 
 
 class Legal(Frozen):
-    """The recipe can be built and served on the target, as far as is known."""
+    """The recipe can be built and served on the target, as far as is known.
+
+    Attributes:
+        known: `yes`; `partial` and `unknown` where a table says so, or what is asked for is in none.
+        warnings: What is partial or unknown, or not as asked for.
+    """
 
     legal: Literal[True] = True
+    known: Literal["yes", "partial", "unknown"] = "yes"
     warnings: tuple[str, ...] = ()
 
 
@@ -61,15 +68,23 @@ class Refused(Frozen):
     nearest: str
 
 
-def judge_compatibility(target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision) -> Legal | Refused:
+def judge_compatibility(
+    target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision, model_id: str | None = None
+) -> Legal | Refused:
     """Whether a recipe is legal on a target.
+
+    Args:
+        target: Where it is to be served.
+        recipe: How the model is quantized.
+        dtype: Precision of what is not quantized.
+        model_id: The model, for NVIDIA's tables of models; None for what holds of any.
 
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog, or modelopt has no such recipe.
     """
     if target.accelerator == "cpu":
         return _judge_on_cpu(target, recipe)
-    platform = platform_of(target)
+    platform = platform_of(target, model_id)
     if refused := _judge_runtime(target):
         return refused
     if target.engine == "transformers_torch":
@@ -77,24 +92,13 @@ def judge_compatibility(target: Target, recipe: QuantizationRecipe, dtype: Basel
     return _judge_on_gpu(platform, target, recipe, dtype)
 
 
-def platform_of(target: Target) -> Platform:
-    """The GPU generation and the backend of a target with TensorRT-LLM.
+def platform_of(target: Target, model_id: str | None = None) -> Platform:
+    """The GPU generation and the backend of a target with TensorRT-LLM, and the model's family.
 
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
-    return Platform(find_gpu(target.accelerator).sm, _column(target))
-
-
-def has_engine_compiler(version: str) -> bool:
-    """Whether the TensorRT engine builder is offered for a TensorRT-LLM version: 1.0 to 1.2.x."""
-    return (1, 0) <= release_numbers(version) < (1, 3)
-
-
-def release_numbers(version: str) -> tuple[int, int]:
-    """Major and minor number of a version such as `1.3.0rc22`; (0, 0) when it is none."""
-    found = re.match(r"(\d+)\.(\d+)(?:\.|rc|$)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    return Platform(find_gpu(target.accelerator).sm, _column(target), find_family(model_id) if model_id else None)
 
 
 def _judge_on_cpu(target: Target, recipe: QuantizationRecipe) -> Legal | Refused:
@@ -143,21 +147,11 @@ def _judge_runtime(target: Target) -> Refused | None:
 
 
 def _judge_version(target: Target, version: str, container: str) -> Refused | None:
-    if target.engine == "tensorrt_llm_engine" and not has_engine_compiler(version):
-        newest = [release.version for release in runtime_releases() if has_engine_compiler(release.version)][-1]
-        return Refused(
-            reason=f"TensorRT-LLM {version} is not offered with tensorrt_llm_engine (1.0 to 1.2.x): "
-            "its engine compiler was removed upstream during 1.3",
-            nearest=f"engine: tensorrt_llm_llmapi, or runtime_version: {newest}",
-        )
-    image = container.partition("@")[0]
-    inside = {known.image: known.tensorrt_llm for known in containers()}.get(image)
-    if inside == version:
-        return None
-    right = [known.image for known in containers() if known.tensorrt_llm == version]
-    reason = f"container {image} holds TensorRT-LLM {inside}" if inside else f"container {image} is not a known one"
-    nearest = f"container: {right[0]}" if right else f"runtime_version: {inside or containers()[0].tensorrt_llm}"
-    return Refused(reason=f"{reason}, runtime_version is {version}", nearest=nearest)
+    problem = version_problem(version)
+    if target.engine == "tensorrt_llm_engine":
+        problem = problem or engine_problem(version)
+    problem = problem or container_problem(container, version)
+    return Refused(reason=problem.reason, nearest=problem.nearest) if problem else None
 
 
 def _judge_transformers(recipe: QuantizationRecipe) -> Legal | Refused:
@@ -196,8 +190,7 @@ def _judge_on_gpu(
         changes = _changes(recipe, asked, refused, legal, kv_nearest)
         checkpoint = ("tensorrt_llm_checkpoint: true",) if engine and not recipe.tensorrt_llm_checkpoint else ()
         return Refused(reason="; ".join(reasons), nearest=", ".join((*changes, *checkpoint)))
-    warnings = [support.text for support in supports if support.value != "yes"]
-    return Legal(warnings=(*warnings, *_version_warnings(target, recipe)))
+    return _legal((*supports, *_runtime_supports(target, recipe)))
 
 
 def _exported(recipe: QuantizationRecipe, **changes: Any) -> Support:
@@ -211,11 +204,25 @@ def _exported(recipe: QuantizationRecipe, **changes: Any) -> Support:
     return Support("yes", "")
 
 
-def _version_warnings(target: Target, recipe: QuantizationRecipe) -> Iterator[str]:
+def _runtime_supports(target: Target, recipe: QuantizationRecipe) -> Iterator[Support]:
+    """What is not known of the target's version and container."""
     version, first = target.runtime_version or "", first_reader_version()
+    for warning in (version_warning(version), container_warning(target.container or "", version)):
+        if warning:
+            yield Support("unknown", warning)
     unified = target.engine == "tensorrt_llm_llmapi" and recipe.weights != "none"
     if unified and release_numbers(version) < release_numbers(first):
-        yield f"modelopt names TensorRT-LLM {first} as the first to read its checkpoints, this is {version}"
+        text = f"modelopt names TensorRT-LLM {first} as the first to read its checkpoints, this is {version}"
+        yield Support("unknown", text)
+
+
+def _legal(supports: Collection[Support]) -> Legal:
+    uncertain = [support for support in supports if support.value != "yes"]
+    unknown = any(support.value == "unknown" for support in uncertain)
+    return Legal(
+        known="unknown" if unknown else "partial" if uncertain else "yes",
+        warnings=tuple(support.text for support in uncertain),
+    )
 
 
 def _changes(

@@ -1,7 +1,8 @@
 """Which weight and KV cache formats run where: GPU generations under TensorRT-LLM, and the CPU engine. Pure.
 
 A format needs two things of TensorRT-LLM: kernels for it on that generation (the support matrix), and a reader that
-knows the name under which modelopt exports it. The worse of the two counts.
+knows the name under which modelopt exports it. The worse of the two counts. A format that NVIDIA does not list for the
+model's family is unknown there, which refuses nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import reduce
 from typing import Literal, NamedTuple
 
 from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
-from llm_pipeline.planning.catalog import Column, SupportCell, find_reader_support, find_support
+from llm_pipeline.planning.catalog import Column, SupportCell, find_reader_support, find_support, lists_format
 from llm_pipeline.planning.weight_storage import format_bits
 from llm_pipeline.quantization.exported_names import ALGORITHMS, MIXED
 from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe
@@ -104,10 +105,15 @@ def asked_by(recipe: QuantizationRecipe) -> Asked:
 
 
 class Platform(NamedTuple):
-    """A GPU generation under one backend of TensorRT-LLM."""
+    """A GPU generation under one backend of TensorRT-LLM.
+
+    Attributes:
+        family: Family of the model, for NVIDIA's tables of models; None for what holds of any.
+    """
 
     sm: str
     column: Column
+    family: str | None = None
 
     @property
     def backend(self) -> str:
@@ -138,7 +144,8 @@ def weights_support(
     row = _MATRIX_ROWS.get(weights, "fp16" if dtype == "float16" else "bf16")
     names = [_WEIGHT_ONLY_NAMES.get(weights) if weight_only else None, ALGORITHMS.get(weights)]
     read = [_read(platform, weights, name) for name in (next(filter(None, names), None), MIXED if mixed else None)]
-    return reduce(worse, read, _hardware(platform, row, weights))
+    listed = Support("yes", "") if weights == "none" else _listed(platform, row, f"{weights} weights")
+    return reduce(worse, (*read, listed), _hardware(platform, row, weights))
 
 
 def worse(first: Support, second: Support) -> Support:
@@ -151,7 +158,8 @@ def kv_support(platform: Platform, kv_cache: KvCacheFormat) -> Support:
     """Whether a KV cache format runs."""
     if kv_cache == "none":
         return Support("yes", "")
-    return _hardware(platform, f"kv_{kv_cache}", f"an {kv_cache} KV cache")
+    row, what = f"kv_{kv_cache}", f"an {kv_cache} KV cache"
+    return worse(_hardware(platform, row, what), _listed(platform, row, what))
 
 
 def legal_weights(platform: Platform, dtype: BaselinePrecision) -> tuple[WeightFormat, ...]:
@@ -189,6 +197,12 @@ def _hardware(platform: Platform, row: str, what: str) -> Support:
     if cell.value == "no":
         return Support("no", f"{what} does not run on {platform.sm} with {platform.backend} ({cell.why})")
     return Support(cell.value, _in_tables(f"{what} on {platform.sm} with {platform.backend}", cell))
+
+
+def _listed(platform: Platform, row: str, what: str) -> Support:
+    if platform.family is None or lists_format(platform.family, row, platform.column):
+        return Support("yes", "")
+    return Support("unknown", f"{what} of {platform.family} models are in no table of NVIDIA's for {platform.backend}")
 
 
 def _in_tables(what: str, cell: SupportCell) -> str:

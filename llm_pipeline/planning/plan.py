@@ -156,7 +156,7 @@ def _plan_target(loaded: LoadedRelease, target: Target, shape: ModelShape | None
 def _plan_recipe(
     release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, shape: ModelShape | None
 ) -> RecipePlan:
-    judged = judge_compatibility(target, recipe, release.baseline.dtype)
+    judged = judge_compatibility(target, recipe, release.baseline.dtype, release.model.id)
     refusal = judged if isinstance(judged, Refused) else None
     memory, speed = None, JudgedSpeed(None, None)
     if shape and not refusal:

@@ -3,7 +3,16 @@ from __future__ import annotations
 import pytest
 
 from llm_pipeline.errors import ConfigError
-from llm_pipeline.planning.catalog import containers, find_gpu, find_support, gpus, runtime_releases
+from llm_pipeline.planning.catalog import (
+    containers,
+    families,
+    find_container,
+    find_family,
+    find_gpu,
+    find_support,
+    gpus,
+    runtime_releases,
+)
 
 
 def test_every_gpu_has_memory_and_an_architecture():
@@ -38,6 +47,45 @@ def test_containers_name_the_version_inside():
     inside = {container.image: container.tensorrt_llm for container in containers()}
     assert inside["nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"] == "1.2.1"
     assert inside["nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3"] == "1.1.0"
+
+
+def test_a_container_is_found_by_its_tag_whatever_its_registry_and_digest():
+    container = find_container(f"registry.example.com/m/tritonserver:26.07-trtllm-python-py3@sha256:{'0' * 64}")
+    assert container is not None
+    assert (container.tensorrt, container.cuda, container.python) == ("10.14.1.48", "13.1.0.036", "3.12.3")
+    assert find_container("nvcr.io/nvidia/tritonserver:27.99-trtllm-python-py3") is None
+
+
+@pytest.mark.parametrize(("tag", "built_for", "oldest"), [("26.07", "590.44.01", "580"), ("25.10", "575.57.08", "525")])
+def test_a_container_runs_on_drivers_of_its_cuda_major_version(tag: str, built_for: str, oldest: str):
+    container = find_container(f"nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3")
+    assert container is not None
+    assert (container.driver, container.oldest_driver) == (built_for, oldest)
+
+
+def test_every_serving_container_since_1_0_says_what_is_inside():
+    served = [one for one in containers() if "tritonserver" in one.image and one.tensorrt_llm.startswith("1.")]
+    assert len(served) == 11
+    for container in served:
+        facts = (container.tensorrt, container.cuda, container.driver, container.python, container.size_gb)
+        assert None not in facts
+
+
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", "LLaMA"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "LLaMA"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "LLaMA 4"),
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen-2/2.5"),
+        ("Qwen/Qwen3-8B", "Qwen-3"),
+        ("deepseek-ai/DeepSeek-R1", "DeepSeek-R1"),
+        ("acme/support-bot", None),
+    ],
+)
+def test_models_belong_to_the_family_of_their_name(model: str, family: str | None):
+    assert find_family(model) == family
+    assert family is None or family in families()
 
 
 def test_only_releases_before_1_3_rc16_have_the_engine_path():

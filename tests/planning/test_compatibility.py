@@ -8,13 +8,8 @@ import pytest
 from llm_pipeline.config.quantization import CALIBRATED, WEIGHT_BITS, QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import ConfigError
-from llm_pipeline.planning.compatibility import (
-    Legal,
-    Refused,
-    has_engine_compiler,
-    judge_compatibility,
-    release_numbers,
-)
+from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
+from llm_pipeline.planning.runtime_versions import has_engine_compiler, parse_version, release_numbers
 from llm_pipeline.quantization.modelopt_recipes import modelopt_recipes
 
 TRITON_1_2_1 = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
@@ -115,9 +110,20 @@ def test_the_engine_compiler_is_offered_from_1_0_to_1_2(version: str, offered: b
     assert has_engine_compiler(version) is offered
 
 
-def test_engines_on_1_3_are_refused_towards_the_llm_api_or_1_2_1():
-    judged = refusal(gpu_target(engine="tensorrt_llm_engine", runtime_version="1.3.0rc22", container=RELEASE_1_3))
-    assert "engine compiler was removed" in judged.reason
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        ("0.21.0", "before 1.0 are built differently"),
+        ("1.3.0rc15", "the flags of its engine compiler are not known"),
+        ("1.3.0rc16", "its engine compiler was removed upstream, 1.3.0rc15 is the last that has it"),
+        ("1.3.0rc22", "its engine compiler was removed upstream, 1.3.0rc15 is the last that has it"),
+        ("1.4.0rc1", "its engine compiler was removed upstream"),
+    ],
+)
+def test_engines_of_other_versions_are_refused_towards_the_llm_api_or_1_2_1(version: str, why: str):
+    target = gpu_target(engine="tensorrt_llm_engine", runtime_version=version, container="registry.example.com/own:1")
+    judged = refusal(target)
+    assert why in judged.reason
     assert judged.nearest == "engine: tensorrt_llm_llmapi, or runtime_version: 1.2.1"
 
 
@@ -140,6 +146,36 @@ def test_an_unknown_container_is_refused():
 def test_a_version_in_no_container_is_refused_towards_the_one_inside():
     judged = refusal(gpu_target(runtime_version="1.2.7"))
     assert judged.nearest == "runtime_version: 1.2.1"
+
+
+@pytest.mark.parametrize(("version", "nearest"), [("1.9.0", "1.4.0rc1"), ("latest", "1.2.1"), ("0.1.0", "0.9.0")])
+def test_a_version_of_a_release_that_no_table_has_is_refused_with_the_nearest_known_one(version: str, nearest: str):
+    judged = refusal(gpu_target(runtime_version=version, container="registry.example.com/own:1"))
+    assert judged.reason == f"TensorRT-LLM {version} is not a known version"
+    assert judged.nearest == f"runtime_version: {nearest}"
+
+
+@pytest.mark.parametrize(
+    ("version", "taken_for"), [("1.2.7", "1.2.1"), ("1.3.0rc18", "1.3.0rc15"), ("1.3.0", "1.3.0rc29")]
+)
+def test_a_version_between_known_ones_is_a_warning_that_says_which_it_is_taken_for(version: str, taken_for: str):
+    judged = judge(gpu_target(runtime_version=version, container="registry.example.com/own:1"), "fp8")
+    assert isinstance(judged, Legal)
+    assert judged.known == "unknown"
+    assert judged.warnings[0] == f"TensorRT-LLM {version} is not in our tables and taken for {taken_for}"
+    assert "registry.example.com/own:1 is not in our tables" in judged.warnings[1]
+
+
+def test_a_mirror_of_a_known_container_is_known():
+    assert judge(gpu_target(container="registry.example.com/mirror/tritonserver:26.07-trtllm-python-py3"), "fp8").legal
+    judged = refusal(gpu_target(container="registry.example.com/mirror/tritonserver:25.12-trtllm-python-py3"))
+    assert "holds TensorRT-LLM 1.1.0, runtime_version is 1.2.1" in judged.reason
+
+
+def test_the_tag_of_nvidias_own_image_is_the_version_inside():
+    newer = "nvcr.io/nvidia/tensorrt-llm/release:1.4.0rc1"
+    assert judge(gpu_target(runtime_version="1.4.0rc1", container=newer), "fp8") == Legal()
+    assert "holds TensorRT-LLM 1.4.0rc1" in refusal(gpu_target(container=newer)).reason
 
 
 def test_a_container_may_be_pinned_by_digest():
@@ -218,6 +254,11 @@ def test_versions_are_read_as_numbers():
     assert release_numbers("1.10.0") == (1, 10)
     assert release_numbers("1.3.0rc22") == (1, 3)
     assert release_numbers("latest") == (0, 0)
+
+
+def test_versions_are_ordered_as_they_were_released():
+    rising = ["0.17.0", "0.17.0.post1", "1.0.3.2510", "1.2.1", "1.3.0rc9", "1.3.0rc22", "1.3.0rc22.post1", "1.3.0"]
+    assert sorted(rising[::-1], key=lambda version: parse_version(version) or ()) == rising
 
 
 B200, H200, L40S, A100, RTX = (
@@ -390,3 +431,40 @@ def test_taking_the_advice_of_a_refusal_makes_any_recipe_legal_on_any_gpu(backen
             if isinstance(judged, Refused):
                 judged = judge_compatibility(target, applied(one, judged.nearest), "bfloat16")
             assert isinstance(judged, Legal), (accelerator, one, judged)
+
+
+LLAMA, QWEN = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "engine", "listed"),
+    [
+        (LLAMA, "fp8", "tensorrt_llm_llmapi", True),
+        (LLAMA, "int4_awq", "tensorrt_llm_llmapi", True),
+        (LLAMA, "fp8_block", "tensorrt_llm_llmapi", False),
+        (QWEN, "int4_awq", "tensorrt_llm_llmapi", True),
+        (QWEN, "fp8_per_channel_token", "tensorrt_llm_llmapi", False),
+        ("microsoft/phi-4", "fp8", "tensorrt_llm_llmapi", False),
+        ("microsoft/phi-4", "none", "tensorrt_llm_llmapi", True),
+        ("microsoft/phi-4", "fp8", "tensorrt_llm_engine", False),
+        ("acme/own-model", "fp8", "tensorrt_llm_llmapi", True),
+    ],
+)
+def test_a_format_that_nvidia_lists_for_no_model_of_the_family_is_a_warning(
+    model: str, weights: str, engine: str, listed: bool
+):
+    target = gpu_target(H200, engine=engine)
+    asked = recipe(weights, tensorrt_llm_checkpoint=engine == "tensorrt_llm_engine")
+    judged = judge_compatibility(target, asked, "bfloat16", model)
+    assert isinstance(judged, Legal)
+    assert judged.known == ("yes" if listed else "unknown")
+    assert any("are in no table of NVIDIA's" in line for line in judged.warnings) is not listed
+
+
+def test_a_kv_cache_that_nvidia_does_not_list_for_the_family_is_a_warning():
+    target = gpu_target(H200, engine="tensorrt_llm_engine")
+    asked = recipe("int4_awq", "int8", tensorrt_llm_checkpoint=True)
+    assert judge_compatibility(target, asked, "bfloat16", LLAMA) == Legal()
+    judged = judge_compatibility(target, asked, "bfloat16", QWEN)
+    assert isinstance(judged, Legal)
+    assert "an int8 KV cache of Qwen-2/2.5 models" in judged.warnings[0]
