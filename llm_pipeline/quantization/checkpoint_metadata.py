@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.checkpoint_files import read_json
 from llm_pipeline.quantization.exported_names import MIXED
-from llm_pipeline.quantization.formats import FORMATS, LayerFormat
+
+if TYPE_CHECKING:
+    from llm_pipeline.quantization.formats import LayerFormat
 
 QUANTIZATION_FILE = "hf_quant_config.json"
 
@@ -32,6 +35,8 @@ class LayerScheme:
         Raises:
             Unsupported: This package cannot read the algorithm.
         """
+        from llm_pipeline.quantization.formats import FORMATS
+
         if self.algorithm not in FORMATS:
             raise Unsupported(f"cannot read weights of {self.algorithm}", where=where)
         return FORMATS[self.algorithm]

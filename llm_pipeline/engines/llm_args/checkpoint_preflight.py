@@ -1,0 +1,101 @@
+"""What a checkpoint must have for the LLM API, looked at before a GPU is touched.
+
+The runtime finds most of it only after minutes of loading, or never: a quantization name that it does not know loads
+as something else, and a missing chat template is an error of the first chat request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.llm_args.dialects import dialect_of
+from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.planning.catalog import SupportCell, find_reader_support
+from llm_pipeline.quantization.checkpoint_files import read_json
+from llm_pipeline.quantization.checkpoint_metadata import QUANTIZATION_FILE, QuantizationMetadata, read_quantization
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """A checkpoint that the target's TensorRT-LLM can load, as far as is known.
+
+    Attributes:
+        quantization: What it says of its quantization.
+        context_length: Most tokens that the model can attend to; None if its config does not say.
+        warnings: What to know of it.
+    """
+
+    quantization: QuantizationMetadata
+    context_length: int | None
+    warnings: tuple[str, ...]
+
+
+def check_checkpoint(checkpoint: Path, target: Target) -> CheckpointFacts:
+    """Check a Hugging Face checkpoint for the LLM API of the target's TensorRT-LLM version.
+
+    Raises:
+        IntegrityError: Its config, weights or tokenizer are missing, or its quantization metadata is damaged.
+        Unsupported: That version does not read its quantization, or its LLM args are not recorded.
+    """
+    config = read_json(checkpoint / "config.json")
+    if not config.get("architectures"):
+        raise IntegrityError(
+            "config.json names no architecture: the runtime picks the model's code by it",
+            where=str(checkpoint),
+            hint="take config.json from the hub's revision as it is",
+        )
+    _require_files(checkpoint)
+    quantization = read_quantization(checkpoint)
+    support = _reader_support(quantization, target.runtime_version or "")
+    if support.value == "no":
+        raise Unsupported(
+            f"TensorRT-LLM {target.runtime_version} does not read {quantization.algorithm} checkpoints: {support.why}",
+            where=str(checkpoint / QUANTIZATION_FILE),
+            hint="quantize to a format that it reads: see llm-pipeline plan",
+        )
+    length = config.get("max_position_embeddings")
+    context_length = length if isinstance(length, int) else None
+    unsure = (f"{quantization.algorithm}: {support.why}",) if support.value != "yes" else ()
+    warnings = (*unsure, *_serving_warnings(checkpoint, target, context_length))
+    return CheckpointFacts(quantization, context_length, warnings)
+
+
+def _require_files(checkpoint: Path) -> None:
+    if not any(checkpoint.glob("*.safetensors")):
+        raise IntegrityError("the checkpoint has no safetensors weights", where=str(checkpoint))
+    if not any((checkpoint / name).is_file() for name in _TOKENIZERS):
+        raise IntegrityError(
+            f"the checkpoint has no tokenizer: none of {', '.join(_TOKENIZERS)}",
+            where=str(checkpoint),
+            hint="copy the tokenizer's files beside the weights",
+        )
+
+
+def _reader_support(quantization: QuantizationMetadata, version: str) -> SupportCell:
+    dialect = dialect_of(version)
+    if quantization.algorithm is None:
+        return SupportCell(value="yes", why="not quantized")
+    return find_reader_support(quantization.algorithm, "pytorch_1_2" if dialect.name == "1.2.x" else "pytorch_main")
+
+
+def _serving_warnings(checkpoint: Path, target: Target, context_length: int | None) -> Iterator[str]:
+    asked = target.limits.maximum_tokens_per_request
+    if context_length is not None and asked > context_length:
+        yield f"limits.maximum_tokens_per_request {asked} is beyond the model's {context_length} positions"
+    if not (checkpoint / "generation_config.json").is_file():
+        yield "no generation_config.json: the end-of-text token is taken from config.json"
+    if not _has_chat_template(checkpoint):
+        yield "no chat template: plain prompts work, chat requests are refused"
+
+
+def _has_chat_template(checkpoint: Path) -> bool:
+    if any((checkpoint / name).is_file() for name in _CHAT_TEMPLATES):
+        return True
+    settings = checkpoint / "tokenizer_config.json"
+    return settings.is_file() and "chat_template" in read_json(settings)

@@ -1,0 +1,114 @@
+"""Rules between keys of the LLM args that a schema cannot say, each from the recorded schemas' `x-rules` and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llm_pipeline.engines.llm_args.dialects import Dialect
+from llm_pipeline.engines.llm_args.problem import Problem
+
+Document = Mapping[str, Any]
+
+_DEFAULT_TOKENS_PER_BLOCK = 32
+_NEED_DRAFT_MODEL = ("Eagle", "Eagle3", "DraftTarget", "Draft_Target", "PARD", "DFlash", "DSpark")
+_REFUSED_BY_PYTORCH = ("Medusa", "Lookahead")
+
+
+def broken_rules(document: Document, dialect: Dialect) -> Iterator[Problem]:
+    """What a TensorRT-LLM of that dialect refuses although each key is legal by itself."""
+    yield from _cuda_graphs(_mapping(document, "cuda_graph_config"), dialect)
+    yield from _speculation(_mapping(document, "speculative_config"))
+    yield from _expert_parallelism(document)
+
+
+def rule_warnings(document: Document, dialect: Dialect) -> Iterator[Problem]:
+    """What it accepts, but most likely not as meant."""
+    yield from _batch_sizes(document)
+    yield from _uncertain_values(document, dialect)
+
+
+def _cuda_graphs(graphs: Document, dialect: Dialect) -> Iterator[Problem]:
+    largest, sizes = graphs.get("max_batch_size") or 0, graphs.get("batch_sizes") or ()
+    if not (largest and sizes):
+        return
+    if dialect.name == "1.2.x":
+        yield Problem(
+            path="cuda_graph_config", problem="max_batch_size and batch_sizes exclude each other", hint="keep one"
+        )
+    elif largest != max(sizes):
+        yield Problem(
+            path="cuda_graph_config.max_batch_size",
+            problem=f"{largest} is not the largest of batch_sizes",
+            hint=f"write {max(sizes)}, or leave it out",
+        )
+
+
+def _speculation(speculation: Document) -> Iterator[Problem]:
+    method = speculation.get("decoding_type")
+    if method in _REFUSED_BY_PYTORCH:
+        yield Problem(
+            path="speculative_config.decoding_type", problem=f"the PyTorch backend refuses {method}", hint="use Eagle"
+        )
+    if speculation.get("max_draft_len") == 0:
+        yield Problem(path="speculative_config.max_draft_len", problem="must be more than 0")
+    if method in _NEED_DRAFT_MODEL and not _draft_model(speculation):
+        yield Problem(path="speculative_config", problem=f"{method} needs a draft model", hint="add speculative_model")
+
+
+def _draft_model(speculation: Document) -> object:
+    return speculation.get("speculative_model_dir") or speculation.get("speculative_model")
+
+
+def _expert_parallelism(document: Document) -> Iterator[Problem]:
+    tensor = document.get("tensor_parallel_size", 1)
+    parts = {key: document.get(f"moe_{key}_parallel_size") for key in ("expert", "tensor", "cluster")}
+    given = {key: size for key, size in parts.items() if isinstance(size, int) and size > 0}
+    product = 1
+    for size in given.values():
+        product *= size
+    whole = {"expert", "tensor"} <= set(given)
+    if isinstance(tensor, int) and (product != tensor if whole else tensor % product):
+        keys = " x ".join(f"moe_{key}_parallel_size {size}" for key, size in given.items())
+        relation = "must be" if whole else "must divide"
+        yield Problem(path="moe_expert_parallel_size", problem=f"{keys} {relation} tensor_parallel_size {tensor}")
+
+
+def _batch_sizes(document: Document) -> Iterator[Problem]:
+    sequences, tokens = document.get("max_batch_size"), document.get("max_num_tokens")
+    if not isinstance(tokens, int):
+        return
+    if isinstance(sequences, int) and sequences > tokens:
+        yield Problem(path="max_batch_size", problem=f"{sequences} sequences never fit max_num_tokens {tokens}")
+    block = _mapping(document, "kv_cache_config").get("tokens_per_block", _DEFAULT_TOKENS_PER_BLOCK)
+    if isinstance(block, int) and block > 0 and tokens % block:
+        yield Problem(path="max_num_tokens", problem=f"{tokens} is no multiple of tokens_per_block {block}")
+    longest = document.get("max_seq_len")
+    if isinstance(longest, int) and longest > tokens and not document.get("enable_chunked_prefill"):
+        yield Problem(
+            path="max_num_tokens",
+            problem=f"prompts of more than {tokens} tokens are refused although max_seq_len is {longest}",
+            hint="set enable_chunked_prefill: true",
+        )
+
+
+def _uncertain_values(document: Document, dialect: Dialect) -> Iterator[Problem]:
+    if dialect.name == "1.2.x" and _mapping(document, "moe_config").get("backend") == "AUTO":
+        yield Problem(path="moe_config.backend", problem="AUTO was seen in later 1.2 files only", hint="name a backend")
+    if _mapping(document, "speculative_config").get("decoding_type") in ("DraftTarget", "Draft_Target"):
+        yield from _draft_target_spelling(dialect)
+    if dialect.name == "1.2.x" and _mapping(document, "kv_cache_config").get("dtype") == "nvfp4":
+        yield Problem(path="kv_cache_config.dtype", problem="nvfp4 is not confirmed for 1.2.x")
+
+
+def _draft_target_spelling(dialect: Dialect) -> Iterator[Problem]:
+    if dialect.name == "1.2.x":
+        yield Problem(
+            path="speculative_config.decoding_type",
+            problem="1.2.x spells it DraftTarget in one file and Draft_Target in a later one",
+        )
+
+
+def _mapping(document: Document, key: str) -> Document:
+    value = document.get(key)
+    return value if isinstance(value, Mapping) else {}
