@@ -1,8 +1,12 @@
 """Sizes of weights and KV caches, and whether they fit. Pure arithmetic; every figure is in bytes.
 
-Weights: the linear modules inside the layers take the recipe's format; embeddings, norms, the head where the
+Weights: the linear modules inside the layers take the recipe's format; embeddings, norms, biases, the head where the
 recipe excludes it, and every module that an exclude pattern names stay at the baseline's precision, as modelopt
-exports them. KV cache of one token: 2 (key, value) x layers x KV heads x head size x bytes an element.
+exports them. KV cache of one token: 2 (key, value) x layers x KV heads x head size x bytes an element; a layer with a
+sliding window holds no more tokens than the window has.
+
+All known shapes are of dense models, so that expert parallelism spreads nothing. Not counted: a draft model of
+speculative decoding, and what attention data parallelism copies.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from math import ceil
 
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe
+from llm_pipeline.config.runtime_options import KvCacheOptions
 from llm_pipeline.config.target import EngineLimits, Parallelism
 from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.weight_storage import (
@@ -20,11 +25,6 @@ from llm_pipeline.planning.weight_storage import (
     stored_bytes,
 )
 from llm_pipeline.stages.contract import Frozen
-
-KV_SHARE = 0.9
-"""Share of the memory left after loading that TensorRT-LLM gives its KV cache
-(`kv_cache_config.free_gpu_memory_fraction`, default of 1.0 to 1.2)."""
-
 
 _KV_BYTES: dict[KvCacheFormat, float] = {"fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + 1 / 16}
 """Bytes of one element of a quantized KV cache, the scale of a block of 16 included."""
@@ -39,6 +39,8 @@ class Engine(Frozen):
         unquantized_bytes: Bytes of one unquantized weight once loaded.
         kv_bytes: Bytes of one element of an unquantized KV cache.
         quantizes_kv: Whether the engine stores the KV cache in the format that the recipe asks for.
+        kv_cache: How much of the memory the KV cache may take, and what it holds of a request.
+        beam_width: Beams of a request; each is counted with a KV cache of its own, the most that they can need.
     """
 
     capacity: int
@@ -46,6 +48,8 @@ class Engine(Frozen):
     unquantized_bytes: int = HALF_PRECISION
     kv_bytes: int = HALF_PRECISION
     quantizes_kv: bool = True
+    kv_cache: KvCacheOptions = KvCacheOptions()
+    beam_width: int = 1
 
 
 class MemoryFit(Frozen):
@@ -56,7 +60,8 @@ class MemoryFit(Frozen):
         weights: Weights of the fullest rank.
         runtime: Context, graphs and activations, by a stated model.
         kv_per_token: KV cache of one token.
-        kv_available: What is left for the KV cache.
+        kv_per_request: KV cache of one request of full length.
+        kv_available: What the KV cache may take.
         kv_wanted: KV cache of `limits.maximum_sequences` requests of full length.
         largest_batch: Requests of full length that fit at once.
     """
@@ -65,6 +70,7 @@ class MemoryFit(Frozen):
     weights: int
     runtime: int
     kv_per_token: int
+    kv_per_request: int
     kv_available: int
     kv_wanted: int
     largest_batch: int
@@ -78,7 +84,7 @@ class MemoryFit(Frozen):
 def weight_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int = HALF_PRECISION) -> int:
     """Bytes of a checkpoint's weights under a recipe."""
     heads = 0 if shape.tied_embeddings else _head_bytes(shape, recipe, unquantized_bytes)
-    edges = (shape.embedding_parameters + shape.norm_parameters) * unquantized_bytes
+    edges = (shape.embedding_parameters + shape.vector_parameters) * unquantized_bytes
     return _layer_bytes(shape, recipe, unquantized_bytes) + edges + heads
 
 
@@ -101,13 +107,23 @@ def rank_weight_bytes(
     embeddings = shape.embedding_parameters * unquantized_bytes
     head = _head_bytes(shape, recipe, unquantized_bytes)
     edges = max(embeddings, head) if stages > 1 else embeddings + (0 if shape.tied_embeddings else head)
-    return ceil((layers + edges) / parallelism.tensor) + shape.norm_parameters * unquantized_bytes
+    return ceil((layers + edges) / parallelism.tensor) + shape.vector_parameters * unquantized_bytes
 
 
 def rank_kv_bytes_per_token(shape: ModelShape, parallelism: Parallelism, element_bytes: float) -> int:
     """KV cache of one token on the fullest rank; heads are copied where there are more ranks than heads."""
     layers = ceil(shape.layers / parallelism.pipeline)
     return ceil(2 * layers * ceil(shape.key_value_heads / parallelism.tensor) * shape.head_size * element_bytes)
+
+
+def rank_kv_bytes_per_request(
+    shape: ModelShape, parallelism: Parallelism, element_bytes: float, options: KvCacheOptions, tokens: int
+) -> int:
+    """KV cache of one request on the fullest rank, in whole blocks of each layer that the rank holds."""
+    per_layer = 2 * ceil(shape.key_value_heads / parallelism.tensor) * shape.head_size * element_bytes
+    held = [_tokens_held(tokens, layer, options) for layer in range(shape.layers)]
+    layers = ceil(shape.layers / parallelism.pipeline)
+    return ceil(per_layer * max(sum(held[first : first + layers]) for first in range(0, shape.layers, layers)))
 
 
 def activation_bytes(shape: ModelShape, limits: EngineLimits, parallelism: Parallelism) -> int:
@@ -129,17 +145,29 @@ def fit_memory(
     runtime = engine.runtime + activation_bytes(shape, limits, parallelism)
     element = kv_element_bytes(recipe, engine.kv_bytes) if engine.quantizes_kv else engine.kv_bytes
     per_token = rank_kv_bytes_per_token(shape, parallelism, element)
-    available = max(0, int((engine.capacity - weights - runtime) * KV_SHARE))
-    request = per_token * limits.maximum_tokens_per_request
+    tokens = limits.maximum_tokens_per_request
+    request = engine.beam_width * rank_kv_bytes_per_request(shape, parallelism, element, engine.kv_cache, tokens)
+    available = int(max(0, engine.capacity - weights - runtime) * engine.kv_cache.free_memory_fraction)
+    if engine.kv_cache.maximum_tokens:
+        available = min(available, engine.kv_cache.maximum_tokens * per_token)
     return MemoryFit(
         capacity=engine.capacity,
         weights=weights,
         runtime=runtime,
         kv_per_token=per_token,
+        kv_per_request=request,
         kv_available=available,
         kv_wanted=limits.maximum_sequences * request,
         largest_batch=available // request,
     )
+
+
+def _tokens_held(tokens: int, layer: int, options: KvCacheOptions) -> int:
+    """Tokens that a layer keeps of a request of so many: its window's and the first ones, in whole blocks."""
+    if options.attention_windows:
+        window = options.attention_windows[layer % len(options.attention_windows)]
+        tokens = min(tokens, window + (options.sink_tokens or 0))
+    return ceil(tokens / options.tokens_per_block) * options.tokens_per_block
 
 
 def _layer_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:

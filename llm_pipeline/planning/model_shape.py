@@ -21,6 +21,8 @@ class ModelShape(ConfigModel):
         intermediate_size: Width of the gated MLP.
         maximum_positions: Longest context that the model was made for, in tokens.
         tied_embeddings: The output head is the embedding table.
+        attention_biases: The projections to queries, keys and values have biases.
+        head_norms: Queries and keys are normalized, head by head.
     """
 
     hidden_size: int
@@ -32,6 +34,8 @@ class ModelShape(ConfigModel):
     vocabulary_size: int
     maximum_positions: int
     tied_embeddings: bool = False
+    attention_biases: bool = False
+    head_norms: bool = False
 
     @property
     def embedding_parameters(self) -> int:
@@ -39,16 +43,18 @@ class ModelShape(ConfigModel):
         return self.vocabulary_size * self.hidden_size
 
     @property
-    def norm_parameters(self) -> int:
-        """Parameters of all norms: two a layer and the last one."""
-        return (2 * self.layers + 1) * self.hidden_size
+    def vector_parameters(self) -> int:
+        """Parameters of all norms, two a layer and the last one, and of all biases: what no format quantizes."""
+        norms = (2 * self.layers + 1) * self.hidden_size + 2 * self.layers * self.head_size * self.head_norms
+        biases = self.layers * (self.attention_heads + 2 * self.key_value_heads) * self.head_size
+        return norms + biases * self.attention_biases
 
     @property
     def parameters(self) -> int:
         """All parameters, the head counted only where it is not the embedding table."""
         heads = 1 if self.tied_embeddings else 2
         linear = self.layers * sum(size for _, size in self._layer_linears())
-        return linear + heads * self.embedding_parameters + self.norm_parameters
+        return linear + heads * self.embedding_parameters + self.vector_parameters
 
     def linears(self) -> Iterator[tuple[str, int]]:
         """Module name and parameters of each linear module inside the layers, as Transformers names them."""

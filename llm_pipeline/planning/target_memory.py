@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.compatibility import Refused
 from llm_pipeline.planning.host import total_memory_bytes
-from llm_pipeline.planning.memory import KV_SHARE, Engine, MemoryFit, fit_memory
+from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory
 from llm_pipeline.planning.model_shape import ModelShape
 
 _GPU_RUNTIME_BYTES = 2 * 2**30
@@ -32,7 +34,7 @@ def judge_memory(
     fit = _fit(target, recipe, shape, target.parallelism)
     if fit.fits:
         return fit, None
-    return fit, Refused(reason=_shortage(fit, _limits(target, shape)), nearest=_advice(fit, target, recipe, shape))
+    return fit, Refused(reason=_shortage(fit, target, shape), nearest=_advice(fit, target, recipe, shape))
 
 
 def engine_memory(target: Target) -> Engine:
@@ -46,7 +48,12 @@ def engine_memory(target: Target) -> Engine:
             kv_bytes=4,
             quantizes_kv=False,
         )
-    return Engine(capacity=find_gpu(target.accelerator).usable_bytes, runtime=_GPU_RUNTIME_BYTES)
+    return Engine(
+        capacity=find_gpu(target.accelerator).usable_bytes,
+        runtime=_GPU_RUNTIME_BYTES,
+        kv_cache=target.runtime.kv_cache,
+        beam_width=target.runtime.beam_width,
+    )
 
 
 def _cannot_split(shape: ModelShape, parallelism: Parallelism) -> Refused | None:
@@ -58,6 +65,8 @@ def _cannot_split(shape: ModelShape, parallelism: Parallelism) -> Refused | None
     if pipeline > shape.layers:
         reason = f"{shape.layers} layers cannot be split over pipeline parallelism {pipeline}"
         return Refused(reason=reason, nearest=f"parallelism.pipeline: {shape.layers}")
+    if (parallelism.expert or 1) > 1:
+        return Refused(reason="the model has no experts to be spread", nearest="no parallelism.expert")
     return None
 
 
@@ -71,18 +80,29 @@ def _limits(target: Target, shape: ModelShape) -> EngineLimits:
     return target.limits.model_copy(update={"maximum_tokens_per_request": tokens})
 
 
-def _shortage(fit: MemoryFit, limits: EngineLimits) -> str:
+def _shortage(fit: MemoryFit, target: Target, shape: ModelShape) -> str:
+    limits, kv_cache = _limits(target, shape), target.runtime.kv_cache
+    share = f"{kv_cache.free_memory_fraction:.0%} of the rest"
+    if _is_capped(fit, target):
+        share = f"runtime.kv_cache.maximum_tokens {kv_cache.maximum_tokens}"
     return (
         f"{fit.weights / 1e9:.1f} GB weights + {fit.runtime / 1e9:.1f} GB runtime of {fit.capacity / 1e9:.1f} GB "
-        f"leave {fit.kv_available / 1e9:.1f} GB for the KV cache ({KV_SHARE:.0%} of the rest), but "
+        f"leave {fit.kv_available / 1e9:.1f} GB for the KV cache ({share}), but "
         f"maximum_sequences {limits.maximum_sequences} x {limits.maximum_tokens_per_request} tokens a request "
         f"need {fit.kv_wanted / 1e9:.1f} GB"
     )
 
 
+def _is_capped(fit: MemoryFit, target: Target) -> bool:
+    """Whether it is the options of the KV cache that limit it, and not the memory."""
+    return fit.kv_available == (target.runtime.kv_cache.maximum_tokens or 0) * fit.kv_per_token > 0
+
+
 def _advice(fit: MemoryFit, target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> str:
     if fit.largest_batch:
         return f"limits.maximum_sequences: {fit.largest_batch}"
+    if _is_capped(fit, target):
+        return f"runtime.kv_cache.maximum_tokens: {ceil(fit.kv_wanted / fit.kv_per_token)}"
     pipeline = target.parallelism.pipeline
     for tensor in (step for step in _TENSOR_STEPS if step > target.parallelism.tensor):
         if shape.attention_heads % tensor:

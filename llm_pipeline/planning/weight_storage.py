@@ -35,14 +35,15 @@ class _Scales(NamedTuple):
 
 
 _SCALES: Mapping[WeightFormat, _Scales] = {
-    "int4_blockwise": _Scales(group=128, scale_bytes=2),
-    "int4_awq": _Scales(group=128, scale_bytes=2),
-    "w4a8_awq": _Scales(group=128, scale_bytes=2),
+    "int4_blockwise": _Scales(group=128, scale_bytes=4),
+    "int4_awq": _Scales(group=128, scale_bytes=4),
+    "w4a8_awq": _Scales(group=128, scale_bytes=4),
     "nvfp4": _Scales(group=16, scale_bytes=1),
     "nvfp4_awq": _Scales(group=16, scale_bytes=1),
     "mxfp4": _Scales(group=32, scale_bytes=1),
 }
-"""modelopt's defaults; scales of whole tensors, channels and 128 x 128 blocks are too few to count."""
+"""modelopt's defaults, as its exports hold them: the scales of INT4 in 32 bit, whatever the model's precision. Those
+of whole tensors, channels and 128 x 128 blocks are too few to count."""
 
 _SEARCHED_BITS: Mapping[WeightFormat, float] = {"nvfp4": 4.5, "nvfp4_awq": 4.5}
 """Bits that a search of modelopt counts with, where they are not those of the stored weight."""

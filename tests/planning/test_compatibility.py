@@ -257,8 +257,9 @@ def test_versions_are_read_as_numbers():
 
 
 def test_versions_are_ordered_as_they_were_released():
-    rising = ["0.17.0", "0.17.0.post1", "1.0.3.2510", "1.2.1", "1.3.0rc9", "1.3.0rc22", "1.3.0rc22.post1", "1.3.0"]
-    assert sorted(rising[::-1], key=lambda version: parse_version(version) or ()) == rising
+    given = ["1.3.0", "1.3.0rc22.post1", "1.0.3.2510", "1.3.0rc22", "0.17.0.post1", "1.3.0rc9", "0.17.0"]
+    rising = ["0.17.0", "0.17.0.post1", "1.0.3.2510", "1.3.0rc9", "1.3.0rc22", "1.3.0rc22.post1", "1.3.0"]
+    assert sorted(given, key=lambda version: parse_version(version) or ()) == rising
 
 
 B200, H200, L40S, A100, RTX = (
