@@ -92,9 +92,7 @@ class Demo:
     def _start_services(self) -> AirflowAccess:
         self._console.title("Services")
         self._console.step("Airflow starts on loopback (the first start makes its database)")
-        access = start_airflow(
-            self._layout.airflow, self._layout.airflow_port, releases=self._layout.configs / "releases"
-        )
+        access = self._start_airflow()
         self._console.title("Model")
         trained = services.train_model(self._layout, self._deployment)
         facts = json.loads((self._layout.model / "training.json").read_text())
@@ -106,6 +104,11 @@ class Demo:
         services.start_traffic(self._layout, self._deployment)
         self._console.step("background traffic goes to production from now on")
         return access
+
+    def _start_airflow(self) -> AirflowAccess:
+        return start_airflow(
+            self._layout.airflow, self._layout.airflow_port, releases=self._layout.configs / "releases"
+        )
 
     def _ensure_production(self) -> None:
         """Production runs: what the pointers say, or the FP16 model released now."""

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -47,6 +47,7 @@ def start_airflow(
     repository: Path = _REPOSITORY,
     releases: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    workers: Mapping[str, tuple[str, ...]] | None = None,
     timeout_seconds: float = 180.0,
 ) -> AirflowAccess:
     """Start Airflow, or find the one that runs, and wait until all of it is healthy.
@@ -56,7 +57,8 @@ def start_airflow(
         port: Loopback port of the UI and the API.
         repository: Where `dags/` and `plugins/` are.
         releases: Directory of release configs; None for the repository's.
-        settings: More Airflow settings, as `AIRFLOW__SECTION__KEY` variables.
+        settings: More Airflow settings, as `AIRFLOW__SECTION__KEY` variables, and others of its processes.
+        workers: Arguments of `airflow` by name, for processes that the settings' executor needs besides.
         timeout_seconds: Longest wait for health.
 
     Raises:
@@ -71,9 +73,10 @@ def start_airflow(
     if not _running(home, "api-server"):
         _require_free(port)
     _migrate(home, environment)
-    for component, arguments in _COMPONENTS.items():
+    components = {**_COMPONENTS, **(workers or {})}
+    for component, arguments in components.items():
         _start_component(home, component, arguments, environment)
-    _wait_until_healthy(home, access, timeout_seconds)
+    _wait_until_healthy(home, access, tuple(components), timeout_seconds)
     log.info("Airflow is up", url=access.url, user=access.username, password_file=str(_password_file(home)))
     return access
 
@@ -91,8 +94,8 @@ def read_access(home: Path, port: int) -> AirflowAccess:
 
 def stop_airflow(home: Path) -> None:
     """Stop every process of the Airflow in `home`; its database and logs stay. None running is fine."""
-    for component in reversed(tuple(_COMPONENTS)):
-        record = _record(home, component)
+    started = sorted((home / "processes").glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for record in started:
         if process := detached.load(record):
             detached.stop(process, grace_seconds=8.0)
             record.unlink(missing_ok=True)
@@ -217,12 +220,12 @@ def _start_component(home: Path, component: str, arguments: tuple[str, ...], env
     )
 
 
-def _wait_until_healthy(home: Path, access: AirflowAccess, timeout_seconds: float) -> None:
+def _wait_until_healthy(home: Path, access: AirflowAccess, components: Sequence[str], timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     waiting = "api-server"
     warm = False
     while time.monotonic() < deadline:
-        _require_alive(home)
+        _require_alive(home, components)
         waiting = _unhealthy(access)
         if not warm and "api-server" not in waiting:
             warm = _warm_up(access)
@@ -240,8 +243,8 @@ def _warm_up(access: AirflowAccess) -> bool:
         return False
 
 
-def _require_alive(home: Path) -> None:
-    for component in _COMPONENTS:
+def _require_alive(home: Path, components: Sequence[str]) -> None:
+    for component in components:
         if not _running(home, component):
             end = (home / "logs" / f"{component}.log").read_text(errors="replace")[-1500:]
             raise StageCrashed(

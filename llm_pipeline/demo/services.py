@@ -139,7 +139,7 @@ def stop_everything(layout: DemoLayout) -> list[str]:
 
 def _running_processes(layout: DemoLayout) -> Iterator[detached.DetachedProcess]:
     for record in sorted(layout.root.rglob("*.json")):
-        if record.stat().st_size > 65536:  # noqa: PLR2004 - a process record is far smaller
+        if not record.is_file() or record.stat().st_size > 65536:  # noqa: PLR2004 - a record is far smaller
             continue
         try:
             process = detached.load(record)

@@ -1,0 +1,202 @@
+"""The demo's release by Airflow's Celery executor: PostgreSQL, Redis and two workers, all real, on loopback.
+
+    PYTHONPATH=CLUSTER_SITE python benchmarks/celery_executor.py
+
+What leaves one machine leaves it this way: the same DAG, on Airflow's own executor. One worker is killed in the
+middle of a stage; its next try must find the stage that still runs. Needs the packages of
+docker/constraints/cluster-py311.txt beside the control environment, and the programs of PostgreSQL and Redis
+(`apt-get install postgresql redis-server`). One line a goal; exit code 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.goals import at_most, goal
+from llm_pipeline.demo.__main__ import Demo
+from llm_pipeline.demo.airflow_client import AirflowAccess
+from llm_pipeline.demo.airflow_services import start_airflow
+from llm_pipeline.demo.console import Console
+from llm_pipeline.demo.layout import DemoLayout
+from llm_pipeline.runners import detached
+
+POSTGRES_PORT, REDIS_PORT, AIRFLOW_PORT = 18932, 18979, 18090
+WORKERS = ("worker-1", "worker-2")
+DATABASE = "airflow"
+WATCHED_SECONDS = 500.0
+
+
+class CeleryDemo(Demo):
+    """The demo with another executor."""
+
+    def __init__(self, layout: DemoLayout, console: Console, settings: Mapping[str, str]) -> None:
+        super().__init__(layout, console)
+        self._settings = settings
+        self.access: AirflowAccess | None = None
+
+    def _start_airflow(self) -> AirflowAccess:
+        self.access = start_airflow(
+            self._layout.airflow,
+            self._layout.airflow_port,
+            releases=self._layout.configs / "releases",
+            settings=self._settings,
+            workers={
+                name: ("celery", "worker", "--concurrency", "3", "--skip-serve-logs", "--celery-hostname", name)
+                for name in WORKERS
+            },
+        )
+        return self.access
+
+
+def main() -> int:
+    """Run the release."""
+    _require_programs()
+    layout = DemoLayout(airflow_port=AIRFLOW_PORT)
+    for kept in (layout.root / "store", layout.root / "work", layout.airflow):
+        shutil.rmtree(kept, ignore_errors=True)  # all of the work is to be done
+    with ExitStack() as until_done:
+        place = Path(until_done.enter_context(tempfile.TemporaryDirectory(prefix="celery-")))
+        settings = _settings(until_done.enter_context(_postgres(place)), until_done.enter_context(_redis(place)))
+        console = Console()
+        console.follow_logs()
+        demo = CeleryDemo(layout, console, settings)
+        until_done.callback(demo.down)
+        killer = _Killer(layout, demo)
+        killer.start()
+        begun = time.perf_counter()
+        code = demo.up()
+        seconds = time.perf_counter() - begun
+        killer.join(timeout=5.0)
+        goals = [
+            goal("release_on_celery", f"exit code {code}", "exit code 0", met=code == 0),
+            goal("worker_killed", killer.killed or "none", "one", met=bool(killer.killed)),
+            goal("stage_found_by_the_next_try", str(killer.followed), "True", met=killer.followed),
+            at_most("release_seconds", seconds, 600, "s"),
+        ]
+    return 0 if all(goals) else 1
+
+
+class _Killer(threading.Thread):
+    """Kills the worker of the first accuracy task while its stage runs, and watches the next try."""
+
+    def __init__(self, layout: DemoLayout, demo: CeleryDemo) -> None:
+        super().__init__(daemon=True)
+        self._layout, self._demo = layout, demo
+        self.killed = ""
+        self.followed = False
+
+    def run(self) -> None:
+        """Wait for the stage, kill, and look into the log of the next try."""
+        deadline = time.monotonic() + WATCHED_SECONDS
+        while not self.killed and time.monotonic() < deadline:
+            time.sleep(0.2)
+            self.killed = self._kill()
+        while not self.followed and time.monotonic() < deadline:
+            time.sleep(1.0)
+            self.followed = any("still runs" in log.read_text(errors="replace") for log in self._logs(2))
+
+    def _kill(self) -> str:
+        """Kill the whole worker that holds the task; its name, or nothing when there is no such task yet."""
+        records = (self._layout.root / "work" / "jobs").glob("*/accuracy.*/*/process.json")
+        stage = next((found for found in map(detached.load, records) if found and found.alive), None)
+        ancestors = list(_ancestors(stage.pid)) if stage else []
+        for name in WORKERS:
+            worker = detached.load(self._layout.airflow / "processes" / f"{name}.json")
+            if worker and worker.pid in ancestors:
+                for pid in (*ancestors[: ancestors.index(worker.pid)], worker.pid):
+                    os.kill(pid, signal.SIGKILL)
+                os.killpg(worker.pid, signal.SIGKILL)
+                return name
+        return ""
+
+    def _logs(self, attempt: int) -> Iterator[Path]:
+        return self._layout.airflow.glob(f"logs/**/*accuracy*/**/attempt={attempt}.log")
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    """The parents of a process, nearest first, without init."""
+    while pid > 1:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except FileNotFoundError:
+            return
+        pid = int(stat[stat.rindex(")") + 2 :].split()[1])
+        if pid > 1:
+            yield pid
+
+
+def _require_programs() -> None:
+    missing = [name for name in ("redis-server", "runuser") if shutil.which(name) is None]
+    if not list(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
+        missing.append("initdb of PostgreSQL")
+    if missing or importlib.util.find_spec("celery") is None:
+        raise SystemExit(f"missing: {', '.join(missing) or 'the packages of docker/constraints/cluster-py311.txt'}")
+
+
+def _settings(database: str, broker: str) -> dict[str, str]:
+    return {
+        "AIRFLOW__CORE__EXECUTOR": "CeleryExecutor",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"postgresql+psycopg2://{database}",
+        "AIRFLOW__CELERY__BROKER_URL": broker,
+        "AIRFLOW__CELERY__RESULT_BACKEND": f"db+postgresql+psycopg2://{database}",
+        "AIRFLOW__CELERY__WORKER_ENABLE_REMOTE_CONTROL": "False",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+        "C_FORCE_ROOT": "true",
+    }
+
+
+@contextmanager
+def _postgres(place: Path) -> Iterator[str]:
+    """A PostgreSQL of our own on loopback; gives `user:password@host/database`."""
+    binaries = max(Path("/usr/lib/postgresql").glob("*/bin"))
+    place.chmod(0o755)
+    data, password = place / "postgres", secrets.token_hex(16)
+    data.mkdir()
+    shutil.chown(data, "postgres")
+    secret = place / "password"
+    secret.write_text(password)
+    shutil.chown(secret, "postgres")
+    as_postgres = ["runuser", "-u", "postgres", "--"]
+    initialize = [binaries / "initdb", "--pgdata", data, "--auth", "scram-sha-256", "--pwfile", secret]
+    subprocess.run([*as_postgres, *map(str, initialize)], check=True, capture_output=True)
+    options = f"-p {POSTGRES_PORT} -c listen_addresses=127.0.0.1 -c unix_socket_directories={data}"
+    control = [*as_postgres, str(binaries / "pg_ctl"), "--pgdata", str(data), "--wait"]
+    subprocess.run(
+        [*control, "--log", str(data / "log"), "--options", options, "start"], check=True, capture_output=True
+    )
+    try:
+        create = [binaries / "createdb", "--host", "127.0.0.1", "--port", str(POSTGRES_PORT), "--username", "postgres"]
+        subprocess.run([*map(str, create), DATABASE], env={"PGPASSWORD": password}, check=True)
+        yield f"postgres:{password}@127.0.0.1:{POSTGRES_PORT}/{DATABASE}"
+    finally:
+        subprocess.run([*control, "--mode", "immediate", "stop"], check=False, capture_output=True)
+
+
+@contextmanager
+def _redis(place: Path) -> Iterator[str]:
+    """A Redis of our own on loopback; gives its URL."""
+    command = ["redis-server", "--port", str(REDIS_PORT), "--bind", "127.0.0.1", "--save", "", "--dir", str(place)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            yield f"redis://127.0.0.1:{REDIS_PORT}/0"
+        finally:
+            server.terminate()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
