@@ -18,13 +18,15 @@ class EngineBuildOptions(ConfigModel):
     Attributes:
         time_limit_minutes: Longest build; it is stopped then.
         workers: Ranks that `trtllm-build` compiles at a time, each on a GPU of its own.
-        gemm_plugin: cuBLAS plugin of matrix multiplications, by type; None for TensorRT's own kernels.
+        gemm_plugin: cuBLAS plugin of matrix multiplications, by type; None for TensorRT's own kernels, but for NVFP4
+            checkpoints, where only `disable` gives them.
         gpt_attention_plugin: Attention plugin, by type.
         paged_context_fmha: Needed for KV reuse and chunked context.
         fp8_context_fmha: FP8 attention kernels where the checkpoint allows them.
         multiple_profiles: Several optimization profiles: faster engines, slower builds.
-        reduce_fusion: Fuse all-reduce with the norm after it.
-        flags: More flags of `trtllm-build`, by name without dashes, checked against its recorded table.
+        reduce_fusion: Fuse all-reduce with the norm after it; for tensor parallel Llama and Gemma 2.
+        flags: More flags of `trtllm-build`, by name without dashes, checked against its recorded table. Switches take
+            true and false; flags of several values take them separated by commas.
     """
 
     time_limit_minutes: float = Field(default=120.0, gt=0.0)

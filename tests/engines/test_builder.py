@@ -8,7 +8,7 @@ from llm_pipeline.engines.builder import EngineDescription, engine_builder
 from llm_pipeline.errors import IntegrityError, Unsupported
 
 
-@pytest.mark.parametrize("name", ["tensorrt_llm_llmapi", "tensorrt_llm_engine", "transformers_torch"])
+@pytest.mark.parametrize("name", ["transformers_torch"])
 def test_a_builder_of_another_version_is_refused_with_what_exists(name):
     with pytest.raises(Unsupported, match=f"{name}.*openvino_cpu"):
         engine_builder(name)

@@ -1,0 +1,139 @@
+"""A TensorRT-LLM checkpoint before it is built: complete, sound, and spread over as many ranks as the target.
+
+The tool itself reads weights for minutes before it notices a missing or cut file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.trtllm_build.checkpoint_config import CheckpointConfig
+from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.hub.safetensors_header import read_header
+
+CONFIG_FILE = "config.json"
+_MIXED_FILE = "quant_cfg.json"
+_RANK_FILE = re.compile(r"rank(\d+)\.safetensors")
+_GROUPED = ("W4A16_AWQ", "W4A8_AWQ", "W4A16_GPTQ")
+
+
+@dataclass(frozen=True)
+class BuildCheckpoint:
+    """A checkpoint that can be built.
+
+    Attributes:
+        directory: Where it is.
+        config: Its `config.json`.
+        rank_bytes: Size of each rank's weights.
+    """
+
+    directory: Path
+    config: CheckpointConfig
+    rank_bytes: tuple[int, ...]
+
+
+def read_build_checkpoint(directory: Path, target: Target) -> BuildCheckpoint:
+    """Check a checkpoint for a target; the weights' headers are read, the weights are not.
+
+    Raises:
+        IntegrityError: It is incomplete or damaged; every problem is named.
+        Unsupported: It is spread over other ranks than the target's.
+    """
+    config = _read_config(directory / CONFIG_FILE)
+    mapping = config.mapping
+    refuse_other_ranks(target, mapping.tp_size, mapping.pp_size)
+    problems = [*_mapping_problems(config), *_quantization_problems(config, directory)]
+    problems += _rank_problems(directory, mapping.world_size)
+    if problems:
+        raise IntegrityError(
+            f"the TensorRT-LLM checkpoint cannot be built: {'; '.join(problems)}",
+            where=str(directory),
+            hint="make it again with the quantize stage: nothing was built",
+        )
+    files = [directory / f"rank{rank}.safetensors" for rank in range(mapping.world_size)]
+    return BuildCheckpoint(directory, config, tuple(path.stat().st_size for path in files))
+
+
+def refuse_other_ranks(target: Target, tensor: int, pipeline: int) -> None:
+    """Refuse a checkpoint that is spread over other ranks than the target: no flag of the tool changes them.
+
+    Raises:
+        Unsupported: It is.
+    """
+    wanted = target.parallelism
+    if (tensor, pipeline) != (wanted.tensor, wanted.pipeline):
+        raise Unsupported(
+            f"the TensorRT-LLM checkpoint is for {tensor} x {pipeline} ranks (tensor x pipeline parallelism), "
+            f"{target.name} has {wanted.tensor} x {wanted.pipeline}",
+            where=f"targets/{target.name}.yaml",
+            hint="use engine: tensorrt_llm_llmapi, which spreads the Hugging Face checkpoint when it loads it, "
+            f"or parallelism {{tensor: {tensor}, pipeline: {pipeline}}}",
+        )
+
+
+def _read_config(path: Path) -> CheckpointConfig:
+    try:
+        return CheckpointConfig.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        detail = _short(error) if isinstance(error, ValidationError) else str(error)
+        raise IntegrityError(f"not the description of a TensorRT-LLM checkpoint: {detail}", where=str(path)) from error
+
+
+def _short(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+
+
+def _mapping_problems(config: CheckpointConfig) -> Iterator[str]:
+    mapping, tensor = config.mapping, config.mapping.tp_size
+    if mapping.world_size != tensor * mapping.pp_size * mapping.cp_size:
+        yield f"mapping.world_size {mapping.world_size} is not tp_size x pp_size x cp_size"
+    if mapping.cp_size != 1:
+        yield f"mapping.cp_size is {mapping.cp_size}: targets have tensor and pipeline parallelism only"
+    if config.num_attention_heads % tensor:
+        yield f"{config.num_attention_heads} attention heads are not divisible by tp_size {tensor}"
+    heads = config.num_key_value_heads or config.num_attention_heads
+    if heads % tensor and tensor % heads:
+        yield f"{heads} key and value heads do not spread over tp_size {tensor}"
+    if config.num_hidden_layers % mapping.pp_size and not hasattr(mapping, "pp_partition"):
+        yield f"{config.num_hidden_layers} layers are not divisible by pp_size {mapping.pp_size}"
+
+
+def _quantization_problems(config: CheckpointConfig, directory: Path) -> Iterator[str]:
+    quantization = config.quantization
+    if quantization is None:
+        return
+    if quantization.quant_algo == "INT8":
+        yield "quantization.quant_algo INT8 is a format of KV caches only"
+    if quantization.quant_algo == "MIXED_PRECISION" and not (directory / _MIXED_FILE).is_file():
+        yield f"quantization.quant_algo MIXED_PRECISION needs {_MIXED_FILE}"
+    if quantization.quant_algo not in _GROUPED:
+        return
+    group = quantization.group_size
+    if not group:
+        yield f"quantization.quant_algo {quantization.quant_algo} needs a group_size"
+        return
+    shard = (config.intermediate_size or 4 * config.hidden_size) // config.mapping.tp_size
+    for name, width in (("hidden_size", config.hidden_size), ("intermediate_size / tp_size", shard)):
+        if width % group:
+            yield f"{name} {width} is no multiple of the group size {group}"
+
+
+def _rank_problems(directory: Path, world_size: int) -> Iterator[str]:
+    found = {int(match[1]) for path in directory.iterdir() if (match := _RANK_FILE.fullmatch(path.name))}
+    if missing := sorted(set(range(world_size)) - found):
+        yield f"the weights of ranks {', '.join(map(str, missing))} of {world_size} are missing"
+    if more := sorted(found - set(range(world_size))):
+        yield f"there are weights of ranks {', '.join(map(str, more))}, mapping.world_size is {world_size}"
+    for rank in sorted(found & set(range(world_size))):
+        try:
+            if not read_header(directory / f"rank{rank}.safetensors"):
+                yield f"rank{rank}.safetensors holds no tensors"
+        except IntegrityError as error:
+            yield str(error)

@@ -1,0 +1,269 @@
+"""The engine builder end to end with doubles of trtllm-build and nvidia-smi: no TensorRT-LLM is run here."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from trtllm_checkpoint import write_trtllm_checkpoint
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines import tensorrt_llm_engine
+from llm_pipeline.engines.builder import BuildInputs, EngineDescription, engine_builder
+from llm_pipeline.engines.failures import BuildFailed
+from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
+
+DOUBLES = Path(__file__).parents[1] / "doubles"
+IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+H100 = {"name": "NVIDIA H100 80GB HBM3", "compute_cap": "9.0", "memory.total": 81559, "driver_version": "590.44.01"}
+H200 = {**H100, "name": "NVIDIA H200", "memory.total": 143771}
+L40S = {**H100, "name": "NVIDIA L40S", "compute_cap": "8.9", "memory.total": 46068}
+
+
+@pytest.fixture(autouse=True)
+def gpu_host(monkeypatch, tmp_path):
+    """A host with two H100 and trtllm-build 1.2.1; call it to describe another."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("nvidia-smi", "trtllm-build"):
+        (programs / name).symlink_to(DOUBLES / name)
+    (programs / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    for name in ("CUDA_VISIBLE_DEVICES", "LLM_PIPELINE_DOUBLE_FAILURE", "LLM_PIPELINE_DOUBLE_VERSION"):
+        monkeypatch.delenv(name, raising=False)
+
+    def describe(*gpus):
+        monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps(gpus))
+        return programs
+
+    describe(H100, H100)
+    return describe
+
+
+@pytest.fixture
+def fails(monkeypatch):
+    return lambda how: monkeypatch.setenv("LLM_PIPELINE_DOUBLE_FAILURE", how)
+
+
+def target(ranks=1, **changes):
+    fields = {
+        "name": "h100_engine",
+        "accelerator": "H100-SXM5-80GB",
+        "accelerator_count": ranks,
+        "engine": "tensorrt_llm_engine",
+        "parallelism": {"tensor": ranks},
+        "runtime_version": "1.2.1",
+        "container": IMAGE,
+        "limits": {"maximum_sequences": 16, "maximum_tokens_per_request": 4096, "maximum_batched_tokens": 8192},
+    }
+    return Target.model_validate({**fields, **changes})
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    def make(ranks=1, *, given=None, **changes):
+        source = tmp_path / "checkpoint"
+        source.mkdir(exist_ok=True)
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"):
+            (source / name).write_text("{}")
+        made = given or write_trtllm_checkpoint(tmp_path / f"ranks{len(list(tmp_path.iterdir()))}", tensor=ranks)
+        return BuildInputs(source, target(ranks, **changes), tensorrt_llm_checkpoint=made, cache=tmp_path / "caches")
+
+    return make
+
+
+def build(inputs, tmp_path):
+    destination = tmp_path / "work" / "engine"
+    destination.parent.mkdir(exist_ok=True)
+    facts = engine_builder("tensorrt_llm_engine").build(inputs, destination)
+    return destination, facts
+
+
+def left_behind(tmp_path):
+    return sorted(path.name for path in (tmp_path / "work").iterdir())
+
+
+def test_an_engine_has_all_ranks_its_tokenizer_and_a_description_of_its_host(inputs, tmp_path):
+    engine, facts = build(inputs(2), tmp_path)
+    assert {path.name for path in engine.iterdir()} == {
+        "config.json", "engine.json", "rank0.engine", "rank1.engine", "tokenizer",
+    }  # fmt: skip
+    assert {path.name for path in (engine / "tokenizer").iterdir()} == {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    description = EngineDescription.read(engine)
+    assert description.facts == facts
+    assert [gpu.name for gpu in description.host.gpus] == [H100["name"]] * 2
+    assert facts.versions == {"tensorrt_llm": "1.2.1"}
+    assert (facts.quantization, facts.kv_cache, facts.context_length) == ("FP8", "fp8", 4096)
+    assert facts.details["ranks"] == 2
+    assert facts.details["build_seconds"] == 65.0
+    assert facts.details["peak_host_megabytes"] == 7000.0
+    assert left_behind(tmp_path) == ["engine"]
+
+
+def test_one_gpu_builds_all_ranks_in_turn(inputs, gpu_host, tmp_path):
+    gpu_host(H100)
+    engine, _ = build(inputs(4), tmp_path)
+    assert len(list(engine.glob("rank*.engine"))) == 4
+
+
+def test_the_timing_cache_of_one_build_is_given_to_the_next(inputs, tmp_path, caplog):
+    caplog.set_level("INFO")
+    build(inputs(), tmp_path)
+    [kept] = (tmp_path / "caches" / "timing").iterdir()
+    assert kept.name == "NVIDIA_H100_80GB_HBM3-tensorrt_llm-1.2.1-tensorrt-unknown.cache"
+    assert "Invalid timing cache, using freshly created one" in caplog.text
+    caplog.clear()
+    engine_builder("tensorrt_llm_engine").build(inputs(), tmp_path / "second")
+    assert "freshly created" not in caplog.text
+
+
+def test_a_damaged_timing_cache_is_thrown_away_and_the_build_tried_without(inputs, tmp_path, caplog):
+    build(inputs(), tmp_path)
+    [kept] = (tmp_path / "caches" / "timing").iterdir()
+    sound = kept.read_bytes()
+    kept.write_bytes(b"damaged")
+    engine_builder("tensorrt_llm_engine").build(inputs(), tmp_path / "second")
+    assert "thrown away" in caplog.text
+    assert kept.read_bytes() == sound
+
+
+def test_a_failure_without_a_word_on_the_timing_cache_is_not_tried_again(inputs, tmp_path, fails, caplog):
+    caplog.set_level("INFO")
+    build(inputs(), tmp_path)
+    fails("gpu_memory")
+    caplog.clear()
+    with pytest.raises(BuildFailed):
+        engine_builder("tensorrt_llm_engine").build(inputs(), tmp_path / "second")
+    assert caplog.text.count("TensorRT-LLM version") == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "says", "advice"),
+    [
+        ("gpu_memory", "out of GPU memory while compiling", "maximum_batched_tokens"),
+        ("killed", "killed by the kernel", "host memory"),
+    ],
+)
+def test_a_failing_tool_is_explained_and_leaves_nothing(inputs, tmp_path, fails, *, how, says, advice):
+    fails(how)
+    with pytest.raises(BuildFailed, match=says) as caught:
+        build(inputs(2), tmp_path)
+    assert advice in caught.value.hint
+    assert left_behind(tmp_path) == []
+    assert not (tmp_path / "caches").exists()
+
+
+def test_a_hanging_tool_is_stopped_at_its_time_limit(inputs, tmp_path, fails):
+    fails("hang")
+    with pytest.raises(BuildFailed, match="time limit") as caught:
+        build(inputs(build={"time_limit_minutes": 0.01}), tmp_path)
+    assert "time_limit_minutes" in caught.value.hint
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("missing_rank", "rank1.engine is missing"),
+        ("empty_rank", "rank0.engine is empty"),
+        ("small_rank", "10% of its checkpoint's bytes"),
+        ("wrong_setting", "max_batch_size is 8, it should be 16"),
+    ],
+)
+def test_an_engine_that_is_not_what_was_asked_is_never_one(inputs, tmp_path, fails, how, says):
+    fails(how)
+    with pytest.raises(IntegrityError, match=says):
+        build(inputs(2), tmp_path)
+    assert left_behind(tmp_path) == []
+
+
+def test_an_engine_of_another_version_is_never_one(inputs, tmp_path, monkeypatch):
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_VERSION", "1.2.0")
+    with pytest.raises(IntegrityError, match=r"built by TensorRT-LLM 1\.2\.0, the target has 1\.2\.1"):
+        build(inputs(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "says"),
+    [
+        ((L40S,), {}, r"NVIDIA L40S \(sm89\), H100-SXM5-80GB is sm90"),
+        ((H100, H200), {}, "GPUs are of several models"),
+        ((H100,), {"ranks": 2, "build": {"workers": 2}}, "2 GPUs are needed, 1 are visible"),
+    ],
+)
+def test_another_host_is_refused_before_the_tool_is_started(inputs, gpu_host, tmp_path, *, gpus, changes, says):
+    programs = gpu_host(*gpus)
+    (programs / "trtllm-build").unlink()
+    with pytest.raises(Unsupported, match=says):
+        build(inputs(**changes), tmp_path)
+
+
+def test_a_host_without_a_gpu_is_refused_before_the_checkpoint_is_read(inputs, gpu_host, tmp_path):
+    (gpu_host() / "nvidia-smi").unlink()
+    with pytest.raises(Unsupported, match="no NVIDIA driver"):
+        build(inputs(given=tmp_path / "not-there"), tmp_path)
+
+
+def test_an_environment_without_the_tool_is_refused(inputs, gpu_host, tmp_path):
+    (gpu_host(H100) / "trtllm-build").unlink()
+    with pytest.raises(Unsupported, match="no trtllm-build here"):
+        build(inputs(), tmp_path)
+
+
+@pytest.mark.parametrize("version", ["1.3.0rc16", "1.3.0rc22", "1.4.0rc1"])
+def test_a_version_without_the_engine_compiler_is_refused_with_the_reason(inputs, tmp_path, version):
+    with pytest.raises(Unsupported, match="engine compiler") as caught:
+        build(inputs(runtime_version=version), tmp_path)
+    assert "tensorrt_llm_llmapi" in caught.value.hint
+
+
+def test_another_tensorrt_llm_in_this_interpreter_is_refused(inputs, tmp_path, monkeypatch):
+    versions = {"tensorrt_llm": "1.1.0"}
+    monkeypatch.setattr(tensorrt_llm_engine, "_installed", versions.get)
+    with pytest.raises(Unsupported, match=r"has TensorRT-LLM 1\.1\.0, the target has 1\.2\.1"):
+        build(inputs(), tmp_path)
+
+
+def test_the_installed_tensorrt_is_in_the_facts(inputs, tmp_path, monkeypatch):
+    versions = {"tensorrt_cu13": "10.14.1.48"}
+    monkeypatch.setattr(tensorrt_llm_engine, "_installed", versions.get)
+    _, facts = build(inputs(), tmp_path)
+    assert facts.versions == {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}
+
+
+def test_illegal_options_are_refused_before_the_host_is_asked(inputs, gpu_host, tmp_path):
+    (gpu_host() / "nvidia-smi").unlink()
+    with pytest.raises(ConfigError, match="--tp_size was removed"):
+        build(inputs(build={"flags": {"tp_size": 2}}), tmp_path)
+
+
+def test_a_recipe_without_a_tensorrt_llm_checkpoint_is_told_what_to_set(inputs, tmp_path):
+    given = inputs()
+    without = BuildInputs(given.checkpoint, given.target)
+    with pytest.raises(Unsupported, match="recipe does not export") as caught:
+        build(without, tmp_path)
+    assert "tensorrt_llm_checkpoint: true" in caught.value.hint
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused_before_the_build(inputs, tmp_path):
+    given = inputs()
+    (given.checkpoint / "tokenizer.json").unlink()
+    with pytest.raises(IntegrityError, match="no tokenizer"):
+        build(given, tmp_path)
+
+
+def test_a_flag_for_other_architectures_is_refused(inputs, tmp_path):
+    given = write_trtllm_checkpoint(tmp_path / "given", tensor=2, architecture="Qwen2ForCausalLM")
+    with pytest.raises(Unsupported, match="--reduce_fusion works for LlamaForCausalLM"):
+        build(inputs(2, given=given, build={"reduce_fusion": True}), tmp_path)
+
+
+def test_what_the_tool_will_change_by_itself_is_said_before_it_does(inputs, tmp_path, caplog):
+    plain = write_trtllm_checkpoint(tmp_path / "given", algorithm=None, kv_algorithm=None)
+    build(inputs(given=plain), tmp_path)
+    assert "change an option by itself: context attention is paged: True, FP8: False" in caplog.text
