@@ -1,0 +1,174 @@
+"""Reading `config.pbtxt` past its mistakes: each is explained and stepped over, so that one run tells of all.
+
+The server's parser stops at the first mistake, and says it in its own words.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llm_pipeline.serving.lint.known_mistakes import ENUM_VALUES, FIELDS
+from llm_pipeline.serving.lint.pbtxt import blank_field, offset_of, replace_token, token_at
+
+if TYPE_CHECKING:
+    from google.protobuf.text_format import ParseError
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+_MOST_MISTAKES = 100
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What the parser cannot read."""
+
+    rule: str
+    message: str
+    fix: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A configuration as far as it could be read; None if the parser could not get past a mistake."""
+
+    config: ModelConfig | None
+    mistakes: tuple[Mistake, ...]
+
+
+@dataclass(frozen=True)
+class _Repair:
+    rule: str
+    message: str
+    fix: str
+    text: str | None
+    """The text without the mistake; None if nobody knows what was meant."""
+
+
+def parse_config(text: str) -> Parsed:
+    """Read a model configuration.
+
+    Args:
+        text: Of `config.pbtxt`, without placeholders outside its strings.
+    """
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    mistakes: list[Mistake] = []
+    current: str | None = text
+    while current is not None and len(mistakes) < _MOST_MISTAKES:
+        try:
+            return Parsed(text_format.Parse(current, messages.ModelConfig()), tuple(mistakes))
+        except text_format.ParseError as error:
+            repair = _explain(current, error)
+            mistakes.append(Mistake(repair.rule, repair.message, repair.fix, error.GetLine() or 1))
+            current = repair.text
+    return Parsed(None, tuple(mistakes))
+
+
+def _explain(text: str, error: ParseError) -> _Repair:
+    offset = offset_of(text, error.GetLine() or 1, error.GetColumn() or 1)
+    for pattern, explain in _EXPLANATIONS:
+        if match := re.search(pattern, str(error)):
+            return explain(text, offset, match)
+    return _Repair(
+        "parse_error",
+        f"the server cannot read it: {re.sub(r'^[0-9]+:[0-9]+ : ', '', str(error))}",
+        "look at the brackets and quotes of this line and the one before",
+        None,
+    )
+
+
+def _unknown_field(text: str, offset: int, match: re.Match[str]) -> _Repair:
+    message, field = match.groups()
+    return _Repair(
+        "unknown_field",
+        f"{message} has no field {field}",
+        FIELDS.get(field) or _nearest(field, _fields(message)),
+        blank_field(text, offset),
+    )
+
+
+def _unknown_value(text: str, offset: int, match: re.Match[str]) -> _Repair:
+    enumeration, value = match.groups()
+    legal = _values(enumeration)
+    right = ENUM_VALUES.get(value) or _nearest(value, legal)
+    rule = "data_type" if enumeration == "DataType" else "unknown_value"
+    return _Repair(rule, f"{enumeration} has no {value}", right, replace_token(text, offset, _first(right, legal)))
+
+
+def _plain_value(text: str, offset: int, match: re.Match[str]) -> _Repair:  # noqa: ARG001 all explanations have it
+    token = token_at(text, offset)
+    quoted = token if token.startswith(('"', "'")) else f'"{token}"'
+    form = f"{{ string_value: {quoted} }}"
+    if not re.search(r"\bvalue\s*:\s*$", text[:offset]):
+        return _Repair("parse_error", f"a message in braces belongs here, not {token}", "write { ... }", None)
+    return _Repair(
+        "parameter_form",
+        f"a parameter's value is a message, not {token}",
+        f"value: {form}",
+        replace_token(text, offset, form),
+    )
+
+
+def _two_schedulers(text: str, offset: int, match: re.Match[str]) -> _Repair:
+    second, first = match.groups()
+    return _Repair(
+        "two_schedulers",
+        f"{second} is set beside {first}: a model has one scheduler",
+        f"keep one of {first} and {second}",
+        blank_field(text, offset),
+    )
+
+
+def _field_twice(text: str, offset: int, match: re.Match[str]) -> _Repair:
+    return _Repair("field_twice", f"{match[1]} is set twice", "keep one", blank_field(text, offset))
+
+
+def _not_a_number(text: str, offset: int, match: re.Match[str]) -> _Repair:
+    found = match[1]
+    bare = found.strip("\"'")
+    fix = f"{bare}, without quotes" if bare != found and bare.isdecimal() else "a whole number"
+    return _Repair("not_a_number", f"{found} is not a whole number", fix, replace_token(text, offset, "1"))
+
+
+def _unquoted(text: str, offset: int, match: re.Match[str]) -> _Repair:
+    found = match[1]
+    return _Repair("unquoted_string", f"{found} needs quotes", f'"{found}"', replace_token(text, offset, f'"{found}"'))
+
+
+_EXPLANATIONS: tuple[tuple[str, Callable[[str, int, re.Match[str]], _Repair]], ...] = (
+    (r'"inference\.(\w+)" has no field named "(\w+)"', _unknown_field),
+    (r'Enum type "inference\.(\w+)" has no value named (\w+)', _unknown_value),
+    (r'Field "(\w+)" is specified along with field "(\w+)"', _two_schedulers),
+    (r'should not have multiple "(\w+)" fields', _field_twice),
+    (r"Couldn't parse integer: (\S+)", _not_a_number),
+    (r"Expected string but found: '(\w[^']*)'", _unquoted),
+    (r'Expected "\{"', _plain_value),
+)
+
+
+def _fields(message: str) -> list[str]:
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    found = messages.DESCRIPTOR.pool.FindMessageTypeByName(f"inference.{message}")
+    return [field.name for field in found.fields]
+
+
+def _values(enumeration: str) -> list[str]:
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    found = messages.DESCRIPTOR.pool.FindEnumTypeByName(f"inference.{enumeration}")
+    return [value.name for value in found.values]
+
+
+def _nearest(name: str, legal: list[str]) -> str:
+    return "one of: " + ", ".join(difflib.get_close_matches(name, legal, n=3, cutoff=0.5) or legal)
+
+
+def _first(advice: str, legal: list[str]) -> str:
+    """A legal value to go on with: the advised one, or else any."""
+    return next((word for word in re.findall(r"\w+", advice) if word in legal), legal[-1])

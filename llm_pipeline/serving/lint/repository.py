@@ -1,0 +1,143 @@
+"""A model repository as the rules see it: every model's configuration, as far as it can be read, and its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.serving.lint.finding import Finding, Severity
+from llm_pipeline.serving.lint.leftovers import without_leftovers
+from llm_pipeline.serving.lint.parsing import Mistake, parse_config
+from llm_pipeline.serving.lint.pbtxt import line_of
+from llm_pipeline.serving.repository_layout import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """One model's directory.
+
+    Attributes:
+        directory: Where it is.
+        text: Its `config.pbtxt`; empty without one.
+        config: The configuration; empty where it could not be read.
+        is_readable: Whether `config` says what the file says.
+        mistakes: What the parser cannot read.
+    """
+
+    directory: Path
+    text: str
+    config: ModelConfig
+    is_readable: bool
+    mistakes: tuple[Mistake, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The model's name, which is its directory's."""
+        return self.directory.name
+
+    @property
+    def versions(self) -> tuple[Path, ...]:
+        """Its version directories: positive whole numbers without leading zeros, as the server takes them."""
+        found = [entry for entry in self.directory.iterdir() if entry.is_dir() and is_version(entry.name)]
+        return tuple(sorted(found, key=lambda entry: int(entry.name)))
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether it wires other models."""
+        return bool(self.config.platform == "ensemble" or self.config.HasField("ensemble_scheduling"))
+
+    def parameter(self, key: str) -> str:
+        """A parameter's value, or an empty string."""
+        return str(self.config.parameters[key].string_value) if key in self.config.parameters else ""
+
+    def line(self, pattern: str) -> int | None:
+        """Line of the first match in the configuration; None if there is none."""
+        match = re.search(pattern, self.text, re.MULTILINE)
+        return line_of(self.text, match.start()) if match else None
+
+    def field_line(self, name: str) -> int | None:
+        """Line of a field."""
+        return self.line(rf"\b{re.escape(name)}\b\s*[:{{\[]")
+
+    def string_line(self, value: str) -> int | None:
+        """Line of a quoted string: a tensor's, model's or parameter's name."""
+        return self.line(rf"""["']{re.escape(value)}["']""")
+
+    def finding(
+        self, rule: str, message: str, fix: str, line: int | None = None, severity: Severity = "error"
+    ) -> Finding:
+        """A finding in its configuration."""
+        return Finding(self.name, rule, message, fix, CONFIG_FILE, line, severity)
+
+    def file_finding(self, file: str, rule: str, message: str, fix: str, severity: Severity = "error") -> Finding:
+        """A finding in another file, or in the directory if `file` is empty."""
+        return Finding(self.name, rule, message, fix, file, None, severity)
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A directory of models.
+
+    Attributes:
+        directory: Where it is.
+        models: By name.
+    """
+
+    directory: Path
+    models: Mapping[str, ModelSource] = field(default_factory=dict)
+
+
+def is_version(name: str) -> bool:
+    """Whether the server takes a directory of this name for a version."""
+    return name.isdecimal() and not name.startswith("0")
+
+
+def read_repository(directory: Path) -> Repository:
+    """Read a repository; mistakes in its models are kept with them.
+
+    Raises:
+        ConfigError: There is no repository there.
+    """
+    if not directory.is_dir():
+        raise ConfigError("this is not a directory", where=str(directory))
+    if (directory / CONFIG_FILE).is_file():
+        raise ConfigError(
+            "this is one model, not a repository", where=str(directory), hint=f"lint {directory.parent} instead"
+        )
+    models = {model.name: model for model in _read_models(directory)}
+    if not models:
+        raise ConfigError(
+            "there is no model in this directory",
+            where=str(directory),
+            hint=f"a repository holds a directory for each model, with its {CONFIG_FILE}",
+        )
+    return Repository(directory, models)
+
+
+def _read_models(directory: Path) -> Iterator[ModelSource]:
+    for entry in sorted(directory.iterdir()):
+        if entry.is_dir() and not entry.name.startswith("."):
+            yield _read_model(entry)
+
+
+def _read_model(directory: Path) -> ModelSource:
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    path = directory / CONFIG_FILE
+    if not path.is_file():
+        return ModelSource(directory, "", messages.ModelConfig(), is_readable=False)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        mistake = Mistake("parse_error", f"the file is not UTF-8 text: {error.reason}", "write it as text", 1)
+        return ModelSource(directory, "", messages.ModelConfig(), is_readable=False, mistakes=(mistake,))
+    parsed = parse_config(without_leftovers(text))
+    config = parsed.config if parsed.config is not None else messages.ModelConfig()
+    return ModelSource(directory, text, config, parsed.config is not None, parsed.mistakes)

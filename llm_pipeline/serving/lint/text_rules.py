@@ -1,0 +1,50 @@
+"""Rules on the text of a configuration: that it is there, parses, and has no placeholder left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llm_pipeline.serving.lint.finding import Finding
+from llm_pipeline.serving.lint.leftovers import Leftover, find_leftovers
+from llm_pipeline.serving.lint.repository import ModelSource, Repository
+from llm_pipeline.serving.repository_layout import CONFIG_FILE
+from llm_pipeline.serving.triton_config.recorded import MODEL_NAMES, recorded_model
+
+
+def text_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
+    """What the parser refuses, and what it lets through although it is no value."""
+    if not (model.directory / CONFIG_FILE).is_file():
+        yield model.file_finding(
+            "",
+            "missing_config",
+            f"there is no {CONFIG_FILE}",
+            "write one: servers of TensorRT-LLM are started with --disable-auto-complete-config",
+        )
+    for leftover in find_leftovers(model.text):
+        yield _leftover(model, leftover)
+    for mistake in model.mistakes:
+        yield model.finding(mistake.rule, mistake.message, mistake.fix, mistake.line)
+
+
+def _leftover(model: ModelSource, leftover: Leftover) -> Finding:
+    if not leftover.in_string:
+        consequence = "the server cannot parse the file"
+    elif leftover.parameter:
+        consequence = f"parameter {leftover.parameter} is read as this very text"
+    else:
+        consequence = "the server takes it for the value"
+    return model.finding(
+        "leftover",
+        f"{leftover.text} was never filled in: {consequence}",
+        "write the value, or take the parameter out if it is optional" if leftover.parameter else "write the value",
+        leftover.line,
+        "warning" if _is_optional(leftover.parameter) else "error",
+    )
+
+
+def _is_optional(key: str) -> bool:
+    """The backend takes an optional parameter with a placeholder for one that is not set."""
+    recorded = [parameter for name in MODEL_NAMES for parameter in recorded_model(name).parameters]
+    return any(parameter.key == key and not parameter.required for parameter in recorded) and not any(
+        parameter.key == key and parameter.required for parameter in recorded
+    )
