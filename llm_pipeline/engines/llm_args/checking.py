@@ -21,6 +21,9 @@ from llm_pipeline.errors import ConfigError
 from llm_pipeline.stages.contract import Frozen
 
 _ALIKE = 0.5
+_DISCRIMINATOR = "decoding_type"
+"""Where it is illegal, the union's branch is unknown, and errors of any branch would mislead."""
+
 _NOT_LLM_ARGS = {"triton_config": "it belongs into Triton's model.yaml only, and is no argument of the LLM API"}
 
 
@@ -71,7 +74,8 @@ def _leaf_errors(schema: RecordedSchema, errors: Iterable[ValidationError]) -> I
         if error.validator not in ("anyOf", "oneOf"):
             yield error
         elif isinstance(error.instance, dict) and (meant := schema.branch_for(error.schema, error.instance)):
-            yield from _leaf_errors(schema, _inside(error, schema, meant))
+            inside = list(_inside(error, schema, meant))
+            yield from _leaf_errors(schema, [one for one in inside if _DISCRIMINATOR in one.path] or inside)
         else:
             yield error
 

@@ -35,6 +35,12 @@ class LlmArgs(Frozen):
     version: str
     document: Document
 
+    @property
+    def kv_cache_type(self) -> str:
+        """Element type of the KV cache; `auto` is the model's own."""
+        cache = self.document["kv_cache_config"]
+        return str(cache["dtype"]) if isinstance(cache, dict) else "auto"
+
     def to_yaml(self) -> str:
         """The file's text, with keys in the order in which they were rendered."""
         text: str = yaml.safe_dump(self.document, sort_keys=False)

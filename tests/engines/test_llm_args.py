@@ -1,0 +1,251 @@
+"""The LLM-args file: what a target renders to, and what the recorded schemas refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.llm_args.checking import check_llm_args
+from llm_pipeline.engines.llm_args.checkpoint_preflight import check_checkpoint
+from llm_pipeline.engines.llm_args.dialects import dialect_of
+from llm_pipeline.engines.llm_args.rendering import render_llm_args
+from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
+
+GOLDEN = Path(__file__).parent / "llm_args"
+TARGETS = Path(__file__).parents[2] / "configs" / "targets"
+OLD, NEW = "1.2.1", "1.3.0rc22"
+
+
+def target(version: str = OLD, **changes: object) -> Target:
+    document = yaml.safe_load((TARGETS / "h100.yaml").read_text())
+    return Target.model_validate({"name": "h100", **document, "runtime_version": version, **changes})
+
+
+def speculative(method: str, **options: object) -> dict[str, object]:
+    return {"speculative": {"method": method, **options}}
+
+
+def write_checkpoint(directory: Path, algorithm: str | None = None, kv_cache: str | None = None) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 8192, "vocab_size": 64})
+    )
+    (directory / "model.safetensors").touch()
+    (directory / "generation_config.json").write_text("{}")
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    if algorithm or kv_cache:
+        quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": kv_cache}
+        producer = {"name": "modelopt", "version": "0.47.0"}
+        (directory / "hf_quant_config.json").write_text(
+            json.dumps({"producer": producer, "quantization": quantization})
+        )
+    return directory
+
+
+GOLDEN_TARGETS = {
+    "h100_1_2": target(),
+    "h100_main": target(NEW),
+    "tp2_ep2_main": target(NEW, accelerator_count=2, parallelism={"tensor": 2, "expert": 2},
+                           runtime={"moe_backend": "CUTLASS", "attention_data_parallel": True}),
+    "tp2_1_2": target(accelerator_count=2, parallelism={"tensor": 2}),
+    "ngram_1_2": target(runtime=speculative("ngram", draft_tokens=6)),
+    "eagle_main": target(NEW, runtime=speculative("eagle", draft_model="/models/eagle3")),
+    "all_options_1_2": target(
+        limits={"maximum_sequences": 64, "maximum_batched_tokens": 4096, "kv_cache_blocks": 512},
+        runtime={
+            "kv_cache": {"free_memory_fraction": 0.8, "maximum_tokens": 65536, "reuse_blocks": False, "host_gib": 2,
+                         "attention_windows": [4096, 8192], "sink_tokens": 64, "tokens_per_block": 64},
+            "cuda_graphs": None, "chunked_context": False, "scheduler": "max_utilization", "beam_width": 2,
+            "stream_interval": 4, "overlap_scheduler": False, "guided_decoding": "xgrammar",
+            "extra_llm_args": {"enable_autotuner": False, "kv_cache_config": {"copy_on_partial_reuse": False}},
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOLDEN_TARGETS)
+def test_a_target_renders_to_its_golden_file_which_its_version_accepts(name):
+    arguments = render_llm_args(GOLDEN_TARGETS[name], model="checkpoint", checkpoint=None)
+    assert arguments.to_yaml() == (GOLDEN / f"{name}.yaml").read_text()
+    assert check_llm_args(arguments.document, arguments.version).errors == ()
+
+
+def test_the_kv_cache_has_the_type_that_the_checkpoint_was_quantized_for(tmp_path):
+    fp8 = write_checkpoint(tmp_path / "fp8", "FP8", "FP8")
+    arguments = render_llm_args(target(), model="checkpoint", checkpoint=fp8)
+    assert arguments.to_yaml() == (GOLDEN / "fp8_kv_1_2.yaml").read_text()
+    int8 = write_checkpoint(tmp_path / "int8", "FP8", "INT8")
+    with pytest.raises(Unsupported, match=r"no KV cache of INT8.*kv_cache: fp8"):
+        render_llm_args(target(), model="checkpoint", checkpoint=int8)
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+@pytest.mark.parametrize(
+    ("method", "decoding_type"),
+    [
+        ("ngram", ("NGram", "NGram")),
+        ("eagle", ("Eagle", "Eagle3")),
+        ("mtp", ("MTP", "MTP")),
+        ("draft_model", ("DraftTarget", "Draft_Target")),
+    ],
+)
+def test_each_dialect_has_its_own_spelling_of_speculation(method, decoding_type, version):
+    draft = {"draft_model": "/models/draft"} if method in ("eagle", "draft_model") else {}
+    runtime = speculative(method, draft_tokens=3, **draft)
+    document = render_llm_args(target(version, runtime=runtime), model="x", checkpoint=None).document
+    rendered = document["speculative_config"]
+    assert rendered["decoding_type"] == decoding_type[version == NEW]
+    assert rendered["num_nextn_predict_layers" if (method, version) == ("mtp", OLD) else "max_draft_len"] == 3
+    assert check_llm_args(document, version).errors == ()
+
+
+def test_speculation_with_a_draft_model_too_few_or_too_many_is_refused():
+    with pytest.raises(ValidationError, match="eagle needs draft_model"):
+        target(runtime=speculative("eagle"))
+    with pytest.raises(ValidationError, match="ngram has no draft_model"):
+        target(runtime=speculative("ngram", draft_model="/models/draft"))
+
+
+@pytest.mark.parametrize(
+    ("extra", "key"),
+    [
+        ({"max_batch_size": 8}, "max_batch_size"),
+        ({"kv_cache_config": {"dtype": "fp8"}}, "kv_cache_config.dtype"),
+        ({"trust_remote_code": True}, "trust_remote_code"),
+    ],
+)
+def test_extra_arguments_never_override_what_the_target_says(extra, key):
+    with pytest.raises(ConfigError, match=rf"{key} is rendered from the target already"):
+        render_llm_args(target(runtime={"extra_llm_args": extra}), model="x", checkpoint=None)
+
+
+def test_versions_are_read_in_the_nearest_recorded_dialect_or_refused():
+    names = {version: dialect_of(version).name for version in ("1.0.0", "1.2.0rc8", "1.2.1", NEW, "1.3.0", "1.4.0rc1")}
+    assert names == {
+        "1.0.0": "1.2.x", "1.2.0rc8": "1.2.x", "1.2.1": "1.2.x", NEW: "main", "1.3.0": "main", "1.4.0rc1": "main",
+    }  # fmt: skip
+    for version in ("0.20.0", "1.3.0rc15", "newest", ""):
+        with pytest.raises(Unsupported, match=r"not recorded.*1\.2\.1"):
+            dialect_of(version)
+
+
+@pytest.mark.parametrize(
+    ("version", "document", "error"),
+    [
+        (OLD, {"max_batchsize": 8}, "max_batchsize: unknown key -> did you mean max_batch_size"),
+        (OLD, {"kv_cache_config": {"max_token": 8}}, "kv_cache_config.max_token: unknown key -> did you mean max_tok"),
+        (OLD, {"tp_size": 2}, "tp_size: unknown key -> tensor_parallel_size"),
+        (OLD, {"enable_padding": True}, "unknown key -> it belongs at cuda_graph_config.enable_padding"),
+        (OLD, {"quant_config": {}}, "quant_config: unknown key -> (comes from the checkpoint)"),
+        (OLD, {"triton_config": {}}, "triton_config: not an LLM arg -> it belongs into Triton's model.yaml only"),
+        (OLD, {"generation_config": "auto"}, "generation_config: exists in main only"),
+        (NEW, {"enable_sleep": True}, "enable_sleep: exists in 1.2.x only -> use sleep_config"),
+        (NEW, {"kv_cache_config": {"onboard_blocks": True}}, "kv_cache_config.onboard_blocks: exists in 1.2.x only"),
+        (OLD, {"max_batch_size": "8"}, "max_batch_size: '8' is not of type"),
+        (OLD, {"kv_cache_config": {"free_gpu_memory_fraction": 1.5}}, "greater than the maximum"),
+        (OLD, {"moe_config": {"backend": "DENSEGEMM"}}, "it exists in main only; legal: AUTO, CUTEDSL, CUTLASS"),
+        (NEW, {"moe_config": {"backend": "WIDEEP"}}, "it exists in 1.2.x only; legal: AUTO"),
+        (OLD, {"scheduler_config": {"capacity_scheduler_policy": "max"}}, "'max' is not legal -> legal: GUARANTEED_NO"),
+        (OLD, {"speculative_config": {"decoding_type": "ngram"}}, "'ngram' is not legal -> legal: AUTO, DraftTarget"),
+        (OLD, {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 2, "max_ngram_size": 2}},
+         "speculative_config.max_ngram_size: unknown key -> did you mean max_matching_ngram_size"),
+        (NEW, {"speculative_config": {"decoding_type": "NGram"}}, "'max_draft_len' is a required property"),
+        (OLD, {"speculative_config": {"decoding_type": "Medusa", "max_draft_len": 2}}, "backend refuses Medusa"),
+        (NEW, {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 0}}, "must be more than 0"),
+        (NEW, {"speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 2}}, "Eagle3 needs a draft model"),
+        (OLD, {"cuda_graph_config": {"max_batch_size": 8, "batch_sizes": [1, 8]}}, "exclude each other -> keep one"),
+        (NEW, {"cuda_graph_config": {"max_batch_size": 8, "batch_sizes": [1, 4]}}, "not the largest of batch_sizes"),
+        (OLD, {"tensor_parallel_size": 4, "moe_expert_parallel_size": 3}, "3 must divide tensor_parallel_size 4"),
+        (OLD, {"tensor_parallel_size": 4, "moe_expert_parallel_size": 2, "moe_tensor_parallel_size": 1},
+         "must be tensor_parallel_size 4"),
+    ],
+)  # fmt: skip
+def test_what_a_version_refuses_is_an_error_that_says_what_to_write(version, document, error):
+    check = check_llm_args({"model": "x", **document}, version)
+    assert len(check.errors) == 1
+    assert error in str(check.errors[0])
+    with pytest.raises(ConfigError, match=f"TensorRT-LLM {version} refuses these LLM args") as refused:
+        check.require("model.yaml")
+    assert str(check.errors[0]) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("version", "document", "warning"),
+    [
+        (OLD, {"custom_tokenizer": "x"}, "custom_tokenizer: not read in the version itself (january-file-only)"),
+        (OLD, {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 2}}, "speculative_config: not read"),
+        (OLD, {"lora_config": {"max_lora_rank": 8}}, "lora_config: these keys are not recorded and were not checked"),
+        (OLD, {"kv_cache_config": {"dtype": "float16"}}, "'float16' is not known to do anything -> known: auto, fp8"),
+        (OLD, {"kv_cache_config": {"dtype": "nvfp4"}}, "nvfp4 is not confirmed for 1.2.x"),
+        (OLD, {"moe_config": {"backend": "AUTO"}}, "AUTO was seen in later 1.2 files only"),
+        (OLD, {"speculative_config": {"decoding_type": "DraftTarget", "max_draft_len": 2, "speculative_model": "d"}},
+         "1.2.x spells it DraftTarget in one file and Draft_Target in a later one"),
+        (NEW, {"kv_cache_config": {"sink_token_length": 4}}, "sink_token_length: deprecated in this version"),
+        (OLD, {"max_batch_size": 64, "max_num_tokens": 32}, "64 sequences never fit max_num_tokens 32"),
+        (OLD, {"max_num_tokens": 100}, "100 is no multiple of tokens_per_block 32"),
+        (OLD, {"max_num_tokens": 64, "max_seq_len": 128}, "prompts of more than 64 tokens are refused"),
+        ("1.1.0", {}, "recorded for 1.2.x: 1.1.0 may lack"),
+        ("1.4.0rc1", {}, "recorded before 1.4.0rc0: 1.4.0rc1 may have dropped"),
+    ],
+)  # fmt: skip
+def test_what_the_recording_is_not_sure_of_is_a_warning(version, document, warning):
+    check = check_llm_args({"model": "x", **document}, version)
+    assert check.errors == ()
+    assert any(warning in str(found) for found in check.warnings)
+
+
+def test_a_plain_file_has_no_warnings():
+    for version in (OLD, NEW):
+        document = render_llm_args(target(version), model="checkpoint", checkpoint=None).document
+        assert check_llm_args(document, version).warnings == ()
+
+
+def test_a_complete_checkpoint_passes_without_a_warning(tmp_path):
+    facts = check_checkpoint(write_checkpoint(tmp_path / "c", "FP8", "FP8"), target())
+    assert (facts.quantization.algorithm, facts.context_length, facts.warnings) == ("FP8", 8192, ())
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("config.json", "config.json"),
+        ("model.safetensors", "no safetensors weights"),
+        ("tokenizer.json", "has no tokenizer"),
+    ],
+)
+def test_a_checkpoint_without_what_the_runtime_needs_is_refused(tmp_path, name, error):
+    checkpoint = write_checkpoint(tmp_path / "c")
+    (checkpoint / name).unlink()
+    with pytest.raises(IntegrityError, match=error):
+        check_checkpoint(checkpoint, target())
+
+
+def test_a_checkpoint_of_no_architecture_is_refused(tmp_path):
+    checkpoint = write_checkpoint(tmp_path / "c")
+    (checkpoint / "config.json").write_text("{}")
+    with pytest.raises(IntegrityError, match="names no architecture"):
+        check_checkpoint(checkpoint, target())
+
+
+def test_a_quantization_that_the_version_does_not_read_is_refused_or_doubted(tmp_path):
+    checkpoint = write_checkpoint(tmp_path / "c", "NVFP4_AWQ")
+    with pytest.raises(Unsupported, match=r"1\.2\.1 does not read NVFP4_AWQ checkpoints: no member of QuantAlgo"):
+        check_checkpoint(checkpoint, target())
+    assert "NVFP4_AWQ" in check_checkpoint(checkpoint, target(NEW)).warnings[0]
+
+
+def test_what_a_checkpoint_lacks_for_chats_and_length_is_a_warning(tmp_path):
+    checkpoint = write_checkpoint(tmp_path / "c")
+    (checkpoint / "generation_config.json").unlink()
+    (checkpoint / "tokenizer_config.json").write_text("{}")
+    longer = target(limits={"maximum_tokens_per_request": 9000})
+    found = check_checkpoint(checkpoint, longer).warnings
+    assert [text.split(":")[0][:24] for text in found] == [
+        "limits.maximum_tokens_pe", "no generation_config.jso", "no chat template",
+    ]  # fmt: skip
