@@ -131,10 +131,8 @@ def _too_little(bench: Bench, leave: int) -> list[bool]:
     batch = int(said[1])
     outcome, retries = _quantize(bench, batch, leave, "as-said")
     how = "fits" if isinstance(outcome, StageResult) else outcome.error.message
-    return [
-        *goals,
-        goal(f"batch_of_{batch}_as_said", f"{how}, {retries} retries", "fits, 0 retries", met=how == "fits"),
-    ]
+    met = how == "fits" and retries == 0
+    return [*goals, goal(f"batch_of_{batch}_as_said", f"{how}, {retries} retries", "fits, 0 retries", met=met)]
 
 
 def _quantize(bench: Bench, batch: int, leave: int, name: str) -> tuple[StageResult | StageFailure, int]:

@@ -133,12 +133,15 @@ def compare_weights(
     for name in drawn:
         layer = _Layer(name, source, export, precision)
         factors = _factors(layer, source, export, norms, precision)
-        beyond, origin = min((layer.beyond(factor), origin) for origin, factor in factors.items())
-        unused.discard(origin.removesuffix(_ONE_MORE))
-        errors[name] = layer.error(factors[origin])
-        if (rounded_to_nearest and beyond > TOLERATED_FRACTION) or not errors[name] <= layer.largest_error:
+        beyond = {origin: layer.beyond(factor) for origin, factor in factors.items()}
+        nearest = min(beyond, key=lambda origin: (beyond[origin], origin))
+        # a norm that was multiplied by almost one is nearest to some layer no more than no norm is: it only has to fit
+        fitting = {origin for origin, share in beyond.items() if share <= TOLERATED_FRACTION}
+        unused -= {origin.removesuffix(_ONE_MORE) for origin in (*fitting, nearest)}
+        errors[name] = layer.error(factors[nearest])
+        if (rounded_to_nearest and nearest not in fitting) or not errors[name] <= layer.largest_error:
             raise IntegrityError(
-                f"{beyond:.1%} of its weights are further from the source's than {layer.algorithm} rounds"
+                f"{beyond[nearest]:.1%} of its weights are further from the source's than {layer.algorithm} rounds"
                 f" (relative error {errors[name]:.3g})",
                 where=name,
             )

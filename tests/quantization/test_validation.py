@@ -10,6 +10,7 @@ pytest.importorskip("modelopt")
 
 import exports
 import modelopt.torch.quantization as mtq
+from safetensors.torch import load_file
 
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization import export_weights
@@ -120,6 +121,17 @@ def forget_smoothing(tensors):
 
 def forget_the_norm(tensors):
     tensors["model.layers.1.post_attention_layernorm.weight"].fill_(1.0)
+
+
+def test_a_norm_that_smoothing_hardly_changed_belongs_to_its_layers(llama, exported, damaged):
+    plain = load_file(exported("int4_blockwise")[0] / "model.safetensors")
+
+    def multiply_by_almost_one(tensors):
+        tensors["model.layers.1.post_attention_layernorm.weight"] = torch.full((128,), 1.0078125, dtype=torch.bfloat16)
+        tensors |= {key: plain[key] for key in tensors if "layers.1.mlp.gate" in key or LAYER in key}
+
+    directory, recipe = exported("int4_awq")
+    assert validate_export(llama, damaged(directory, multiply_by_almost_one), recipe).compared_layers == 14
 
 
 @pytest.mark.parametrize(
