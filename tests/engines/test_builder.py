@@ -16,7 +16,7 @@ def test_a_builder_of_another_version_is_refused_with_what_exists(name):
 
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is not None, reason="this interpreter has OpenVINO")
 def test_an_interpreter_without_the_library_is_told_where_to_run():
-    with pytest.raises(Unsupported, match="model environment"):
+    with pytest.raises(Unsupported, match="environment that the target is for"):
         engine_builder("openvino_cpu")
 
 

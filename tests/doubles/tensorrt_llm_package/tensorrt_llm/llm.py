@@ -114,7 +114,7 @@ class _Tokenizer:
     def decode(self, ids: list[int]) -> str:
         if self._tokenizer is not None:
             return str(self._tokenizer.decode(ids))
-        return "".join(self._words.get(number, "") for number in ids)
+        return "".join(self._words.get(number, f" <{number}>") for number in ids)
 
 
 def _fail_as_told() -> None:

@@ -1,0 +1,182 @@
+"""The `tensorrt_llm_llmapi` builder: the checkpoint is served as it is, by TensorRT-LLM's LLM API.
+
+There is no engine to compile. The build renders the LLM args for the target's version, checks them and the checkpoint
+before a GPU is touched, and then loads the model on the target's GPU, answers the golden prompts and measures. The
+engine directory holds `llm_args.yaml` and `engine.json`, whose `checkpoint` names what is served.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts
+from llm_pipeline.engines.gpu_memory_watch import GpuMemoryWatch
+from llm_pipeline.engines.host_facts import HostFacts
+from llm_pipeline.engines.host_match import driver_warning, require_target_host
+from llm_pipeline.engines.llm_args.checking import check_llm_args
+from llm_pipeline.engines.llm_args.checkpoint_preflight import CheckpointFacts, check_checkpoint
+from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
+from llm_pipeline.engines.llmapi_smoke import SmokeReport
+from llm_pipeline.engines.tool_process import run_tool
+from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.golden import GOLDEN_FILE, GoldenPrompt, write_golden
+
+log = get_logger(__name__)
+
+LLM_ARGS_FILE = "llm_args.yaml"
+MODEL = "checkpoint"
+"""The checkpoint's place in `llm_args.yaml`, relative to the file in a model repository."""
+
+LEAST_GOLDEN_MATCH = 0.5
+"""Kernels and batch sizes differ between runtimes, and greedy texts part at near ties; a broken load matches none."""
+
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+@dataclass(frozen=True)
+class _Smoke:
+    report: SmokeReport
+    peak_memory_bytes: int
+    golden_match_fraction: float
+
+
+class TensorRtLlmLlmApiBuilder:
+    """The `tensorrt_llm_llmapi` engine builder."""
+
+    def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
+        """See `EngineBuilder.build`."""
+        _require_inputs(inputs)
+        checkpoint = check_checkpoint(inputs.checkpoint, inputs.target)
+        arguments = _checked_arguments(inputs, checkpoint)
+        host = require_target_host(inputs.target)
+        _warn_of_driver(inputs.target, host)
+        with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:
+            smoke = _run_smoke(inputs, arguments, Path(scratch))
+        destination.mkdir()
+        (destination / LLM_ARGS_FILE).write_text(arguments.to_yaml(), encoding="utf-8")
+        facts = _facts(inputs.target, checkpoint, arguments, host, smoke)
+        description = EngineDescription(facts=facts, target=inputs.target, host=host, checkpoint=inputs.checkpoint_ref)
+        description.write(destination)
+        return facts
+
+
+def _require_inputs(inputs: BuildInputs) -> None:
+    where = f"targets/{inputs.target.name}.yaml"
+    if inputs.target.weight_format != "native":
+        raise ConfigError(
+            f"weight_format {inputs.target.weight_format} is for CPU targets", where=where, hint="use native"
+        )
+    if not inputs.golden:
+        raise ConfigError(
+            "there are no golden prompts to check the loaded model by",
+            where="accuracy.tasks",
+            hint="give the release a generative task",
+        )
+    if inputs.checkpoint_ref is None:
+        raise ConfigError("the LLM API serves the checkpoint from the store, and this one has no name there")
+
+
+def _checked_arguments(inputs: BuildInputs, checkpoint: CheckpointFacts) -> LlmArgs:
+    arguments = render_llm_args(inputs.target, model=MODEL, checkpoint=inputs.checkpoint)
+    check = check_llm_args(arguments.document, arguments.version)
+    check.require(f"targets/{inputs.target.name}.yaml")
+    for warning in (*checkpoint.warnings, *map(str, check.warnings)):
+        log.warning(warning)
+    log.info("the LLM args fit the recorded schema", version=arguments.version, warnings=len(check.warnings))
+    return arguments
+
+
+def _warn_of_driver(target: Target, host: HostFacts) -> None:
+    log.info("the host is the target's", gpu=host.gpus[0].name, gpus=len(host.gpus), driver=host.driver)
+    if warning := driver_warning(target, host):
+        log.warning(warning)
+
+
+def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> _Smoke:
+    """Load the model on this host's GPUs and compare what it answers.
+
+    Raises:
+        BuildFailed: It does not load.
+        IntegrityError: It does not answer as the checkpoint that was judged.
+    """
+    rendered, report = scratch / LLM_ARGS_FILE, scratch / "smoke.json"
+    rendered.write_text(arguments.to_yaml(), encoding="utf-8")
+    write_golden(scratch, inputs.golden)
+    command = [
+        *(sys.executable, "-m", "llm_pipeline.engines.llmapi_smoke"),
+        *("--args", str(rendered)),
+        *("--checkpoint", str(inputs.checkpoint)),
+        *("--golden", str(scratch / GOLDEN_FILE)),
+        "--add-special-tokens" if inputs.target.serving.add_special_tokens else "--no-add-special-tokens",
+        *("--expect-version", arguments.version),
+        *("--output", str(report)),
+    ]
+    limit = inputs.target.build.time_limit_minutes * 60
+    with GpuMemoryWatch() as watch:
+        run_tool(command, time_limit_seconds=limit, environment={**os.environ, **_OFFLINE})
+    smoke = _read_report(report)
+    return _Smoke(smoke, watch.peak_bytes, _golden_match(inputs.golden, smoke.completions))
+
+
+def _read_report(path: Path) -> SmokeReport:
+    try:
+        return SmokeReport.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise IntegrityError(f"the smoke test left no report: {error}", where=str(path)) from error
+
+
+def _golden_match(golden: Sequence[GoldenPrompt], completions: Sequence[str]) -> float:
+    """Share of the golden prompts that were answered alike, as the probes compare it.
+
+    Raises:
+        IntegrityError: It is below the floor.
+    """
+    pairs = list(zip(golden, completions, strict=True))
+    different = [(prompt, text) for prompt, text in pairs if prompt.completion.strip() != text.strip()]
+    fraction = 1 - len(different) / len(pairs)
+    log.info("compared with the golden prompts", prompts=len(pairs), golden_match_fraction=fraction)
+    if fraction < LEAST_GOLDEN_MATCH:
+        prompt, text = different[0]
+        raise IntegrityError(
+            f"the loaded model answers {fraction:.0%} of {len(pairs)} golden prompts as the checkpoint that was judged "
+            f"({LEAST_GOLDEN_MATCH:.0%} are needed): to {prompt.prompt!r} it wrote {text!r} "
+            f"instead of {prompt.completion!r}",
+            hint="the runtime reads the checkpoint in another way: look at its quantization, tokenizer and LLM args",
+        )
+    return fraction
+
+
+def _facts(
+    target: Target, checkpoint: CheckpointFacts, arguments: LlmArgs, host: HostFacts, smoke: _Smoke
+) -> EngineFacts:
+    report = smoke.report
+    return EngineFacts(
+        builder="tensorrt_llm_llmapi",
+        bytes=len(arguments.to_yaml().encode()),
+        weight_format=target.weight_format,
+        quantization=checkpoint.quantization.algorithm,
+        kv_cache=arguments.kv_cache_type,
+        context_length=checkpoint.context_length or target.limits.maximum_tokens_per_request,
+        device=host.gpus[0].name,
+        versions=report.versions,
+        seconds=report.seconds,
+        single_stream_tokens_per_second=report.single_stream_tokens_per_second,
+        batched_tokens_per_second=report.batched_tokens_per_second,
+        batched_sequences=report.batched_sequences,
+        details={
+            "load_seconds": report.seconds["load"],
+            "peak_memory_bytes": smoke.peak_memory_bytes or None,
+            "golden_match_fraction": smoke.golden_match_fraction,
+            "golden_prompts": len(report.completions),
+            "world_size": target.parallelism.world_size,
+        },
+    )

@@ -1,0 +1,217 @@
+"""The LLM API builder, with doubles of TensorRT-LLM and nvidia-smi: our command line, parsing, checks and failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import BuildInputs, EngineDescription, engine_builder
+from llm_pipeline.engines.failures import BuildFailed
+from llm_pipeline.engines.gpu_memory_watch import GpuMemoryWatch
+from llm_pipeline.engines.llm_args.rendering import render_llm_args
+from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.serving.golden import GoldenPrompt
+from llm_pipeline.stages.contract import ArtifactRef
+
+REPOSITORY = Path(__file__).parents[2]
+DOUBLES = REPOSITORY / "tests" / "doubles"
+CHECKPOINT = ArtifactRef(kind="checkpoint", digest="0" * 64)
+ANSWERS = {"The capital of France is": " Paris, of course.", "Two and two are": " four.", "One, two,": " three, four."}
+H100 = {"name": "NVIDIA H100 80GB HBM3", "compute_cap": "9.0", "memory.total": 81559, "memory.used": 500,
+        "driver_version": "590.44.01"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def gpu_host(monkeypatch, tmp_path):
+    """A host with one H100 and TensorRT-LLM 1.2.1, which answers as the checkpoint that was judged."""
+    completions = tmp_path / "completions.json"
+    completions.write_text(json.dumps(ANSWERS))
+    monkeypatch.setenv("PATH", f"{DOUBLES}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{DOUBLES / 'tensorrt_llm_package'}{os.pathsep}{REPOSITORY}")
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_VERSION", "1.2.1")
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps([H100]))
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_COMPLETIONS", str(completions))
+    for name in ("CUDA_VISIBLE_DEVICES", "LLM_PIPELINE_CONTAINER", "LLM_PIPELINE_DOUBLE_FAILURE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 8192, "vocab_size": 512}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "hf_quant_config.json").write_text(
+        json.dumps(
+            {
+                "producer": {"name": "modelopt", "version": "0.47.0"},
+                "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+            }
+        )
+    )
+    (directory / "model.safetensors").touch()
+    (directory / "tokenizer.json").write_text(
+        json.dumps(
+            {
+                "version": "1.0",
+                "pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "never", "split": True},
+                "decoder": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "never", "split": True},
+                "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"},
+            }
+        )
+    )
+    return directory
+
+
+def target(**changes: object) -> Target:
+    document = yaml.safe_load((REPOSITORY / "configs/targets/h100.yaml").read_text())
+    small = {"maximum_sequences": 4, "maximum_tokens_per_request": 64, "maximum_batched_tokens": 64}
+    return Target.model_validate({"name": "h100", **document, "limits": small, **changes})
+
+
+def build(checkpoint: Path, made_for: Target | None = None, **changes: object) -> Path:
+    golden = [GoldenPrompt(prompt=prompt, completion=text, max_tokens=8) for prompt, text in ANSWERS.items()]
+    inputs = {"target": made_for or target(), "checkpoint_ref": CHECKPOINT, "golden": golden, **changes}
+    engine = checkpoint.parent / "engine"
+    engine_builder("tensorrt_llm_llmapi").build(BuildInputs(checkpoint, **inputs), engine)
+    return engine
+
+
+def test_an_engine_is_its_llm_args_and_what_was_measured_on_the_host(checkpoint):
+    engine = build(checkpoint)
+    assert sorted(path.name for path in engine.iterdir()) == ["engine.json", "llm_args.yaml"]
+    rendered = render_llm_args(target(), model="checkpoint", checkpoint=checkpoint)
+    assert (engine / "llm_args.yaml").read_text() == rendered.to_yaml()
+    description = EngineDescription.read(engine)
+    facts = description.facts
+    assert description.checkpoint == CHECKPOINT
+    assert (description.host.driver, description.host.gpus[0].sm) == ("590.44.01", "sm90")
+    assert (facts.quantization, facts.kv_cache, facts.context_length) == ("FP8", "fp8", 8192)
+    assert (facts.device, facts.versions["tensorrt_llm"]) == ("NVIDIA H100 80GB HBM3", "1.2.1")
+    assert list(facts.seconds) == ["import", "load", "warm_up", "golden", "measure"]
+    assert facts.batched_sequences == 4
+    assert facts.single_stream_tokens_per_second > 0
+    assert facts.details["golden_match_fraction"] == 1.0
+    assert facts.details["world_size"] == 1
+    assert sorted(path.name for path in checkpoint.parent.iterdir()) == ["checkpoint", "completions.json", "engine"]
+
+
+def test_few_other_answers_pass_and_are_recorded(checkpoint, monkeypatch):
+    answers = checkpoint.parent / "completions.json"
+    answers.write_text(json.dumps({**ANSWERS, "One, two,": " buckle my shoe"}))
+    facts = EngineDescription.read(build(checkpoint)).facts
+    assert facts.details["golden_match_fraction"] == pytest.approx(2 / 3)
+
+
+def test_a_model_that_answers_otherwise_is_refused_with_an_example(checkpoint):
+    (checkpoint.parent / "completions.json").write_text(json.dumps(dict.fromkeys(ANSWERS, " eh")))
+    with pytest.raises(IntegrityError, match=r"0% of 3 golden prompts.*wrote ' eh' instead of ' Paris"):
+        build(checkpoint)
+    assert not (checkpoint.parent / "engine").exists()
+
+
+def test_another_version_of_tensorrt_llm_is_refused_before_loading(checkpoint, monkeypatch):
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_VERSION", "1.2.0")
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_FAILURE", "it was loaded")
+    with pytest.raises(BuildFailed, match=r"1\.2\.0 is installed, the target is for 1\.2\.1") as failed:
+        build(checkpoint)
+    assert "it was loaded" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "problem"),
+    [
+        ([{**H100, "name": "NVIDIA L40S", "compute_cap": "8.9"}], r"GPU 0 is NVIDIA L40S \(sm89\)"),
+        ([{**H100, "name": "NVIDIA H100 PCIe", "memory.total": 40000}], "39 GiB"),
+    ],
+)
+def test_another_gpu_is_refused_before_anything_is_loaded(checkpoint, monkeypatch, gpus, problem):
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps(gpus))
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_FAILURE", "it was loaded")
+    with pytest.raises(Unsupported, match=problem):
+        build(checkpoint)
+
+
+def test_too_few_gpus_are_refused(checkpoint):
+    two = target(accelerator_count=2, parallelism={"tensor": 2})
+    with pytest.raises(Unsupported, match="2 GPUs are needed, 1 are visible"):
+        build(checkpoint, two)
+
+
+@pytest.mark.parametrize(
+    ("failure", "meaning"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "out of GPU memory.*limits.maximum_sequences"),
+        ("killed", "killed by the kernel.*host memory"),
+        ("1 validation error for TorchLlmArgs", "refuses the LLM args, although they fit the recorded schema"),
+        ("something new", "exit code 1"),
+    ],
+)
+def test_a_failed_load_is_classified_and_leaves_no_engine(checkpoint, monkeypatch, failure, meaning):
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_FAILURE", failure)
+    with pytest.raises(BuildFailed, match=f"(?s){meaning}"):
+        build(checkpoint)
+    assert sorted(path.name for path in checkpoint.parent.iterdir()) == ["checkpoint", "completions.json"]
+
+
+def test_a_load_that_takes_too_long_is_stopped(checkpoint, monkeypatch):
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_FAILURE", "hang")
+    with pytest.raises(BuildFailed, match=r"time limit of 0.015 min.*build.time_limit_minutes"):
+        build(checkpoint, target(build={"time_limit_minutes": 0.015}))
+
+
+def test_llm_args_of_another_version_never_reach_a_gpu(checkpoint, monkeypatch):
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", "broken")
+    runtime = {"extra_llm_args": {"sampler_type": "TRTLLMSampler"}}
+    with pytest.raises(ConfigError, match=r"sampler_type.*1\.2\.x only"):
+        build(checkpoint, target(runtime_version="1.4.0rc0", runtime=runtime))
+
+
+def test_an_engine_of_the_other_dialect_loads_with_its_version(checkpoint, monkeypatch):
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_VERSION", "1.3.0rc22")
+    runtime = {"speculative": {"method": "mtp", "draft_tokens": 2}}
+    engine = build(checkpoint, target(runtime_version="1.3.0rc22", runtime=runtime))
+    rendered = yaml.safe_load((engine / "llm_args.yaml").read_text())
+    assert rendered["speculative_config"] == {"decoding_type": "MTP", "max_draft_len": 2}
+    assert EngineDescription.read(engine).facts.versions["tensorrt_llm"] == "1.3.0rc22"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"golden": ()}, "no golden prompts"),
+        ({"checkpoint_ref": None}, "no name there"),
+        ({"target": target(weight_format="int8")}, "for CPU targets"),
+    ],
+)
+def test_what_cannot_be_checked_or_served_is_refused(checkpoint, changes, error):
+    with pytest.raises(ConfigError, match=error):
+        build(checkpoint, **changes)
+
+
+def test_the_memory_watch_keeps_the_most_that_came_on_top(monkeypatch):
+    with GpuMemoryWatch(interval_seconds=0.01) as watch:
+        monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps([{**H100, "memory.used": 70500}]))
+        deadline = time.monotonic() + 5
+        while not watch.peak_bytes and time.monotonic() < deadline:
+            time.sleep(0.01)
+        monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps([H100]))
+    assert watch.peak_bytes == 70000 * 2**20
+
+
+def test_without_a_driver_the_watch_says_nothing(monkeypatch):
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", "broken")
+    with GpuMemoryWatch(interval_seconds=0.01) as watch:
+        time.sleep(0.1)
+    assert watch.peak_bytes == 0
+
+
+def test_the_double_of_nvidia_smi_is_executable():
+    assert (DOUBLES / "nvidia-smi").stat().st_mode & stat.S_IXUSR
