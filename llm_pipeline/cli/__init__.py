@@ -6,7 +6,9 @@
 | `ls`, `show`, `verify`, `diff` | what a deployment's store holds (`inspecting`) |
 | `claims` | which release of each model is on its way (`claiming`) |
 | `gc` | what it need not hold any more (`retaining`) |
+| `formats` | what runs on which GPU, without a release (`formats`) |
 | `lint-repo` | any Triton model repository (`linting`) |
+| `render-args` | what targets give TensorRT-LLM's LLM API (`rendering`) |
 | `stage` | for the runners |
 
 Exit codes: 0 GO, 1 NO_GO, 2 INCONCLUSIVE, 3 ANOMALOUS, 4 bad input, 5 infrastructure (or something is damaged).
@@ -20,7 +22,7 @@ import sys
 from collections.abc import Sequence
 
 from llm_pipeline import __version__
-from llm_pipeline.cli import claiming, diagnosing, inspecting, linting, releasing, retaining
+from llm_pipeline.cli import claiming, diagnosing, formats, inspecting, linting, releasing, rendering, retaining
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.logging import ReadableFormatter
 
@@ -52,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llm-pipeline", description="Releases of language models, with evidence.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (releasing, inspecting, claiming, retaining, diagnosing, linting):
+    for group in (releasing, formats, inspecting, claiming, retaining, diagnosing, linting, rendering):
         group.add_commands(commands)
     return parser
 
