@@ -51,7 +51,6 @@ class CheckpointConfig(_Part):
 
     Attributes:
         architecture: TensorRT-LLM's name of the model's class.
-        num_eagle_layers: Layers of EAGLE's drafter; None for a model without one.
     """
 
     architecture: str
@@ -69,7 +68,6 @@ class CheckpointConfig(_Part):
     max_position_embeddings: int | None = None
     rotary_scaling: dict[str, JsonValue] | None = None
     logits_dtype: Literal["float16", "float32"] = "float32"
-    num_eagle_layers: int | None = None
 
     @property
     def algorithm(self) -> str | None:

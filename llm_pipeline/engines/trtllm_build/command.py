@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from llm_pipeline.config.runtime_options import SpeculativeDecoding
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.trtllm_build.flag_rules import flag_problems, render_flag
 from llm_pipeline.engines.trtllm_build.flag_table import FlagValue, find_flag
@@ -51,9 +50,8 @@ _NEVER = {
     "dry_run": "it makes no engine",
     "strip_plan": "an engine without weights cannot be served as it is",
 }
-_SPECULATION = {"draft_model": "draft_tokens_external", "eagle": "eagle"}
-_EAGLE_SEQUENCES, _EAGLE_DRAFT_TOKENS = 512, 256
-"""Most that the tool asserts for EAGLE."""
+_SPECULATION = {"draft_model": "draft_tokens_external"}
+"""The others need the LLM API, or a checkpoint with a drafter's layers, which no recipe exports."""
 
 
 def build_settings(target: Target) -> dict[str, FlagValue]:
@@ -141,7 +139,6 @@ def command_problems(target: Target) -> tuple[str, ...]:
         *_flags_of_others(target),
         *flag_problems(build_settings(target), sm),
         *_limit_problems(target),
-        *(_speculation_problems(target, target.runtime.speculative) if target.runtime.speculative else ()),
     )
 
 
@@ -169,14 +166,8 @@ def _limit_problems(target: Target) -> Iterator[str]:
         )
     if options.workers > ranks:
         yield f"build.workers is {options.workers}, the engine has {ranks} ranks"
+    if runtime.speculative and runtime.speculative.method not in _SPECULATION:
+        known = ", ".join(_SPECULATION)
+        yield f"runtime.speculative.method {runtime.speculative.method} is for the LLM API; engines have {known}"
     if options.reduce_fusion and target.parallelism.tensor == 1:
         yield "build.reduce_fusion needs tensor parallelism"
-
-
-def _speculation_problems(target: Target, speculative: SpeculativeDecoding) -> Iterator[str]:
-    if speculative.method not in _SPECULATION:
-        yield f"runtime.speculative.method {speculative.method} is for the LLM API; engines have draft_model and eagle"
-    if speculative.method == "eagle" and target.limits.maximum_sequences > _EAGLE_SEQUENCES:
-        yield f"eagle takes at most {_EAGLE_SEQUENCES} sequences (limits.maximum_sequences)"
-    if speculative.method == "eagle" and speculative.draft_tokens > _EAGLE_DRAFT_TOKENS:
-        yield f"eagle takes at most {_EAGLE_DRAFT_TOKENS} draft tokens (runtime.speculative.draft_tokens)"

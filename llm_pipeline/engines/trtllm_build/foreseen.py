@@ -131,7 +131,7 @@ def foresee(target: Target, config: CheckpointConfig, sm: str) -> Foreseen:
     if config.algorithm == "NVFP4" and settings.get("gemm_plugin") != "disable":
         plugins["gemm_plugin"] = ("nvfp4",)
     changes = tuple(_changes(target, settings, kernels))
-    return Foreseen(_build_values(settings, config), plugins, changes)
+    return Foreseen(_build_values(settings), plugins, changes)
 
 
 def _plugin_values(settings: Settings, dtype: str) -> Iterator[tuple[str, Legal]]:
@@ -150,11 +150,11 @@ def _plugin_values(settings: Settings, dtype: str) -> Iterator[tuple[str, Legal]
             yield key, ("auto", dtype) if value == "auto" else (value,)
 
 
-def _build_values(settings: Settings, config: CheckpointConfig) -> dict[str, Legal]:
+def _build_values(settings: Settings) -> dict[str, Legal]:
     draft, sequences = int(settings.get("max_draft_len", 0)), int(settings["max_batch_size"])
     length, tokens = int(settings["max_seq_len"]), int(settings["max_num_tokens"])
     if draft:
-        length += draft + (config.num_eagle_layers or 0)
+        length += draft
         tokens = max(tokens, sequences * (draft + 1))
     return {
         **{key: (settings[key],) for key in _RECORDED if key in settings},
