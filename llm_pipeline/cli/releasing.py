@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.errors import ExitCode, from_document
+from llm_pipeline.errors import ConfigError, ExitCode, from_document
 
 
 def add_commands(commands: Commands) -> None:
@@ -24,6 +25,11 @@ def add_commands(commands: Commands) -> None:
     plan = commands.add_parser("plan", help="check a release without spending anything")
     plan.add_argument("config", type=Path)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    plan.add_argument("--output", type=Path, metavar="DIR", help="write plan.json and plan.txt there, too")
+    plan.add_argument("--predict", action="store_true", help="ask AIConfigurator, too, where it is installed (slow)")
+    plan.add_argument(
+        "--store-seconds", type=float, metavar="SECONDS", help="how long the store may take to say what it holds"
+    )
     plan.set_defaults(run=_plan)
 
     stage = commands.add_parser("stage", help="run one stage (used by the runners)")
@@ -62,9 +68,21 @@ def _run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from llm_pipeline.planning.plan import format_plan, plan_release
 
-    plan = plan_release(options.config)
-    sys.stdout.write(plan.model_dump_json(indent=1) + "\n" if options.json else format_plan(plan))
+    plan = plan_release(options.config, store_seconds=options.store_seconds, predict=options.predict)
+    document, text = plan.model_dump_json(indent=1) + "\n", format_plan(plan)
+    if options.output:
+        _write(options.output, {"plan.json": document, "plan.txt": text})
+    sys.stdout.write(document if options.json else text)
     return ExitCode.GO
+
+
+def _write(directory: Path, files: Mapping[str, str]) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (directory / name).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename)) from error
 
 
 def _stage_run(options: argparse.Namespace) -> int:

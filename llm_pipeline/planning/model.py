@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from llm_pipeline.config.quantization import WeightFormat
 from llm_pipeline.config.target import EngineBuilderName
+from llm_pipeline.planning.aiconfigurator import Prediction
+from llm_pipeline.planning.capacity import Capacity
 from llm_pipeline.planning.disk import DiskNeed
 from llm_pipeline.planning.evidence import GatePower
 from llm_pipeline.planning.memory import MemoryFit
+from llm_pipeline.planning.parallelism_advice import SplitAdvice
 from llm_pipeline.planning.quantization_plan import GpuCost
+from llm_pipeline.planning.stage_cost import TotalCost
 from llm_pipeline.planning.stage_graph import PlannedStage
-from llm_pipeline.planning.target_speed import SpeedFigures
+from llm_pipeline.planning.target_speed import SpeedFigures, Throughput
 from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.stages.contract import Frozen
 
@@ -23,7 +29,11 @@ class RecipePlan(Frozen):
         nearest: The nearest choice that is legal; empty when legal.
         warnings: What is not known, or not as asked for.
         memory: The memory of one rank; None where the model's shape is not known.
+        capacity: Batches and lengths that fit; None where the model's shape is not known, or it cannot be split so.
         speed: Predicted against the unquantized model; None on a CPU, and where the model's shape is not known.
+        throughput: Tokens a second, predicted and at best; None as `speed`.
+        split: A better split over GPUs, if there is one.
+        prediction: AIConfigurator's, if it was asked for.
     """
 
     recipe: str
@@ -33,7 +43,11 @@ class RecipePlan(Frozen):
     nearest: str = ""
     warnings: tuple[str, ...] = ()
     memory: MemoryFit | None = None
+    capacity: Capacity | None = None
     speed: SpeedFigures | None = None
+    throughput: Throughput | None = None
+    split: SplitAdvice | None = None
+    prediction: Prediction | None = None
 
 
 class TargetPlan(Frozen):
@@ -42,6 +56,10 @@ class TargetPlan(Frozen):
     Attributes:
         accelerators: GPUs of one engine instance; 0 on a CPU.
         architecture: Compute capability of the GPU; empty on a CPU.
+        sequences: Requests that one engine holds at once.
+        tokens_per_request: The longest of them, prompt and output together.
+        container: Image with its tag.
+        digest: What the image is pinned to; None for nothing, so that the tag may come to mean another image.
         driver: Driver version that the container was built for, if known.
     """
 
@@ -50,8 +68,11 @@ class TargetPlan(Frozen):
     accelerators: int
     architecture: str = ""
     engine: EngineBuilderName
+    sequences: int
+    tokens_per_request: int
     runtime_version: str | None = None
     container: str | None = None
+    digest: str | None = None
     driver: str | None = None
     recipes: tuple[RecipePlan, ...]
 
@@ -78,6 +99,14 @@ class DiskPlan(Frozen):
         return (*store, *_short("work_root", self.need.work, self.free_work))
 
 
+class Comparison(Frozen):
+    """The earlier release that a plan is compared with: its commit counts until the hub has a newer one."""
+
+    release_id: str
+    commit: str
+    resolved_at: datetime
+
+
 class Plan(Frozen):
     """What `llm-pipeline plan` found.
 
@@ -86,6 +115,8 @@ class Plan(Frozen):
         parameters: The model's parameters; None where its shape is not known.
         checkpoint_bytes: Size of the published model; None where its shape is not known.
         stages: Every step, in order.
+        compared_with: What reuse was judged by; None where there is no earlier release, or the store did not answer.
+        total: What all steps take that will be computed.
         disk: None where the model's shape is not known.
         ladders: Names of the recipes that are legal on each target, cheapest first.
         tasks: The tasks that are scored on the checkpoint.
@@ -104,6 +135,8 @@ class Plan(Frozen):
     parameters: int | None
     checkpoint_bytes: int | None
     stages: tuple[PlannedStage, ...]
+    compared_with: Comparison | None
+    total: TotalCost
     targets: tuple[TargetPlan, ...]
     disk: DiskPlan | None
     ladders: dict[str, tuple[str, ...]]

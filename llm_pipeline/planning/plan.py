@@ -4,42 +4,54 @@
     sys.stdout.write(format_plan(plan))
 
 What cannot work is an error before anything is spent; what is not known, or only looks wrong from this machine,
-is a warning in the plan.
+is a warning in the plan. The store is asked for what earlier releases left in it, for no longer than a moment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import LoadedRelease, load_release
-from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
-from llm_pipeline.config.target import Target
 from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.planning import host
-from llm_pipeline.planning.catalog import containers, find_gpu
-from llm_pipeline.planning.compatibility import Refused, judge_compatibility
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.disk import disk_need
 from llm_pipeline.planning.evidence import GatePower, gate_power
+from llm_pipeline.planning.foresight import Foresight, ask_store, foresee
 from llm_pipeline.planning.ladder import target_order
 from llm_pipeline.planning.lanes import judge_lanes
-from llm_pipeline.planning.model import DiskPlan, Plan, RecipePlan, TargetPlan
+from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan
 from llm_pipeline.planning.model_shape import ModelShape, known_shape
+from llm_pipeline.planning.patience import Asked
+from llm_pipeline.planning.plan_warnings import gpu_warnings, host_warnings, shape_warnings, target_warnings
+from llm_pipeline.planning.prior import with_predictions
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.recipe_checks import check_recipes, recipe_warnings
-from llm_pipeline.planning.stage_graph import planned_stages
+from llm_pipeline.planning.reuse import Step
+from llm_pipeline.planning.stage_cost import StepCost, check_prices, step_costs, total_cost
+from llm_pipeline.planning.stage_graph import PlannedStage, planned_steps
+from llm_pipeline.planning.stage_time import predicted_seconds
 from llm_pipeline.planning.table import format_plan
-from llm_pipeline.planning.target_memory import judge_memory
-from llm_pipeline.planning.target_speed import JudgedSpeed, judge_speed
+from llm_pipeline.planning.target_plan import plan_target
 from llm_pipeline.planning.task_pool import TaskItems, task_pool
 
 __all__ = ["Plan", "format_plan", "plan_release"]
 
+_BUCKET_SECONDS, _DIRECTORY_SECONDS = 1.2, 10.0
+"""How long a store may take to answer. Buckets are far away, or nobody may see them; directories just answer."""
 
-def plan_release(path: Path) -> Plan:
+
+def plan_release(path: Path, *, store_seconds: float | None = None, predict: bool = False) -> Plan:
     """Check a release config and all that it names.
+
+    Args:
+        path: The release config.
+        store_seconds: How long the store may take to tell what it holds; 0 asks it nothing, None waits a moment.
+        predict: Ask AIConfigurator, too, which takes seconds for each recipe and target.
 
     Raises:
         ConfigError: A file is missing or wrong, or this machine lacks what the deployment names.
@@ -49,19 +61,27 @@ def plan_release(path: Path) -> Plan:
     loaded = load_release(path)
     release, deployment = loaded.release, loaded.deployment
     shape = known_shape(release.model.id)
+    check_prices(loaded)
     check_recipes(loaded, shape)
     check_data_files(loaded)
     tasks = task_pool(release.evaluation, loaded.configs_root)
     lane_warnings = _check_lanes(loaded, tasks)
-    gates = _gates(release, tasks)
-    targets = tuple(_plan_target(loaded, target, shape) for target in release.targets)
+    targets = tuple(plan_target(loaded, target, shape) for target in release.targets)
     _refuse_impossible(loaded, targets)
     disk = _plan_disk(loaded, shape) if shape else None
     here = all(target.accelerator == "cpu" for target in release.targets)
     obstacles = (*host.missing_interpreters(deployment), *(disk.problems() if disk else ()))
     if here:
         _refuse_obstacles(loaded, obstacles)
+    ladders, steps = _ladders(release, targets), tuple(planned_steps(release))
+    if store_seconds is None:
+        store_seconds = _DIRECTORY_SECONDS if host.store_directory(deployment) else _BUCKET_SECONDS
+    asked = Asked(partial(ask_store, loaded, steps, ladders), store_seconds) if store_seconds else None
+    gates = _gates(release, tasks)
     gpus = _gpu_cost(loaded, targets, shape, (tasks, gates[0]))
+    predicted = predicted_seconds(loaded, shape, gpus, tasks, ladders)
+    seen = foresee(asked, deployment)
+    costs = step_costs(loaded, steps, seen.history, predicted)
     return Plan(
         config=str(loaded.path),
         release=release.name,
@@ -71,22 +91,37 @@ def plan_release(path: Path) -> Plan:
         deployment=deployment.name,
         parameters=shape.parameters if shape else None,
         checkpoint_bytes=disk.need.download if disk else None,
-        stages=planned_stages(release),
-        targets=targets,
+        stages=_stages(steps, seen, costs),
+        compared_with=seen.compared_with,
+        total=total_cost(loaded, costs, seen.reuse),
+        targets=with_predictions(release, targets) if predict else targets,
         disk=disk,
-        ladders=_ladders(release, targets),
+        ladders=ladders,
         tasks=tasks,
         gates=gates,
         gpus=gpus,
         warnings=(
-            *_shape_warnings(release, shape),
-            *_target_warnings(targets),
+            *seen.warnings,
+            *shape_warnings(release, shape),
+            *target_warnings(targets),
             *recipe_warnings(loaded),
             *lane_warnings,
             *(line for gate in gates for line in gate.warnings),
-            *_gpu_warnings(loaded, gpus, shape, here=here),
-            *_host_warnings(loaded, obstacles, here=here),
+            *gpu_warnings(loaded, gpus, shape, here=here),
+            *host_warnings(loaded, obstacles, here=here),
         ),
+    )
+
+
+def _stages(steps: tuple[Step, ...], seen: Foresight, costs: Mapping[Step, StepCost]) -> tuple[PlannedStage, ...]:
+    return tuple(
+        PlannedStage(
+            stage=stage,
+            subject=subject,
+            reuse=seen.reuse[stage, subject] if seen.reuse else None,
+            cost=costs[stage, subject],
+        )
+        for stage, subject in steps
     )
 
 
@@ -133,48 +168,6 @@ def _gpu_cost(
         raise ConfigError(f"quantization_host: {error.message}", where=where, hint=error.hint) from error
 
 
-def _plan_target(loaded: LoadedRelease, target: Target, shape: ModelShape | None) -> TargetPlan:
-    try:
-        gpu = None if target.accelerator == "cpu" else find_gpu(target.accelerator)
-    except ConfigError as error:
-        where = str(loaded.configs_root / "targets" / f"{target.name}.yaml")
-        raise ConfigError(f"accelerator: {error.message}", where=where, hint=error.hint) from error
-    image = (target.container or "").partition("@")[0]
-    return TargetPlan(
-        name=target.name,
-        accelerator=target.accelerator,
-        accelerators=target.accelerator_count if gpu else 0,
-        architecture=gpu.sm if gpu else "",
-        engine=target.engine,
-        runtime_version=target.runtime_version,
-        container=target.container,
-        driver={known.image: known.driver for known in containers()}.get(image),
-        recipes=tuple(_plan_recipe(loaded.release, target, recipe, shape) for recipe in loaded.release.recipes),
-    )
-
-
-def _plan_recipe(
-    release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, shape: ModelShape | None
-) -> RecipePlan:
-    judged = judge_compatibility(target, recipe, release.baseline.dtype, release.model.id)
-    refusal = judged if isinstance(judged, Refused) else None
-    memory, speed = None, JudgedSpeed(None, None)
-    if shape and not refusal:
-        memory, refusal = judge_memory(target, recipe, shape)
-        speed = judge_speed(release, target, recipe, shape)
-    refusal = refusal or speed.refused
-    return RecipePlan(
-        recipe=recipe.name,
-        weights=recipe.weights,
-        legal=refusal is None,
-        reason=refusal.reason if refusal else "",
-        nearest=refusal.nearest if refusal else "",
-        warnings=() if isinstance(judged, Refused) else (*judged.warnings, *speed.warnings),
-        memory=memory,
-        speed=speed.figures,
-    )
-
-
 def _refuse_impossible(loaded: LoadedRelease, targets: tuple[TargetPlan, ...]) -> None:
     cells = [(target, recipe) for target in targets for recipe in target.recipes]
     useful = {recipe.recipe for _, recipe in cells if recipe.legal}
@@ -207,42 +200,3 @@ def _plan_disk(loaded: LoadedRelease, shape: ModelShape) -> DiskPlan:
         free_work=host.free_bytes(work),
         one_file_system=parent is not None and parent.stat().st_dev == work.stat().st_dev,
     )
-
-
-def _shape_warnings(release: ResolvedRelease, shape: ModelShape | None) -> tuple[str, ...]:
-    if shape:
-        return ()
-    speed = ", policy speed" if release.policy.speed else ""
-    return (f"memory and disk{speed} are not judged: plan does not know the shape of {release.model.id}",)
-
-
-def _gpu_warnings(
-    loaded: LoadedRelease, gpus: GpuCost | None, shape: ModelShape | None, *, here: bool
-) -> tuple[str, ...]:
-    if gpus:
-        return tuple(line for recipe in gpus.recipes for line in recipe.warnings)
-    if here or shape is None:
-        return ()
-    where = f"deployment {loaded.deployment.name}"
-    return (f"memory and time of quantization are not predicted: {where} names no quantization_host",)
-
-
-def _target_warnings(targets: tuple[TargetPlan, ...]) -> tuple[str, ...]:
-    found = []
-    for target in targets:
-        for recipe in target.recipes:
-            name = f"{recipe.recipe} on {target.name}"
-            found += [f"{name}: {warning}" for warning in recipe.warnings]
-            if not recipe.legal:
-                found.append(f"{name} is refused, so {target.name} fails if {recipe.recipe} is chosen: {recipe.reason}")
-    return tuple(found)
-
-
-def _host_warnings(loaded: LoadedRelease, obstacles: tuple[str, ...], *, here: bool) -> tuple[str, ...]:
-    release, deployment = loaded.release, loaded.deployment
-    found = [*host.missing_credentials(deployment, release.model.source), *host.missing_signing_keys(deployment)]
-    if here:
-        found += host.busy_ports(deployment, tuple(target.name for target in release.targets))
-    else:
-        found += [f"on this machine, {obstacle}" for obstacle in obstacles]
-    return tuple(found)

@@ -37,6 +37,7 @@ class RooflineEngine(NamedTuple):
 
     Attributes:
         tokens_per_step: Most tokens that one step gives a request: 1, or more under speculative decoding.
+        windows: Tokens that layers attend to at most, repeated over the layers; empty for all there are.
     """
 
     shape: ModelShape
@@ -44,6 +45,7 @@ class RooflineEngine(NamedTuple):
     gpu: Gpu
     parallelism: Parallelism = Parallelism()
     tokens_per_step: int = 1
+    windows: tuple[int, ...] = ()
 
 
 class RooflineFigures(Frozen):
@@ -99,14 +101,17 @@ def engine_of(shape: ModelShape, target: Target, recipe: QuantizationRecipe) -> 
     """
     speculative = target.runtime.speculative
     drafted = speculative.draft_tokens if speculative else 0
-    return RooflineEngine(shape, recipe, find_gpu(target.accelerator), target.parallelism, 1 + drafted)
+    cache = target.runtime.kv_cache
+    windows = tuple(window + (cache.sink_tokens or 0) for window in cache.attention_windows or ())
+    return RooflineEngine(shape, recipe, find_gpu(target.accelerator), target.parallelism, 1 + drafted, windows)
 
 
 def decode_step_seconds(engine: RooflineEngine, requests: int, context_tokens: float) -> float:
-    """Least time of one step of so many requests, each attending to so many tokens on average."""
+    """Least time of one step of so many requests, each with so many tokens before it on average."""
     bandwidth = engine.gpu.mem_bw_gb_s * 1e9
     ranks, tensor = engine.parallelism.world_size, engine.parallelism.tensor
-    cache = kv_bytes_per_token(engine.shape, kv_element_bytes(engine.recipe)) * context_tokens * requests
+    attended = _attended(engine, context_tokens)
+    cache = kv_bytes_per_token(engine.shape, kv_element_bytes(engine.recipe)) * attended * requests
     reading = _weights_read(engine) / (tensor * bandwidth) + cache / (ranks * bandwidth)
     return max(reading, requests * _multiplying_seconds(engine, head=True))
 
@@ -130,6 +135,14 @@ def most_tokens_per_second(engine: RooflineEngine, requests: int, tokens: Tokens
     prompts = requests * tokens.prompt * _multiplying_seconds(engine, head=False)
     multiplying = prompts + requests * tokens.output * _multiplying_seconds(engine, head=True)
     return requests * tokens.output / max(reading, multiplying)
+
+
+def _attended(engine: RooflineEngine, context_tokens: float) -> float:
+    """Mean over the layers."""
+    layers, windows = engine.shape.layers, engine.windows
+    if not windows:
+        return context_tokens
+    return sum(min(context_tokens, windows[layer % len(windows)]) for layer in range(layers)) / layers
 
 
 def _weights_read(engine: RooflineEngine) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.planning.reuse import StepReuse
+from llm_pipeline.planning.stage_cost import StepCost
 from llm_pipeline.stages.contract import Frozen
 
 APPROVAL = "approve"
@@ -17,21 +19,21 @@ class PlannedStage(Frozen):
 
     Attributes:
         subject: The recipe, target or canary step it works on; empty for one-off stages.
+        reuse: What will become of it; None where the store could not be asked.
+        cost: What it takes when it is computed.
     """
 
     stage: str
     subject: str = ""
+    reuse: StepReuse | None = None
+    cost: StepCost = StepCost()
 
 
-def planned_stages(release: ResolvedRelease) -> tuple[PlannedStage, ...]:
-    """Every step of a release that goes well, in the order in which one machine runs them.
+def planned_steps(release: ResolvedRelease) -> Iterator[tuple[str, str]]:
+    """Stage and subject of every step of a release that goes well, in the order in which one machine runs them.
 
     Of the recipes it has all; on a ladder that is climbed, those behind one that passed everywhere are left out.
     """
-    return tuple(PlannedStage(stage=stage, subject=subject) for stage, subject in _steps(release))
-
-
-def _steps(release: ResolvedRelease) -> Iterator[tuple[str, str]]:
     for stage in ("resolve", "download", "baseline"):
         yield stage, ""
     for recipe in climbing_order(release):

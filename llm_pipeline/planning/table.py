@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
+from llm_pipeline.planning.capacity import Capacity
 from llm_pipeline.planning.cost_table import aligned, gate_lines, gpu_lines
 from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.model import Plan, TargetPlan, format_bytes
-from llm_pipeline.planning.stage_graph import PlannedStage
-from llm_pipeline.planning.target_speed import SpeedFigures
+from llm_pipeline.planning.stage_table import stage_lines
+from llm_pipeline.planning.throughput_table import throughput_lines
 
-_HEADER = ("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits", "largest batch", "speed")
+_HEADER = ("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits")
 _NUMBERS_FROM = 3
 
 
@@ -19,7 +19,7 @@ def format_plan(plan: Plan) -> str:
     """The plan as lines of text, ending with a newline."""
     sections = [
         _headline(plan),
-        _stages(plan.stages),
+        stage_lines(plan),
         *(_target(target, plan.ladders[target.name]) for target in plan.targets),
         gate_lines(plan.tasks, plan.gates),
         gpu_lines(plan.gpus) if plan.gpus else [],
@@ -41,27 +41,6 @@ def _headline(plan: Plan) -> list[str]:
     ]
 
 
-def _stages(stages: Sequence[PlannedStage]) -> list[str]:
-    subjects: dict[str, list[str]] = {}
-    for step in stages:
-        subjects.setdefault(step.stage, []).append(step.subject)
-    rows = [
-        (", ".join(stage for stage, _ in group), _subjects(names))
-        for names, group in groupby(subjects.items(), key=lambda item: item[1])
-    ]
-    width = max(len(names) for names, on in rows if on)
-    return [f"stages ({len(stages)} steps)", *(f"  {names:<{width}}  {on}".rstrip() for names, on in rows)]
-
-
-def _subjects(names: Sequence[str]) -> str:
-    """Subjects in one line; canary steps of the same target together."""
-    if not any(":" in name for name in names):
-        return ", ".join(names)
-    pairs = [name.split(":", 1) for name in names]
-    targets = groupby(pairs, key=lambda pair: pair[0])
-    return ", ".join(f"{target} {'/'.join(percent for _, percent in steps)} %" for target, steps in targets)
-
-
 def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
     device = target.accelerator
     if target.accelerators:
@@ -69,34 +48,46 @@ def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
     runtime = " ".join(part for part in (target.engine, target.runtime_version) if part)
     lines = [f"target {target.name}: {device}, {runtime}"]
     if target.container:
-        lines.append(f"  {target.container}" + (f", driver {target.driver}" if target.driver else ""))
+        lines.append(f"  {target.container}@{target.digest}" if target.digest else f"  {target.container}, not pinned")
+        lines[-1] += f", driver {target.driver}" if target.driver else ""
     rows = [
-        (recipe.recipe, recipe.weights, "yes" if recipe.legal else "NO", *_memory(recipe.memory), _speed(recipe.speed))
+        (
+            recipe.recipe,
+            recipe.weights,
+            "yes" if recipe.legal else "NO",
+            *_memory(recipe.memory),
+            *_capacity(recipe.capacity),
+        )
         for recipe in target.recipes
     ]
-    lines += aligned([_HEADER, *rows], _NUMBERS_FROM)
+    lines += aligned([_header(target), *rows], _NUMBERS_FROM)
     lines += [f"  {r.recipe}: {r.reason} -> {r.nearest}" for r in target.recipes if not r.legal]
+    lines += [f"  {r.recipe}: {r.split.why} -> {r.split.change}" for r in target.recipes if r.legal and r.split]
+    lines += throughput_lines(target)
     return [*lines, f"  ladder: {', '.join(ladder)}"] if len(ladder) > 1 else lines
 
 
-def _speed(figures: SpeedFigures | None) -> str:
-    """Alone and together: `1.36x, 0.85x at 48`."""
-    if figures is None:
-        return "-"
-    return f"{figures.alone:.2f}x, {figures.together:.2f}x at {figures.requests}"
+def _header(target: TargetPlan) -> tuple[str, ...]:
+    capacities = [recipe.capacity for recipe in target.recipes if recipe.capacity]
+    lengths = "/".join(_tokens(batch.tokens) for batch in capacities[0].batches) if capacities else "-"
+    return (*_HEADER, f"batch at {lengths}", f"longest of {target.sequences}")
 
 
 def _memory(fit: MemoryFit | None) -> tuple[str, ...]:
     if fit is None:
-        return ("-",) * (len(_HEADER) - _NUMBERS_FROM - 1)
+        return ("-",) * (len(_HEADER) - _NUMBERS_FROM)
     fits = "yes" if fit.fits else "NO"
-    return (
-        format_bytes(fit.weights),
-        format_bytes(fit.kv_wanted),
-        format_bytes(fit.kv_available),
-        fits,
-        str(fit.largest_batch),
-    )
+    return (format_bytes(fit.weights), format_bytes(fit.kv_wanted), format_bytes(fit.kv_available), fits)
+
+
+def _capacity(held: Capacity | None) -> tuple[str, ...]:
+    if held is None:
+        return "-", "-"
+    return "/".join(str(batch.batch) for batch in held.batches), str(held.longest_request)
+
+
+def _tokens(count: int) -> str:
+    return f"{count // 1024}k" if count % 1024 == 0 else str(count)
 
 
 def _disk(plan: Plan) -> list[str]:

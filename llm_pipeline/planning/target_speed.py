@@ -11,7 +11,8 @@ from llm_pipeline.planning.compatibility import Refused, platform_of
 from llm_pipeline.planning.formats import legal_weights, nearest_weights
 from llm_pipeline.planning.ladder import decoded_together
 from llm_pipeline.planning.model_shape import ModelShape
-from llm_pipeline.planning.speed import relative_speed
+from llm_pipeline.planning.roofline import RooflineFigures, roofline_figures
+from llm_pipeline.planning.speed import PUBLISHED, Tokens, relative_speed, tokens_per_second
 from llm_pipeline.planning.weight_storage import bits_per_weight
 from llm_pipeline.stages.contract import Frozen
 
@@ -28,6 +29,20 @@ class SpeedFigures(Frozen):
     alone: float
     together: float
     requests: int
+
+
+class Throughput(Frozen):
+    """Output tokens a second of all requests together, prompts included.
+
+    Attributes:
+        alone: Predicted with one request at a time (`planning/speed.py`).
+        together: Predicted with all that the target holds.
+        bounds: What the hardware allows at best, for requests of the same lengths.
+    """
+
+    alone: float
+    together: float
+    bounds: RooflineFigures
 
 
 class JudgedSpeed(NamedTuple):
@@ -58,6 +73,25 @@ def judge_speed(release: ResolvedRelease, target: Target, recipe: QuantizationRe
         f"policy speed demands {policy.minimum_ratio:.2f}"
     )
     return JudgedSpeed(figures, Refused(reason=reason, nearest=_nearest(release, target, recipe, shape)))
+
+
+def expected_throughput(target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> Throughput | None:
+    """Tokens a second of requests as long as those that the prediction was fitted to; None on a CPU.
+
+    Where the target takes none so long, of the longest that it takes.
+
+    Raises:
+        ConfigError: The target's accelerator is not in the GPU catalog.
+    """
+    longest = target.limits.maximum_tokens_per_request
+    output = min(PUBLISHED.output, longest // 2)
+    tokens = Tokens(min(PUBLISHED.prompt, longest - output), output)
+    alone = tokens_per_second(shape, target, recipe, 1, tokens)
+    together = tokens_per_second(shape, target, recipe, target.limits.maximum_sequences, tokens)
+    bounds = roofline_figures(shape, target, recipe, tokens)
+    if alone is None or together is None or bounds is None:
+        return None
+    return Throughput(alone=alone, together=together, bounds=bounds)
 
 
 def _nearest(release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> str:

@@ -12,6 +12,15 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 Edit = Callable[[str, str, str], None]
 
 
+@pytest.fixture(autouse=True)
+def _no_credentials_for_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has some does not have them used: the example's bucket is somebody else's."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+
+
 @pytest.fixture
 def configs(tmp_path: Path) -> Path:
     """A private copy of the committed configs, whose local deployment has interpreters and free ports."""

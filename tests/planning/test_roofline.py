@@ -58,7 +58,7 @@ def test_512_tokens_in_120_ms_from_a_70b_model_are_impossible():
     """A published claim: 1024 requests a second of 512 tokens each, half of them done within 120 ms."""
     eight = engine("70B", "fp8", H100, tensor=8)
     assert 512 * decode_step_seconds(eight, 1, 0) > 10 * 0.120
-    assert 1024 * 512 > most_tokens_per_second(eight, 1024, Tokens(prompt=0, output=512))
+    assert most_tokens_per_second(eight, 1024, Tokens(prompt=0, output=512)) < 1024 * 512
 
 
 def test_an_8b_model_in_bf16_on_one_h100_by_hand():
@@ -99,9 +99,10 @@ MEASURED = [
 """Output tokens a second at full load, published by NVIDIA with TensorRT-LLM 1.0 (docs/source/performance)."""
 
 
-@pytest.mark.parametrize(("size", "weights", "gpu", "tensor", "lengths", "measured"), MEASURED)
-def test_what_nvidia_measured_is_below_the_bound(size, weights, gpu, tensor, lengths, measured):
+@pytest.mark.parametrize("row", MEASURED)
+def test_what_nvidia_measured_is_below_the_bound(row):
     """At any batch: no more requests than fill the memory of all GPUs with FP8 caches can be decoded at once."""
+    size, weights, gpu, tensor, lengths, measured = row
     tokens, found = Tokens(*lengths), engine(size, weights, gpu, tensor)
     found = found._replace(recipe=found.recipe.model_copy(update={"kv_cache": "fp8"}))
     mean_cache = (tokens.prompt + tokens.output / 2) * shape(size).layers * 2 * 8 * 128

@@ -1,0 +1,122 @@
+"""What a store tells of earlier releases: the commit that they pinned, what their stages made, and how long that took.
+
+history = read_history(open_store(deployment.store), loaded)
+history.seconds("quantize", "fp8")  # (11.2, 10.9): of the releases in which it was computed
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from pydantic import ValidationError
+
+from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.planning.patience import side_by_side
+from llm_pipeline.release_record import ReleaseRecord, read_record, record_name
+from llm_pipeline.stages.contract import StageResult
+from llm_pipeline.store import ArtifactStore
+
+RELEASES_READ = 5
+"""Newest releases whose results are read."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class PastRelease:
+    """One release and all results of its stages."""
+
+    record: ReleaseRecord
+    results: Mapping[tuple[str, str], StageResult]
+
+
+@dataclass(frozen=True)
+class History:
+    """Earlier releases of a config, the newest first; of its model, where the config has none.
+
+    Attributes:
+        name: The config's name.
+        releases: At most `RELEASES_READ`.
+    """
+
+    name: str
+    releases: tuple[PastRelease, ...] = ()
+
+    @property
+    def newest(self) -> ReleaseRecord | None:
+        """The newest release's record."""
+        return self.releases[0].record if self.releases else None
+
+    def last(self, stage: str, subject: str) -> StageResult | None:
+        """The newest result of a stage."""
+        found = (past.results.get((stage, subject)) for past in self.releases)
+        return next((result for result in found if result), None)
+
+    def tools(self, stage: str) -> dict[str, str]:
+        """Versions of the tools that a stage ran with last, whatever it worked on."""
+        results = (result for past in self.releases for result in past.results.values() if result.stage == stage)
+        return next((result.tools for result in results), {})
+
+    def seconds(self, stage: str, subject: str) -> tuple[float, ...]:
+        """How long a stage took in the releases of this very config that computed it."""
+        ours = (past.results.get((stage, subject)) for past in self.releases if past.record.release.name == self.name)
+        return tuple(result.timings.total_seconds for result in ours if result and not result.reused)
+
+
+def read_history(store: ArtifactStore, loaded: LoadedRelease) -> History:
+    """Read the releases that a new one of this config is compared with: those of the same source and revision.
+
+    Raises:
+        Transient: The store cannot be read now.
+        ConfigError: There is no such store.
+    """
+    names = store.list_documents("releases")
+    released = {name.split("/")[1] for name in names}
+    known = [release_id for release_id in released if record_name(release_id) in set(names)]
+    ours = [release_id for release_id in known if release_id.startswith(f"{loaded.config.name}-")]
+    records = _alike(loaded, side_by_side(partial(_record, store), ours))
+    own = [record for record in records if record.release.name == loaded.config.name]
+    if not own:
+        own = _alike(loaded, side_by_side(partial(_record, store), known))
+    newest = sorted(own, key=lambda record: record.created_at, reverse=True)[:RELEASES_READ]
+    return History(loaded.config.name, tuple(PastRelease(record, _results(store, record, names)) for record in newest))
+
+
+def _alike(loaded: LoadedRelease, records: Iterable[ReleaseRecord | None]) -> list[ReleaseRecord]:
+    """Those whose commit may be pinned again: of the same model, from the same place, at the same revision."""
+    asked = loaded.release.model
+
+    def is_alike(record: ReleaseRecord) -> bool:
+        model = record.release.model
+        if (model.id, model.source) != (asked.id, asked.source):
+            return False
+        return record.model.commit == asked.revision if _COMMIT.fullmatch(asked.revision) else (
+            model.revision == asked.revision
+        )  # fmt: skip
+
+    return [record for record in records if record is not None and is_alike(record)]
+
+
+def _record(store: ArtifactStore, release_id: str) -> ReleaseRecord | None:
+    try:
+        return read_record(store, release_id)
+    except IntegrityError:
+        return None  # of another version of this package, perhaps; nothing is taken from it
+
+
+def _results(store: ArtifactStore, record: ReleaseRecord, names: Sequence[str]) -> dict[tuple[str, str], StageResult]:
+    wanted = [name for name in names if name.startswith(f"releases/{record.release_id}/results/")]
+    found = [result for result in side_by_side(partial(_result, store), wanted) if result]
+    return {(result.stage, result.subject): result for result in found}
+
+
+def _result(store: ArtifactStore, name: str) -> StageResult | None:
+    document = store.read_document(name)
+    try:
+        return StageResult.model_validate(document.value) if document else None
+    except ValidationError:
+        return None

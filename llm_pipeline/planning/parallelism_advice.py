@@ -1,0 +1,84 @@
+"""Which split of a model over GPUs is the best one: the fewest that hold it, by tensor parallelism first. Pure.
+
+Tensor parallel ranks talk in every layer, so they stay inside one node of `_NODE` GPUs with NVLink between them; a
+pipeline goes beyond, and costs latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.target import Parallelism, Target
+from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.planning.target_memory import judge_memory
+from llm_pipeline.stages.contract import Frozen
+
+_NODE = 8
+_STEPS = (1, 2, 4, 8)
+
+
+class SplitAdvice(Frozen):
+    """A better split than the configured one.
+
+    Attributes:
+        gpus: GPUs of one engine.
+        why: What it is better in.
+    """
+
+    tensor: int
+    pipeline: int
+    gpus: int
+    why: str
+
+    @property
+    def change(self) -> str:
+        """What to write into the target."""
+        split = f"{{ tensor: {self.tensor}, pipeline: {self.pipeline} }}"
+        return f"parallelism: {split}, accelerator_count: {self.gpus}"
+
+
+def advise_split(target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> SplitAdvice | None:
+    """The best split for what the target's limits ask for; None where it is configured, or none fits.
+
+    Raises:
+        ConfigError: The target's accelerator is not in the GPU catalog.
+    """
+    if target.accelerator == "cpu":
+        return None
+    best = next((split for split in _splits(shape) if _fits(target, recipe, shape, split)), None)
+    now = target.parallelism
+    if best is None or (best.tensor, best.pipeline) == (now.tensor, now.pipeline):
+        return None
+    why = _why(now, best, fits=_fits(target, recipe, shape, now))
+    if why is None:
+        return None
+    return SplitAdvice(tensor=best.tensor, pipeline=best.pipeline, gpus=best.world_size, why=why)
+
+
+def _why(now: Parallelism, best: Parallelism, *, fits: bool) -> str | None:
+    gpus = f"{best.world_size} GPU{'s' if best.world_size > 1 else ''}"
+    if not fits:
+        return f"it fits on {gpus}"
+    if best.world_size < now.world_size:
+        return f"{gpus} hold what the limits ask for, {now.world_size} are given: more are only faster"
+    if now.tensor > _NODE:
+        return f"tensor parallelism {now.tensor} leaves the NVLink of one node of {_NODE}"
+    return "tensor parallel ranks answer sooner than the stages of a pipeline" if best.tensor > now.tensor else None
+
+
+def _splits(shape: ModelShape) -> Iterator[Parallelism]:
+    """Fewest GPUs first; of as many, the shortest pipeline."""
+    splits = [
+        Parallelism(tensor=tensor, pipeline=pipeline)
+        for tensor in _STEPS
+        for pipeline in _STEPS
+        if shape.attention_heads % tensor == 0 and pipeline <= shape.layers
+    ]
+    yield from sorted(splits, key=lambda split: (split.world_size, split.pipeline))
+
+
+def _fits(target: Target, recipe: QuantizationRecipe, shape: ModelShape, split: Parallelism) -> bool:
+    changes = {"parallelism": split, "accelerator_count": split.world_size}
+    fit, _ = judge_memory(target.model_copy(update=changes), recipe, shape)
+    return fit is not None and fit.fits

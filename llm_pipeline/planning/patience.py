@@ -1,0 +1,70 @@
+"""Asking a slow store without waiting for it longer than somebody at a terminal does.
+
+Threads here are daemons: what hangs in a connection keeps neither the answer nor the end of the process waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from llm_pipeline.errors import Transient
+
+_THREADS = 8
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Asked(Generic[Answer]):
+    """Work that goes on beside the caller's own from now on, for so many seconds; None for as long as it takes."""
+
+    def __init__(self, work: Callable[[], Answer], seconds: float | None = None) -> None:
+        self._began, self._seconds = time.monotonic(), seconds
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._answer: list[Answer] = []
+        self._error: BaseException | None = None
+        self._thread.start()
+
+    def answer(self) -> Answer:
+        """What the work came to; its own errors are raised here.
+
+        Raises:
+            Transient: It has not ended in time. It goes on, for nobody.
+        """
+        spent = time.monotonic() - self._began
+        self._thread.join(None if self._seconds is None else max(0.0, self._seconds - spent))
+        if self._error is not None:
+            raise self._error
+        if not self._answer:
+            raise Transient(f"no answer within {self._seconds:g} s")
+        return self._answer[0]
+
+    def _run(self, work: Callable[[], Answer]) -> None:
+        try:
+            self._answer.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised again where the answer is asked for
+            self._error = error
+
+
+def side_by_side(function: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+    """The function's answers in the order of the items; the first error is raised."""
+    waiting: SimpleQueue[int] = SimpleQueue()
+    for number in range(len(items)):
+        waiting.put(number)
+    found: dict[int, Answer] = {}
+
+    def work() -> None:
+        while True:
+            try:
+                number = waiting.get_nowait()
+            except Empty:
+                return
+            found[number] = function(items[number])
+
+    for one in [Asked(work) for _ in range(min(_THREADS, len(items)))]:
+        one.answer()
+    return [found[number] for number in range(len(items))]

@@ -1,0 +1,67 @@
+"""What does not stop a release, and deserves a look before it starts: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.planning import host
+from llm_pipeline.planning.model import TargetPlan
+from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.planning.quantization_plan import GpuCost
+
+
+def shape_warnings(release: ResolvedRelease, shape: ModelShape | None) -> tuple[str, ...]:
+    """What is not judged of a model whose shape is not known."""
+    if shape:
+        return ()
+    speed = ", policy speed" if release.policy.speed else ""
+    return (f"memory and disk{speed} are not judged: plan does not know the shape of {release.model.id}",)
+
+
+def gpu_warnings(
+    loaded: LoadedRelease, gpus: GpuCost | None, shape: ModelShape | None, *, here: bool
+) -> tuple[str, ...]:
+    """What does not fit the GPUs that quantize, or that nothing is known of them."""
+    if gpus:
+        return tuple(line for recipe in gpus.recipes for line in recipe.warnings)
+    if here or shape is None:
+        return ()
+    where = f"deployment {loaded.deployment.name}"
+    return (f"memory and time of quantization are not predicted: {where} names no quantization_host",)
+
+
+def target_warnings(targets: Sequence[TargetPlan]) -> tuple[str, ...]:
+    """What is not known or refused of recipes on targets, and images that are not pinned."""
+    found = [*_pin_warnings(targets)]
+    for target in targets:
+        for recipe in target.recipes:
+            name = f"{recipe.recipe} on {target.name}"
+            found += [f"{name}: {warning}" for warning in recipe.warnings]
+            if not recipe.legal:
+                found.append(f"{name} is refused, so {target.name} fails if {recipe.recipe} is chosen: {recipe.reason}")
+    return tuple(found)
+
+
+def _pin_warnings(targets: Sequence[TargetPlan]) -> tuple[str, ...]:
+    unpinned: dict[str, list[str]] = {}
+    for target in targets:
+        if target.container and not target.digest:
+            unpinned.setdefault(target.container, []).append(target.name)
+    return tuple(
+        f"{', '.join(names)}: {image} is not pinned, and a tag may come to mean another image: "
+        "append its digest, @sha256:..., as `docker buildx imagetools inspect` shows it"
+        for image, names in unpinned.items()
+    )
+
+
+def host_warnings(loaded: LoadedRelease, obstacles: tuple[str, ...], *, here: bool) -> tuple[str, ...]:
+    """What this machine lacks; what stops nothing because the stages run elsewhere."""
+    release, deployment = loaded.release, loaded.deployment
+    found = [*host.missing_credentials(deployment, release.model.source), *host.missing_signing_keys(deployment)]
+    if here:
+        found += host.busy_ports(deployment, tuple(target.name for target in release.targets))
+    else:
+        found += [f"on this machine, {obstacle}" for obstacle in obstacles]
+    return tuple(found)

@@ -1,0 +1,190 @@
+"""Which steps of a release the store already holds the results of, and why the others will be computed.
+
+Each stage is given what the flow would give it, and its key is looked up, as the stage itself will do. What cannot be
+known here is taken from the newest earlier release: the commit that the model's revision names, and the versions of
+the tools. What a computed stage will make is not known either, so whatever is made of it counts as computed, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic import JsonValue
+
+from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.flow import Flow, MissingResult
+from llm_pipeline.planning.datasets import expected_datasets
+from llm_pipeline.planning.history import History
+from llm_pipeline.release_record import ReleaseRecord
+from llm_pipeline.stages.contract import Frozen, StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.execute import KeyContent, StageRecord, key_content, read_stage_record
+from llm_pipeline.stages.registry import load_stage
+from llm_pipeline.store import ArtifactStore
+
+Outcome = Literal["reused", "computed", "always", "not needed", "not reached"]
+Step = tuple[str, str]
+"""A stage, and the subject it works on."""
+
+
+ACTING = frozenset({"resolve", "approve", "staging", "staging_down", "canary", "rollback", "settle", "report"})
+"""Steps that act on the world; named here because to load those stages takes longer than all the rest of a plan."""
+
+
+class StepReuse(Frozen):
+    """What will become of one step.
+
+    Attributes:
+        outcome: `reused`: the store holds its result. `always`: it acts on the world, so that its result is never
+            reused. `not needed`: a cheaper recipe has passed. `not reached`: a gate before it has said no.
+        why: In words; empty where the outcome says all.
+    """
+
+    outcome: Outcome
+    why: str = ""
+
+
+_NEVER_RAN = StepReuse(outcome="computed", why="never ran")
+
+
+class _Awaited(MissingResult):
+    """A step needs what another one will only compute."""
+
+
+class _ForeseenFlow(Flow):
+    """The flow of a release that has not begun; of the steps that will be reused, the results are known."""
+
+    def __init__(self, store: ArtifactStore, record: ReleaseRecord) -> None:
+        super().__init__(store, record)
+        self.foreseen: dict[Step, StageResult | None] = {}
+
+    def find(self, stage: str, subject: str = "") -> StageResult | None:
+        if (stage, subject) not in self.foreseen:
+            raise _Awaited(f"{stage} {subject}".rstrip())
+        return self.foreseen[stage, subject]
+
+    def failure_of(self, recipe: str) -> StageFailure | None:  # noqa: ARG002 - what failed is tried again
+        return None
+
+
+def foresee_reuse(
+    store: ArtifactStore,
+    history: History,
+    loaded: LoadedRelease,
+    steps: Sequence[Step],
+    ladders: Mapping[str, tuple[str, ...]],
+) -> dict[Step, StepReuse]:
+    """What will become of each step, if the model's revision still names the commit of the newest earlier release.
+
+    Args:
+        store: Of the release's deployment.
+        history: Its earlier releases.
+        loaded: The release config.
+        steps: In the order in which they run.
+        ladders: Recipes that are legal on each target, cheapest first.
+
+    Raises:
+        Transient: The store cannot be read now.
+    """
+    if history.newest is None:
+        return {step: StepReuse(outcome="always") if step[0] in ACTING else _NEVER_RAN for step in steps}
+    flow = _ForeseenFlow(store, _foreseen_record(loaded, history.newest, ladders))
+    return {step: _foresee(flow, history, step) for step in steps}
+
+
+def _foreseen_record(
+    loaded: LoadedRelease, newest: ReleaseRecord, ladders: Mapping[str, tuple[str, ...]]
+) -> ReleaseRecord:
+    return ReleaseRecord(
+        release_id=newest.release_id,
+        release=loaded.release,
+        deployment=loaded.deployment,
+        model=newest.model,
+        datasets=expected_datasets(loaded, newest),
+        ladders=dict(ladders),
+        created_at=datetime.now(UTC),
+    )
+
+
+def _foresee(flow: _ForeseenFlow, history: History, step: Step) -> StepReuse:
+    stage, subject = step
+    if stage in ACTING:
+        return StepReuse(outcome="always")
+    if stage in ("quantize", "accuracy") and (reason := _passed_over(flow, subject)):
+        flow.foreseen[step] = None
+        return StepReuse(outcome="not needed", why=reason)
+    try:
+        request = flow.request(stage, subject)
+    except _Awaited as awaited:
+        return StepReuse(outcome="computed", why=f"{awaited.message} is computed")
+    except MissingResult as missing:
+        return StepReuse(outcome="not reached", why=missing.message)
+    return _look_up(flow, history, request)
+
+
+def _look_up(flow: _ForeseenFlow, history: History, request: StageRequest) -> StepReuse:
+    content = _content(request, history.tools(request.stage))
+    record = _readable_record(flow.store, content.key)
+    if record is None:
+        return StepReuse(outcome="computed", why=_why_computed(flow, history, content))
+    if not all(flow.store.exists(ref) for ref in record.result.artifacts.values()):
+        return StepReuse(outcome="computed", why="its artifact is not in the store any more")
+    flow.foreseen[request.stage, request.subject] = record.result
+    return StepReuse(outcome="reused", why=_made_by(record))
+
+
+def _passed_over(flow: _ForeseenFlow, recipe: str) -> str | None:
+    try:
+        return flow.passed_over(recipe)
+    except _Awaited:
+        return None  # a cheaper recipe is judged first; until then this one counts as needed
+
+
+def _content(request: StageRequest, tools: Mapping[str, str]) -> KeyContent:
+    """As the stage's process will find it, with tools whose versions that process alone can tell."""
+    stage = dataclasses.replace(load_stage(request.stage), tools=())
+    config = stage.config.model_validate(request.config)
+    content = key_content(stage, config, request.inputs, request.subject)
+    return content.model_copy(update={"tools": dict(tools)})
+
+
+def _readable_record(store: ArtifactStore, key: str) -> StageRecord | None:
+    try:
+        return read_stage_record(store, key)
+    except IntegrityError:
+        return None
+
+
+def _made_by(record: StageRecord) -> str:
+    judgement = record.result.judgement
+    verdict = f"{judgement.verdict.value}, " if judgement else ""
+    return f"{verdict}made by {record.result.release_id}"
+
+
+def _why_computed(flow: _ForeseenFlow, history: History, content: KeyContent) -> str:
+    last = history.last(content.stage, content.subject)
+    record = _readable_record(flow.store, last.key) if last else None
+    if record is None:
+        return "the record of its last result is gone" if last else _NEVER_RAN.why
+    before, reasons = record.content, list[str]()
+    if before.version != content.version:
+        reasons.append(f"stage version {before.version} is {content.version} now")
+    reasons += [f"config {name} changed" for name in _changed(before.config, content.config)]
+    names = sorted(before.inputs.keys() | content.inputs.keys())
+    reasons += [f"input {name} changed" for name in names if before.inputs.get(name) != content.inputs.get(name)]
+    return ", ".join(reasons) or "its tools changed since"
+
+
+def _changed(before: Mapping[str, JsonValue], now: Mapping[str, JsonValue], *, inside: bool = False) -> Iterator[str]:
+    """Keys whose values differ; one level deeper where both are sections, as people write them."""
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict) and not inside:
+            yield from (f"{name}.{key}" for key in _changed(old, new, inside=True))
+        else:
+            yield name

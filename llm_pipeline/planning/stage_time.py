@@ -1,0 +1,95 @@
+"""How long steps of a release take that were never measured: one stated model a stage. Pure.
+
+* download: the checkpoint's bytes at the rate that the deployment allows; without a limit, nothing is known.
+* baseline, quantize, accuracy: `planning/gpu_time.py`.
+* build: `_BUILD_SECONDS_PER_GIGABYTE` of the checkpoint. Logs of others (TensorRT-LLM 1.0 to 1.2, one GPU): 8B in FP8,
+  8.6 GB, 43 to 49 s with the conversion; in 4 bits, 5.4 and 8 GB, 55 and 38 s. Minutes, not half hours.
+* served_accuracy: the output tokens of its tasks at the predicted speed (`planning/speed.py`).
+* load_test: its window, and its warm-up at the same rate.
+* canary: the shortest bake of a step. Live traffic decides how much longer it takes.
+
+Everything else takes seconds, or as long as a person does, and is not predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.target import Target
+from llm_pipeline.planning.memory import weight_bytes
+from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.planning.quantization_plan import GpuCost
+from llm_pipeline.planning.reuse import Step
+from llm_pipeline.planning.speed import Tokens, tokens_per_second
+from llm_pipeline.planning.task_pool import TaskItems
+
+_BUILD_SECONDS_PER_GIGABYTE = 6.0
+_PLAIN = QuantizationRecipe(name="none", weights="none")
+
+
+def predicted_seconds(
+    loaded: LoadedRelease,
+    shape: ModelShape | None,
+    gpus: GpuCost | None,
+    tasks: tuple[TaskItems, ...],
+    ladders: dict[str, tuple[str, ...]],
+) -> dict[Step, float]:
+    """Seconds by step; steps of which nothing is known are left out.
+
+    Raises:
+        ConfigError: An accelerator is not in the GPU catalog.
+    """
+    found = dict(_whatever_the_model(loaded))
+    if shape is not None:
+        found |= dict(_by_size(loaded, shape, tasks, ladders))
+    if gpus is not None:
+        found |= dict(_on_gpus(gpus))
+    return found
+
+
+def _whatever_the_model(loaded: LoadedRelease) -> Iterator[tuple[Step, float]]:
+    workload, canary = loaded.release.workload, loaded.release.policy.canary
+    for target in loaded.release.targets:
+        warm_up = workload.warmup_requests / workload.rate_per_second
+        yield ("load_test", target.name), workload.duration_seconds + warm_up
+        for percent in canary.steps_percent:
+            yield ("canary", f"{target.name}:{percent:g}"), canary.minimum_bake_seconds
+
+
+def _by_size(
+    loaded: LoadedRelease, shape: ModelShape, tasks: tuple[TaskItems, ...], ladders: dict[str, tuple[str, ...]]
+) -> Iterator[tuple[Step, float]]:
+    rate = loaded.deployment.hub.megabytes_per_second
+    if rate is not None:
+        yield ("download", ""), weight_bytes(shape, _PLAIN) / (rate * 1e6)
+    served = [task for task in tasks if task.name in loaded.release.evaluation.served_tasks]
+    for target in loaded.release.targets:
+        if target.accelerator == "cpu" or not ladders[target.name]:
+            continue
+        recipes = [loaded.release.recipe(name) for name in ladders[target.name]]
+        largest = max(recipes, key=lambda recipe: weight_bytes(shape, recipe))
+        yield ("build", target.name), _BUILD_SECONDS_PER_GIGABYTE * weight_bytes(shape, largest) / 1e9
+        seconds = [_served_seconds(task, shape, target, largest) for task in served]
+        known = [value for value in seconds if value is not None]
+        if len(known) == len(seconds):
+            yield ("served_accuracy", target.name), sum(known)
+
+
+def _served_seconds(task: TaskItems, shape: ModelShape, target: Target, recipe: QuantizationRecipe) -> float | None:
+    if task.items is None or not task.prompt_tokens or not task.output_tokens:
+        return None
+    tokens = Tokens(task.prompt_tokens, task.output_tokens)
+    speed = tokens_per_second(shape, target, recipe, target.limits.maximum_sequences, tokens)
+    return None if speed is None else task.items * task.output_tokens / speed
+
+
+def _on_gpus(gpus: GpuCost) -> Iterator[tuple[Step, float]]:
+    if gpus.scoring_minutes is not None:
+        yield ("baseline", ""), 60 * gpus.scoring_minutes
+    for recipe in gpus.recipes:
+        if recipe.minutes is not None:
+            yield ("quantize", recipe.recipe), 60 * recipe.minutes
+        if gpus.expected_minutes is not None:
+            yield ("accuracy", recipe.recipe), 60 * gpus.expected_minutes
