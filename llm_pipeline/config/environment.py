@@ -108,6 +108,7 @@ class KubernetesEnvironment(ConfigModel):
         tolerations: Taints of GPU nodes, mostly.
         claims: Persistent volume claims, by where the pod sees them.
         secrets: Secrets whose keys become environment variables of the pod.
+        user: `uid:gid` of the pod, and the owner of its volumes; None for the image's own, which must not be root.
         service_account: Service account of the pod.
         image_pull_secrets: Secrets for the image's registry.
         labels: Further labels of Job and pod.
@@ -129,6 +130,7 @@ class KubernetesEnvironment(ConfigModel):
     tolerations: tuple[Toleration, ...] = ()
     claims: tuple[ClaimMount, ...] = ()
     secrets: tuple[Name, ...] = ()
+    user: str | None = Field(default="1000:1000", pattern=r"^[1-9]\d*(:\d+)?$")
     service_account: Name | None = None
     image_pull_secrets: tuple[Name, ...] = ()
     labels: dict[str, str] = Field(default={})

@@ -50,7 +50,7 @@ def read_lines(log: Path, offset: int) -> tuple[list[str], int]:
     except FileNotFoundError:
         return [], offset
     whole = data[: data.rfind(b"\n") + 1]
-    return whole.decode(errors="replace").splitlines(), offset + len(whole)
+    return whole.decode(errors="replace").split("\n")[:-1], offset + len(whole)
 
 
 def last_lines(lines: list[str]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.runners.docker import DockerRunner
+from llm_pipeline.runners.kubernetes import KubernetesRunner
 from llm_pipeline.runners.process import ProcessRunner
 from llm_pipeline.runners.runner import Job, Placement, RunnerName, StageRunner
 from llm_pipeline.stages.contract import StageRequest, StageResult
@@ -49,6 +51,8 @@ class Runners:
 
 
 def _open(name: RunnerName, deployment: Deployment) -> StageRunner:
-    if name == "process":
-        return ProcessRunner(deployment)
-    raise Unsupported(f"runner {name} is not available in this version", where=f"deployment {deployment.name}")
+    if name == "docker":
+        return DockerRunner(deployment)
+    if name == "kubernetes":
+        return KubernetesRunner(deployment)
+    return ProcessRunner(deployment)

@@ -1,0 +1,260 @@
+"""The Docker runner: a stage in a container of the engine on the worker's host.
+
+The job's directory is mounted at its own path, so request, log and outcome are files, as for a process. A container
+is found again by its name, by any worker of this host, also after a reboot. It is kept until its outcome was read;
+one that crashed is kept until its stage starts again, for people to look at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.environment import DockerEnvironment
+from llm_pipeline.digest import sha256_bytes
+from llm_pipeline.errors import ConfigError, StageCrashed, Transient, Unsupported
+from llm_pipeline.logging import get_logger
+from llm_pipeline.runners.docker_container import DIGEST_LABEL, container_mounts, container_options
+from llm_pipeline.runners.docker_image import resolve_image
+from llm_pipeline.runners.job_directory import (
+    last_lines,
+    latest_number,
+    locked_jobs,
+    read_lines,
+    read_outcome,
+    request_path,
+)
+from llm_pipeline.runners.job_names import job_base_name
+from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.stages.contract import StageRequest, StageResult
+
+log = get_logger(__name__)
+
+_GRACE_SECONDS = 20
+_TIMEOUT_SECONDS = 120
+_ACTIVE = ("running", "paused", "restarting", "removing")
+_CONFLICT = 409
+_SERVER_ERROR = 500
+_WRONG_CONFIGURATION = ("executable file not found", "no such file or directory", "could not select device driver")
+"""What engines answer with a server's error (5xx) though the request is at fault."""
+
+
+class DockerRunner:
+    """Starts stages in containers. The engine is the one that Docker's own variables name (`DOCKER_HOST`)."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._work_root = Path(deployment.work_root)
+        self._client: Any = None
+
+    def submit(self, request: StageRequest, placement: Placement) -> Job:
+        """Start a stage; the same request while its container still runs gives that job.
+
+        Raises:
+            ConfigError: There is no image, it cannot be had, or the engine refuses the container.
+            Transient: The engine or the registry cannot be reached.
+            Unsupported: The Docker SDK is not installed here.
+        """
+        environment = self._environment(placement.environment)
+        image = environment.image or placement.container
+        if image is None:
+            raise ConfigError(
+                f"environment {placement.environment!r} names no image, and nor does the target",
+                where=f"deployment {self._deployment.name}",
+                hint="name it as image: of the environment, or as container: of the target",
+            )
+        text = request.model_dump_json(indent=1)
+        digest = sha256_bytes(text.encode())
+        name = job_base_name(request, digest, str(self._work_root))
+        with locked_jobs(self._work_root, request) as base, _engine_answers():
+            number = latest_number(base)
+            job = self._job(placement, base, number, name, digest)
+            if number and self._is_ours(job):
+                return job
+            self._remove_others(base)
+            job = self._job(placement, base, number + 1, name, digest)
+            resolved = resolve_image(self._engine(), image)
+            job.directory.mkdir()
+            request_path(job).write_text(text)
+            options = container_options(environment, resolved, request, job)
+            (job.directory / "container").write_text(job.name)
+            self._start(options | self._sdk_options(environment, request), job)
+            log.info("a container runs the stage", container=job.name, image=resolved.recorded)
+            return job
+
+    def is_active(self, job: Job) -> bool:
+        """Whether the stage's container still runs."""
+        with _engine_answers():
+            container = self._find(job.name)
+            return container is not None and container.status in _ACTIVE
+
+    def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
+        """Whole log lines from a byte offset on, and the offset to go on from."""
+        return read_lines(job.log, offset)
+
+    def outcome(self, job: Job) -> StageResult:
+        """The result of a stage that has ended; its container goes.
+
+        Raises:
+            StageCrashed: It ended without saying how.
+            PipelineError: The error it reported, in its own family.
+        """
+        with _engine_answers():
+            if not job.result.exists():
+                raise self._crash(job)
+            if container := self._find(job.name):
+                container.remove(force=True)
+        if result := read_outcome(job):
+            return result
+        raise StageCrashed("the stage's outcome cannot be understood", where=str(job.result), hint="run it again")
+
+    def cancel(self, job: Job) -> None:
+        """Stop the container, and with it everything in it."""
+        with _engine_answers():
+            if container := self._find(job.name):
+                container.stop(timeout=_GRACE_SECONDS)
+
+    def _environment(self, name: str) -> DockerEnvironment:
+        environment = self._deployment.environments.get(name)
+        if not isinstance(environment, DockerEnvironment):
+            raise ConfigError(f"environment {name!r} is no container", where=f"deployment {self._deployment.name}")
+        return environment
+
+    def _engine(self) -> Any:
+        if self._client is None:
+            try:
+                import docker
+            except ImportError as error:
+                raise Unsupported(
+                    "containers need the Docker SDK, which is not installed in this interpreter",
+                    hint="pip install 'llm-pipeline[docker]'",
+                ) from error
+            self._client = docker.from_env(timeout=_TIMEOUT_SECONDS)
+        return self._client
+
+    def _job(self, placement: Placement, base: Path, number: int, name: str, digest: str) -> Job:
+        return Job(
+            runner="docker",
+            environment=placement.environment,
+            name=f"{name}-{number}",
+            directory=base / str(number),
+            request_digest=digest,
+        )
+
+    def _find(self, name: str) -> Any:
+        self._engine()
+        from docker.errors import NotFound
+
+        try:
+            return self._client.containers.get(name)
+        except NotFound:
+            return None
+
+    def _is_ours(self, job: Job) -> bool:
+        """Whether the container of this very request runs; one whose submitter died before its start is started."""
+        container = self._find(job.name)
+        if container is None or container.labels.get(DIGEST_LABEL) != job.request_digest:
+            return False
+        if container.status == "created":
+            container.start()
+            return True
+        return container.status in _ACTIVE
+
+    def _remove_others(self, base: Path) -> None:
+        """Earlier attempts go: an older configuration of the same stage is superseded, a crashed one was looked at."""
+        for record in base.glob("*/container"):
+            if container := self._find(record.read_text()):
+                if container.status in _ACTIVE:
+                    container.stop(timeout=_GRACE_SECONDS)
+                container.remove(force=True)
+
+    def _sdk_options(self, environment: DockerEnvironment, request: StageRequest) -> dict[str, Any]:
+        from docker.types import DeviceRequest, Mount
+
+        mounts = container_mounts(environment, request)
+        for mount in mounts:
+            if mount.writable:
+                Path(mount.source).mkdir(parents=True, exist_ok=True)  # else the engine makes it, as root
+        options: dict[str, Any] = {
+            "mounts": [
+                Mount(mount.path or mount.source, mount.source, type="bind", read_only=not mount.writable)
+                for mount in mounts
+            ]
+        }
+        if environment.gpus:
+            count = -1 if environment.gpus == "all" else environment.gpus
+            options["device_requests"] = [DeviceRequest(count=count, capabilities=[["gpu"]])]
+        return options
+
+    def _start(self, options: dict[str, Any], job: Job) -> None:
+        from docker.errors import APIError
+
+        try:
+            container = self._client.containers.create(**options)
+        except APIError as error:
+            container = self._find(job.name) if _name_is_taken(error) else None
+            if container is None or container.labels.get(DIGEST_LABEL) != job.request_digest:
+                raise _refused(error, job) from error
+        try:
+            container.start()
+        except APIError as error:
+            container.remove(force=True)
+            raise _refused(error, job) from error
+
+    def _crash(self, job: Job) -> StageCrashed:
+        container = self._find(job.name)
+        lines, _ = read_lines(job.log, 0)
+        if container is None:
+            how = "its container is gone"
+        else:
+            how = _ending(container.attrs)
+            lines = lines or container.logs(tail=20).decode(errors="replace").splitlines()
+        return StageCrashed(
+            f"the stage ended without a result: {how}; its last lines:\n{last_lines(lines)}",
+            where=f"container {job.name}",
+            hint="run it again: finished work is kept",
+        )
+
+
+def _ending(attributes: dict[str, Any]) -> str:
+    state = attributes["State"]
+    if state.get("OOMKilled"):
+        limit = attributes["HostConfig"].get("Memory") or 0
+        return f"out of host memory (memory_gib: {limit / 2**30:g})" if limit else "out of host memory"
+    return f"exit code {state['ExitCode']} {state.get('Error') or ''}".rstrip()
+
+
+def _name_is_taken(error: Any) -> bool:
+    return error.status_code == _CONFLICT or "already in use" in (error.explanation or "")  # Podman answers with 500
+
+
+def _refused(error: Any, job: Job) -> ConfigError | Transient:
+    explanation = error.explanation or str(error)
+    at_fault = error.status_code < _SERVER_ERROR or any(sign in explanation for sign in _WRONG_CONFIGURATION)
+    family = ConfigError if at_fault else Transient
+    return family(
+        f"the engine does not start the stage: {explanation}",
+        where=f"container {job.name}",
+        hint="check image, python, mounts, gpus and network of the environment",
+    )
+
+
+@contextlib.contextmanager
+def _engine_answers() -> Iterator[None]:
+    """Errors of the connection to the engine, as ours."""
+    try:
+        import requests
+        from docker.errors import DockerException
+    except ImportError:
+        yield  # `_engine` says what is missing
+        return
+    try:
+        yield
+    except (DockerException, requests.RequestException) as error:
+        raise Transient(
+            f"the Docker engine does not answer: {error}",
+            hint="is it running, and may this user use it? DOCKER_HOST says which one is meant",
+        ) from error

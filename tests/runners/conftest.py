@@ -1,0 +1,235 @@
+"""Places that stages run in, for the contract that all runners keep, and the doubles behind two of them."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.environment import (
+    ClaimMount,
+    DockerEnvironment,
+    Environment,
+    Interpreter,
+    KubernetesEnvironment,
+    Mount,
+)
+from llm_pipeline.runners import detached
+from llm_pipeline.runners.runner import Job, Placement, StageRunner
+from llm_pipeline.runners.runners import Runners
+from llm_pipeline.stages.contract import StageRequest
+
+REPOSITORY = Path(__file__).parents[2]
+STAGE = Path(__file__).parent / "stages_for_tests" / "run_stage.py"
+IMAGE = "registry.test/llm/model:1"
+DIGEST = f"sha256:{'0' * 63}7"
+HERE = Placement(environment="control")
+
+sys.path.insert(0, str(REPOSITORY / "tests" / "doubles"))
+
+
+@dataclass
+class Place:
+    """Where the stages of a test run.
+
+    Attributes:
+        deployment: Its environment `control` runs the tests' stage, `nowhere` has no interpreter or image.
+        kill: Ends a job's stage from outside, as the kernel would.
+    """
+
+    deployment: Deployment
+    kill: Callable[[Job], None]
+
+    def runner(self) -> Runners:
+        """A new runner, as another worker would have it."""
+        return Runners(self.deployment)
+
+    def request(self, subject: str = "", **script: Any) -> StageRequest:
+        return StageRequest(
+            release_id="r1",
+            stage="choose",
+            subject=subject,
+            config=script,
+            store=self.deployment.store,
+            work_root=self.deployment.work_root,
+        )
+
+
+def wait(runner: StageRunner, job: Job, seconds: float = 30.0) -> None:
+    """Until the stage has ended."""
+    deadline = time.monotonic() + seconds
+    while runner.is_active(job):
+        assert time.monotonic() < deadline, "the stage did not end"
+        time.sleep(0.03)
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """A python whose `-m llm_pipeline` is the tests' stage."""
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {STAGE} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Callable[..., Deployment]:
+    """Deployments by their environments."""
+
+    def make(control: Environment, nowhere: Environment) -> Deployment:
+        return Deployment(
+            name="test",
+            store=f"file://{tmp_path / 'store'}",
+            work_root=str(tmp_path / "work"),
+            state_root=str(tmp_path / "state"),
+            environments={"control": control, "nowhere": nowhere},
+            triton_home=str(tmp_path),
+        )
+
+    return make
+
+
+@pytest.fixture
+def process_place(deployment, python) -> Place:
+    def kill(job: Job) -> None:
+        os.kill(detached.load(job.record).pid, signal.SIGKILL)
+
+    return Place(deployment(Interpreter(python=python), Interpreter(python="/no/such/python")), kill)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch) -> Iterator[Any]:
+    """The double of a Docker engine, with one image."""
+    from docker_engine import DockerEngine
+
+    double = DockerEngine(tmp_path)
+    double.images[IMAGE] = DIGEST
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{double.socket}")
+    yield double
+    double.close()
+
+
+@pytest.fixture
+def docker_place(deployment, python, engine) -> Place:
+    there = DockerEnvironment(runner="docker", image=IMAGE, python=python, network="none")
+    return Place(
+        deployment(there, there.model_copy(update={"image": "registry.test/no/such:1"})),
+        lambda job: engine.container(job.name).signal(signal.SIGKILL),
+    )
+
+
+@pytest.fixture(scope="session")
+def real_engine(tmp_path_factory) -> Iterator[tuple[str, str]]:
+    """Address of a real engine, Docker's or Podman's, and an image in it that is filled by mounts of this machine."""
+    import docker
+
+    root = tmp_path_factory.mktemp("engine")
+    service = None
+    address = os.environ.get("LLM_PIPELINE_TEST_DOCKER_HOST", "")
+    if not address:
+        if not (shutil.which("podman") and shutil.which("runc")):
+            pytest.skip("no container engine here: set LLM_PIPELINE_TEST_DOCKER_HOST, or install podman and runc")
+        address = f"unix://{root}/podman.sock"
+        service = _podman(root, address)
+    try:
+        client = _until_it_answers(address)
+        client.api.import_image_from_data(_skeleton(), repository="llm-test/skeleton", tag="latest")
+        mounts = [docker.types.Mount("/usr", "/usr", type="bind", read_only=True)]
+        client.containers.run("llm-test/skeleton:latest", ["/bin/true"], mounts=mounts, network_mode="none", remove=True)
+        yield address, "llm-test/skeleton:latest"
+        for container in client.containers.list(all=True, filters={"label": "app.kubernetes.io/name=llm-pipeline"}):
+            container.remove(force=True)
+    except docker.errors.DockerException as error:
+        pytest.skip(f"containers do not start here: {error}")
+    finally:
+        if service is not None:
+            service.terminate()
+            service.wait()
+
+
+def _podman(root: Path, address: str) -> subprocess.Popen[bytes]:
+    """Podman's service with all its state in a directory of its own; limits that need no privilege to set."""
+    config = '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\n[engine]\nruntime = "runc"\n'
+    (root / "containers.conf").write_text(f'{config}cgroup_manager = "cgroupfs"\n')
+    command = ["podman", "--storage-driver=vfs", "--root", f"{root}/root", "--runroot", f"{root}/run"]
+    return subprocess.Popen(
+        [*command, "--log-level=error", "system", "service", "--time", "0", address],
+        env=os.environ | {"CONTAINERS_CONF": f"{root}/containers.conf"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _until_it_answers(address: str) -> Any:
+    import docker
+
+    for _ in range(50):
+        try:
+            return docker.DockerClient(address, timeout=30)
+        except docker.errors.DockerException:
+            time.sleep(0.1)
+    pytest.skip(f"the container engine at {address} does not answer")
+
+
+def _skeleton() -> bytes:
+    """An image of nothing but directories to mount on, and the links that programs are started through."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name in ("usr", "etc", "proc", "sys", "dev", "tmp"):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(entry)
+        for name in ("bin", "lib", "lib64", "sbin"):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, f"usr/{name}"
+            archive.addfile(entry)
+    return data.getvalue()
+
+
+@pytest.fixture
+def real_docker_place(deployment, python, real_engine, monkeypatch) -> Place:
+    import docker
+
+    address, image = real_engine
+    monkeypatch.setenv("DOCKER_HOST", address)
+    paths = {"/usr", str(REPOSITORY), sys.prefix, sys.base_prefix, str(Path(python).parent)}
+    outer = [path for path in sorted(paths) if not any(path.startswith(f"{other}/") for other in paths)]
+    mounts = tuple(Mount(source=path) for path in outer)
+    there = DockerEnvironment(runner="docker", image=image, python=python, network="none", mounts=mounts)
+    return Place(
+        deployment(there, there.model_copy(update={"image": "localhost:1/no/such:1"})),
+        lambda job: docker.DockerClient(address).containers.get(job.name).kill(),
+    )
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch) -> Iterator[Any]:
+    """The double of a Kubernetes API server."""
+    from kubernetes_api import KubernetesApi
+
+    api = KubernetesApi(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig()))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def kubernetes_place(deployment, python, cluster, tmp_path) -> Place:
+    shared = ClaimMount(claim="shared", path=str(tmp_path), writable=True)
+    there = KubernetesEnvironment(runner="kubernetes", namespace="llm", image=IMAGE, python=python, claims=(shared,))
+    cluster.missing_images.add("registry.test/no/such:1")
+    nowhere = there.model_copy(update={"image": "registry.test/no/such:1", "start_timeout_minutes": 1e-4})
+    return Place(deployment(there, nowhere), lambda job: cluster.kill(job.name))

@@ -1,0 +1,52 @@
+"""The interpreters of the runners' tests run this instead of `-m llm_pipeline`: the real stage process, with a stage
+that does what its configuration says.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from pydantic import BaseModel
+
+from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.logging import get_logger
+from llm_pipeline.stages import execute
+from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
+
+_BEAT = 'while :; do echo beat >> "$0"; sleep 0.05; done'
+
+log = get_logger("tests.stage")
+
+
+class Script(BaseModel):
+    """What the stage does: lines to log, a child to start that writes to a file, seconds to take, how to end."""
+
+    lines: int = 0
+    heartbeat: str = ""
+    seconds: float = 0.0
+    error: str = ""
+
+
+def run(context: StageContext[Script]) -> StageOutput:
+    script = context.config
+    for number in range(script.lines):
+        log.info(f"line {number}\N{LINE SEPARATOR}end")
+        time.sleep(0.005)
+    if script.heartbeat:
+        subprocess.Popen(["/bin/sh", "-c", _BEAT, script.heartbeat])
+    time.sleep(script.seconds)
+    if script.error == "terminal":
+        raise ConfigError("the test asked for a terminal error", hint="nothing to do")
+    if script.error == "transient":
+        raise Transient("the test asked for a transient error")
+    return StageOutput(metrics={"lines": script.lines})
+
+
+if __name__ == "__main__":
+    stage = Stage(name="choose", version=1, config=Script, run=run, environment="control", reusable=False)
+    execute.load_stage = lambda _name: stage
+    from llm_pipeline.cli import main
+
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,127 @@
+"""What every runner promises, in real processes: of this machine, of a container engine, and of two doubles."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.errors import ConfigError, RemoteStageError, RemoteStageTransient, StageCrashed, Transient
+from llm_pipeline.runners.runner import Job, Placement
+
+HERE = Placement(environment="control")
+_SUBMIT = """
+import sys
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.runners.runner import Placement
+from llm_pipeline.runners.runners import Runners
+from llm_pipeline.stages.contract import StageRequest
+deployment, request = Deployment.model_validate_json(sys.argv[1]), StageRequest.model_validate_json(sys.argv[2])
+print(Runners(deployment).submit(request, Placement(environment="control")).model_dump_json())
+"""
+
+
+@pytest.fixture(params=["process", "docker", "real_docker", "kubernetes"])
+def place(request):
+    return request.getfixturevalue(f"{request.param}_place")
+
+
+def wait(runner, job, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while runner.is_active(job):
+        assert time.monotonic() < deadline, "the stage did not end"
+        time.sleep(0.03)
+
+
+def events(lines):
+    return [json.loads(line)["event"] for line in lines]
+
+
+def test_a_stage_that_another_process_started_is_followed_to_its_result(place):
+    request = place.request(lines=40, seconds=0.3)
+    command = [sys.executable, "-c", _SUBMIT, place.deployment.model_dump_json(), request.model_dump_json()]
+    job = Job.model_validate_json(subprocess.run(command, check=True, capture_output=True).stdout)
+    runner = place.runner()
+    assert runner.submit(request, HERE) == job
+    lines, offset, active = [], 0, True
+    while active:
+        active = runner.is_active(job)
+        more, offset = runner.read_log(job, offset)
+        lines += more
+        time.sleep(0.02)
+    numbered = [event for event in events(lines) if event.startswith("line")]
+    assert numbered == [f"line {number}\N{LINE SEPARATOR}end" for number in range(40)]
+    assert place.runner().read_log(job, 0)[0] == lines
+    assert place.runner().outcome(job).metrics == {"lines": 40}
+    assert runner.outcome(job).metrics == {"lines": 40}
+
+
+def test_another_request_of_the_same_stage_supersedes_the_running_one(place):
+    runner = place.runner()
+    first = runner.submit(place.request(seconds=60), HERE)
+    second = place.runner().submit(place.request(seconds=61), HERE)
+    assert not runner.is_active(first)
+    assert runner.is_active(second)
+    runner.cancel(second)
+
+
+def test_other_subjects_run_side_by_side_and_each_keeps_its_error_s_family(place):
+    runner = place.runner()
+    terminal = runner.submit(place.request("one", error="terminal"), HERE)
+    transient = runner.submit(place.request("two", error="transient"), HERE)
+    wait(runner, terminal)
+    wait(runner, transient)
+    with pytest.raises(RemoteStageError, match="asked for a terminal error") as caught:
+        runner.outcome(terminal)
+    assert caught.value.exit_code == ConfigError.exit_code
+    with pytest.raises(RemoteStageTransient, match="asked for a transient error"):
+        runner.outcome(transient)
+
+
+def test_a_killed_stage_is_a_transient_crash_and_starts_again(place):
+    runner = place.runner()
+    job = runner.submit(place.request(seconds=60), HERE)
+    place.kill(job)
+    wait(runner, job)
+    with pytest.raises(StageCrashed, match="without a result"):
+        runner.outcome(job)
+    again = runner.submit(place.request(seconds=60), HERE)
+    assert again != job
+    assert runner.is_active(again)
+    runner.cancel(again)
+
+
+def test_cancelling_stops_the_stage_and_what_it_started(place):
+    runner = place.runner()
+    heart = Path(place.deployment.work_root) / "heart"
+    job = runner.submit(place.request(heartbeat=str(heart), seconds=60), HERE)
+    deadline = time.monotonic() + 20
+    while not heart.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    place.runner().cancel(job)
+    assert not runner.is_active(job)
+    beats = heart.stat().st_size
+    time.sleep(0.2)
+    assert heart.stat().st_size == beats
+    with pytest.raises(Transient):
+        runner.outcome(job)
+    runner.cancel(job)
+
+
+def test_where_nothing_can_start_there_is_one_clear_error(place):
+    runner = place.runner()
+    with pytest.raises(ConfigError, match="has no environment 'elsewhere'"):
+        runner.submit(place.request(), Placement(environment="elsewhere"))
+    with pytest.raises((ConfigError, RemoteStageError, Transient), match=r"no/such"):
+        _run_nowhere(runner, place)
+
+
+def _run_nowhere(runner, place):
+    job = runner.submit(place.request(), Placement(environment="nowhere"))
+    wait(runner, job)
+    return runner.outcome(job)
