@@ -1,7 +1,8 @@
 """Device memory: how large a calibration batch fits, how much was used, and what running out of it means.
 
-The batch is chosen by one probing forward pass of the longest sequence, then by arithmetic. A batch that does not fit
-all the same is tried once more at half its size; what fits is then told by the numbers of the failure.
+One forward pass of the longest sequence is measured. From it the batch is chosen, unless one is asked for. A batch that
+does not fit all the same is tried once more at half its size; what fits is then told by that measure, too, since a
+pass that failed says only how far it came.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import gc
 import os
 import re
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +47,8 @@ class Shortage:
     Attributes:
         batch: Sequences of it.
         tokens: Tokens of its longest sequence.
-        needed_bytes: What it had taken or asked for when it failed: at least this; 0 when that is not known.
+        needed_bytes: What it takes by the measure of one sequence, at least what it had taken or asked for when it
+            failed; 0 when neither is known.
         free_bytes: What was free before it.
     """
 
@@ -65,7 +67,7 @@ class Shortage:
     def error(self, what: str) -> OutOfMemory:
         """The error that says all of it."""
         fits = self.fitting_batch
-        numbers = f"{self.needed_bytes / _GIGABYTE:.1f} GB and more needed, " if self.needed_bytes else ""
+        numbers = f"{self.needed_bytes / _GIGABYTE:.1f} GB or more needed, " if self.needed_bytes else ""
         tokens = self.tokens if fits else max(1, int(self.tokens * self._ratio))
         return OutOfMemory(
             f"out of memory in {what} at {self.batch} x {self.tokens} tokens, and not enough was saved by halving the "
@@ -122,12 +124,6 @@ def release_cached() -> None:
         torch.cuda.empty_cache()
 
 
-def forget_peaks() -> None:
-    """Start over with the peaks: what a failed attempt took is not what the next one takes."""
-    for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
-        torch.cuda.reset_peak_memory_stats(device)
-
-
 def peak_bytes() -> dict[str, int]:
     """The most memory that was in use at a time: `peak_device_bytes` over all devices, `peak_host_bytes`."""
     devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
@@ -137,31 +133,37 @@ def peak_bytes() -> dict[str, int]:
     }
 
 
-def choose_batch(
-    forward: Callable[[], None], devices: list[torch.device], longest: int, growth: float, sequences: int
-) -> int:
-    """Sequences a batch that fit into the free memory.
+def sequence_bytes(forward: Callable[[], None], devices: Sequence[torch.device]) -> dict[torch.device, int]:
+    """What a forward pass of one sequence takes on each GPU; nothing on a CPU, where it is not run.
 
     Args:
         forward: One forward pass of the longest sequence alone.
         devices: Those that the model is on.
-        longest: Its tokens.
-        growth: What calibration needs for a sequence, by what a plain forward pass needs.
-        sequences: How many there are: more are never needed.
     """
     on_gpu = [device for device in devices if device.type == "cuda"]
     if not on_gpu:
-        return min(CPU_BATCH, sequences)
-    fitting = []
+        return {}
     forward()  # the first pass loads kernels and workspaces that later ones share
     for device in on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     before = {device: torch.cuda.memory_allocated(device) for device in on_gpu}
     forward()
-    for device in on_gpu:
-        one = max(1, torch.cuda.max_memory_allocated(device) - before[device])
-        fitting.append(fitting_batch(free_bytes(device), one, growth))
-    batch = max(1, min(*fitting, LARGEST_BATCH_TOKENS // longest, sequences))
+    return {device: max(1, torch.cuda.max_memory_allocated(device) - before[device]) for device in on_gpu}
+
+
+def choose_batch(one: Mapping[torch.device, int], growth: float, longest: int, sequences: int) -> int:
+    """Sequences a batch that fit into the free memory.
+
+    Args:
+        one: What a plain forward pass of the longest sequence takes on each GPU; empty on a CPU.
+        growth: What calibration needs for a sequence, by what a plain forward pass needs.
+        longest: Tokens of the longest sequence.
+        sequences: How many there are: more are never needed.
+    """
+    if not one:
+        return min(CPU_BATCH, sequences)
+    fitting = min(fitting_batch(free_bytes(device), taken, growth) for device, taken in one.items())
+    batch = max(1, min(fitting, LARGEST_BATCH_TOKENS // longest, sequences))
     log.info("batch size chosen from free memory", batch=batch, tokens=longest)
     return batch
 
@@ -171,7 +173,9 @@ def fitting_batch(free: int, one: int, growth: float) -> int:
     return int(free * SHARE_USED / (one * growth))
 
 
-def shortage(error: BaseException, batch: int, tokens: int, free: int, allocated: int) -> Shortage:
+def shortage(
+    error: BaseException, batch: int, tokens: int, free: int, allocated: int, *, sequence: float = 0.0
+) -> Shortage:
     """What a failed forward pass tells.
 
     Args:
@@ -180,10 +184,11 @@ def shortage(error: BaseException, batch: int, tokens: int, free: int, allocated
         tokens: Tokens of its longest one.
         free: Free bytes of the device before it.
         allocated: Bytes of the device that were allocated before it.
+        sequence: Bytes that each sequence needs; 0 when that was not measured.
     """
     refused = _REFUSED.search(str(error))
     needed = int(float(refused["number"]) * _UNITS[refused["unit"][0].lower()]) if refused else 0
     if torch.cuda.is_available():
         device = _ON_DEVICE.search(str(error))
         needed += max(0, torch.cuda.max_memory_allocated(int(device["device"]) if device else 0) - allocated)
-    return Shortage(batch, tokens, needed, free)
+    return Shortage(batch, tokens, max(needed, int(batch * sequence)), free)

@@ -34,11 +34,11 @@ from llm_pipeline.quantization.checkpoint_files import copy_companions
 from llm_pipeline.quantization.device_memory import (
     Shortage,
     choose_batch,
-    forget_peaks,
     free_bytes,
     is_out_of_memory,
     out_of_memory_in,
     release_cached,
+    sequence_bytes,
     shortage,
 )
 from llm_pipeline.quantization.exported_names import ALGORITHMS
@@ -133,33 +133,28 @@ class Quantizer:
 
     def _try_to_calibrate(self, data: CalibrationSet, batch: int | None) -> CalibrationState | Shortage:
         self._release()
-        forget_peaks()
         with self._timed("load"):
             self._model = self._loaded(self._placement())
         device = devices(self._model)[0]
         allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        free, passes = free_bytes(device), CalibrationPasses(data, batch or 1)
+        free, passes, needed = free_bytes(device), CalibrationPasses(data, 1), 0.0
         try:
-            if batch is None:
-                passes = CalibrationPasses(data, self._fitting_batch(data))
+            growth, longest = memory_growth(self._config), data.sequences[-1]
+            one = sequence_bytes(lambda: forward(self._model, [longest]), devices(self._model))
+            needed = growth * max(one.values(), default=0)
+            fitting = choose_batch(one, growth, len(longest), len(data.sequences)) if batch is None else batch
+            passes = CalibrationPasses(data, fitting)
             with self._timed("calibrate"), _quiet():
                 state = self._calibrate_model(passes)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            failed = shortage(error, *passes.running, free, allocated)
+            failed = shortage(error, *passes.running, free, allocated, sequence=needed)
         else:
             self.facts["calibration_batch"] = len(passes.batches[0])
             return state
         self._release()
         return failed
-
-    def _fitting_batch(self, data: CalibrationSet) -> int:
-        longest = data.sequences[-1]
-        model, growth = self._model, memory_growth(self._config)
-        return choose_batch(
-            lambda: forward(model, [longest]), devices(model), len(longest), growth, len(data.sequences)
-        )
 
     def _calibrate_model(self, passes: CalibrationPasses) -> CalibrationState:
         if self._config is None:

@@ -11,7 +11,7 @@ from transformers import LlamaModel
 
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.errors import Terminal
-from llm_pipeline.quantization import modelopt_quantizer
+from llm_pipeline.quantization import device_memory, modelopt_quantizer
 from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.device_memory import (
     CPU_BATCH,
@@ -21,6 +21,7 @@ from llm_pipeline.quantization.device_memory import (
     fitting_batch,
     is_out_of_memory,
     peak_bytes,
+    sequence_bytes,
     shortage,
 )
 from llm_pipeline.quantization.model_placement import Placement, place, weight_bytes
@@ -84,6 +85,13 @@ def test_after_the_second_failure_the_error_says_what_would_fit(quantizer, memor
     assert not (tmp_path / "state").exists()
 
 
+def test_what_fits_follows_from_the_measure_of_one_sequence(quantizer, memory_for, tmp_path, monkeypatch):
+    monkeypatch.setattr(modelopt_quantizer, "sequence_bytes", lambda *_: {torch.device("cpu"): 100 * GB})
+    memory_for(0)
+    with pytest.raises(OutOfMemory, match=r"4 x 8 tokens.*: 600.0 GB or more needed"):
+        quantizer.calibrate(tmp_path / "state")
+
+
 def test_another_error_is_not_taken_for_it(quantizer, memory_for, tmp_path):
     def other(_message):
         return RuntimeError("mat1 and mat2 shapes cannot be multiplied")
@@ -126,9 +134,16 @@ def test_the_numbers_of_a_failure_are_read_from_it():
     found = shortage(torch.OutOfMemoryError(REFUSED), 8, 512, free=2 * GB, allocated=0)
     assert found.needed_bytes == 3 * 2**30
     assert found.fitting_batch == 3
-    assert (
-        "3.2 GB and more needed, 2.0 GB free beside the weights; 3 x 512 tokens would fit" in found.error("x").message
-    )
+    assert "3.2 GB or more needed, 2.0 GB free beside the weights; 3 x 512 tokens would fit" in found.error("x").message
+
+
+def test_a_pass_that_failed_early_is_judged_by_what_one_sequence_needs():
+    """On an H200, 64 sequences had taken 2.7 GB when they failed; 38, which that seems to allow, failed as well."""
+    refused = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.51 GiB. GPU 0 has ...")
+    assert shortage(refused, 64, 512, free=int(2.3 * GB), allocated=0).fitting_batch == 38
+    found = shortage(refused, 64, 512, free=int(2.3 * GB), allocated=0, sequence=61e6)
+    assert found.fitting_batch == 26
+    assert found.fitting_batch * 61e6 < found.free_bytes
 
 
 def test_where_not_even_one_sequence_fits_shorter_ones_are_named():
@@ -143,8 +158,17 @@ def test_the_batch_follows_from_free_memory_and_one_sequence():
 
 
 def test_on_a_cpu_the_batch_is_fixed_and_no_larger_than_the_data():
-    assert choose_batch(lambda: None, [torch.device("cpu")], 512, 1.0, 1000) == CPU_BATCH
-    assert choose_batch(lambda: None, [torch.device("cpu")], 512, 1.0, 7) == 7
+    assert sequence_bytes(lambda: None, [torch.device("cpu")]) == {}
+    assert choose_batch({}, 1.0, 512, 1000) == CPU_BATCH
+    assert choose_batch({}, 1.0, 512, 7) == 7
+
+
+def test_on_gpus_the_one_with_the_least_room_for_its_part_decides(monkeypatch):
+    free = {torch.device("cuda", 0): 80 * GB, torch.device("cuda", 1): 20 * GB}
+    monkeypatch.setattr(device_memory, "free_bytes", free.__getitem__)
+    assert choose_batch(dict.fromkeys(free, GB), 2.0, 512, 1000) == 7
+    assert choose_batch(dict.fromkeys(free, GB), 2.0, 8192, 1000) == 4
+    assert choose_batch(dict.fromkeys(free, 100 * GB), 2.0, 512, 1000) == 1
 
 
 def test_peaks_are_counted_on_the_host_too():
