@@ -173,6 +173,8 @@ def first_reader_version() -> str:
 
 def find_family(model_id: str) -> str | None:
     """The row of NVIDIA's tables of models that a model belongs to; None where none of them is known to hold it."""
+    if model_id in _families():
+        return model_id
     name = model_id.rpartition("/")[2].lower()
     for family, row in _families().items():
         if any(fnmatchcase(name, pattern) for pattern in row["models"]):

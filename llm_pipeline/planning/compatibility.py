@@ -167,7 +167,8 @@ def _judge_on_gpu(
     platform: Platform, target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision
 ) -> Legal | Refused:
     asked = asked_by(recipe)
-    engine = target.engine == "tensorrt_llm_engine" and recipe.weights != "none"
+    compiled = target.engine == "tensorrt_llm_engine"
+    engine = compiled and recipe.weights != "none"
     weights = {
         name: weights_support(platform, name, dtype, weight_only=asked.weight_only, mixed=asked.mixed)
         for name in asked.weights
@@ -175,6 +176,7 @@ def _judge_on_gpu(
     kv_cache = kv_support(platform, asked.kv_cache)
     if engine:
         weights = {name: worse(support, _exported(recipe, kv_cache="none")) for name, support in weights.items()}
+    if compiled:
         kv_cache = worse(kv_cache, _exported(recipe, weights="fp8", modelopt_recipe=None))
     supports = (*weights.values(), kv_cache)
     reasons = [*dict.fromkeys(support.text for support in supports if support.value == "no")]

@@ -188,7 +188,7 @@ def _read(platform: Platform, weights: WeightFormat, name: str | None) -> Suppor
         return Support("yes", "")
     cell = find_reader_support(name, platform.column)
     if cell.value == "no":
-        return Support("no", f"{platform.backend} does not read {weights} checkpoints ({name} is {cell.why})")
+        return Support("no", f"{weights} checkpoints are not read by {platform.backend} ({name} is {cell.why})")
     return Support(cell.value, _in_tables(f"{weights} checkpoints ({name}) read by {platform.backend}", cell))
 
 

@@ -88,6 +88,10 @@ def test_models_belong_to_the_family_of_their_name(model: str, family: str | Non
     assert family is None or family in families()
 
 
+def test_a_family_belongs_to_itself():
+    assert tuple(find_family(family) for family in families()) == families()
+
+
 def test_only_releases_before_1_3_rc16_have_the_engine_path():
     have = {release.version: release.has_engine_path for release in runtime_releases()}
     assert have["1.2.1"]

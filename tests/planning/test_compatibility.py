@@ -293,7 +293,7 @@ def test_each_generation_runs_what_its_tables_say_and_is_offered_the_same_bits_f
 @pytest.mark.parametrize("weights", ["nvfp4_awq", "mxfp4"])
 def test_what_no_reader_of_tensorrt_llm_1_2_knows_is_refused_on_the_gpu_that_has_kernels_for_it(weights: str):
     judged = refusal(gpu_target(B200), weights)
-    assert f"does not read {weights} checkpoints" in judged.reason
+    assert f"{weights} checkpoints are not read by TensorRT-LLM 1.x" in judged.reason
     assert judged.nearest == "weights: nvfp4"
 
 

@@ -1,0 +1,49 @@
+"""The command `formats`: what runs where, without a release."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from llm_pipeline.cli.deployment_option import Commands
+from llm_pipeline.errors import ExitCode
+
+
+def add_commands(commands: Commands) -> None:
+    """Add it to the parser."""
+    summary = "show which formats run on which GPU with which TensorRT-LLM, and why not"
+    parser = commands.add_parser(
+        "formats",
+        help=summary,
+        description=f"{summary.capitalize()}. `plan` judges a release by the same rules.",
+        epilog="Each option may be given several times. "
+        "yes: known to run; partial; ?: no table knows, so that plan warns; no: plan refuses.",
+    )
+    parser.add_argument("--gpu", action="append", default=[], help="a GPU's name in the catalog; all if not given")
+    parser.add_argument(
+        "--version", action="append", default=[], help="of TensorRT-LLM; those in known containers if not given"
+    )
+    parser.add_argument("--engine", action="append", default=[], choices=("tensorrt_llm_llmapi", "tensorrt_llm_engine"))
+    parser.add_argument("--model", action="append", default=[], help="judge by NVIDIA's tables of models, too")
+    parser.add_argument("--json", action="store_true", help="print every cell as JSON")
+    parser.set_defaults(run=_formats)
+
+
+def _formats(options: argparse.Namespace) -> int:
+    from llm_pipeline.planning.matrix import BACKENDS, Selection, judge_cells
+    from llm_pipeline.planning.matrix_table import format_matrix
+
+    cells = judge_cells(
+        Selection(
+            accelerators=tuple(options.gpu),
+            versions=tuple(options.version),
+            engines=tuple(options.engine) or BACKENDS,
+            models=tuple(options.model) or (None,),
+        )
+    )
+    if options.json:
+        sys.stdout.write(json.dumps([cell.model_dump(mode="json") for cell in cells], indent=1) + "\n")
+    else:
+        sys.stdout.write(format_matrix(cells))
+    return ExitCode.GO

@@ -1,0 +1,149 @@
+"""The table of formats: which weights and KV caches run on which GPU, with which TensorRT-LLM, for which models.
+
+    cells = judge_cells(Selection(accelerators=("B200-SXM-180GB",)))
+    sys.stdout.write(format_matrix(cells))  # planning/matrix_table.py
+
+Every cell is what `judge_compatibility` says of a bare recipe on a bare target: the table and the plan cannot differ.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from typing import Literal, NamedTuple, get_args
+
+from llm_pipeline.config.quantization import (
+    CALIBRATED,
+    Calibration,
+    CalibrationSource,
+    KvCacheFormat,
+    QuantizationRecipe,
+    WeightFormat,
+)
+from llm_pipeline.config.target import Target
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.planning.catalog import containers, find_gpu, gpus
+from llm_pipeline.planning.compatibility import Refused, judge_compatibility
+from llm_pipeline.planning.runtime_versions import known_versions, release_numbers, version_problem
+from llm_pipeline.stages.contract import Frozen
+
+Backend = Literal["tensorrt_llm_llmapi", "tensorrt_llm_engine"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+Verdict = Literal["legal", "partial", "unknown", "illegal"]
+
+_OWN_IMAGE = "nvcr.io/nvidia/tensorrt-llm/release"
+_CALIBRATION = Calibration(sources=(CalibrationSource(dataset="any.jsonl"),), samples=1, maximum_tokens=1)
+
+
+class Cell(Frozen):
+    """One format on one GPU with one runtime.
+
+    Attributes:
+        format: Of the weights, or of the KV cache as `kv_cache_fp8`.
+        architecture: Compute capability of the GPU.
+        model: The model or family that NVIDIA's tables of models were asked for, if any.
+        why: What stands against it, or is not known; empty when it is legal.
+        nearest: The nearest thing that is legal; empty unless it is illegal.
+    """
+
+    format: str
+    accelerator: str
+    architecture: str
+    engine: Backend
+    version: str
+    model: str | None
+    verdict: Verdict
+    why: tuple[str, ...] = ()
+    nearest: str = ""
+
+
+class Selection(NamedTuple):
+    """Which cells are asked for.
+
+    Attributes:
+        accelerators: Names in the GPU catalog; all if empty.
+        versions: Versions of TensorRT-LLM; those since 1.0 that a known container holds if empty.
+        engines: Engine builders.
+        models: Models or families of NVIDIA's tables; None stands for what holds of any.
+    """
+
+    accelerators: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+    engines: tuple[Backend, ...] = BACKENDS
+    models: tuple[str | None, ...] = (None,)
+
+
+def judge_cells(selection: Selection) -> tuple[Cell, ...]:
+    """Judge every cell of a selection.
+
+    Raises:
+        ConfigError: A GPU or version is unknown; the hint names the nearest.
+    """
+    accelerators = selection.accelerators or tuple(gpus())
+    versions = selection.versions or contained_versions()
+    for version in versions:
+        if problem := version_problem(version):
+            raise ConfigError(problem.reason, hint=problem.nearest)
+    return tuple(
+        _judge(_bare_target(accelerator, engine, version), recipe, model)
+        for model, engine, version, accelerator in product(selection.models, selection.engines, versions, accelerators)
+        for recipe in _bare_recipes(engine)
+    )
+
+
+def contained_versions() -> tuple[str, ...]:
+    """Versions since 1.0 that a known container holds, newest first."""
+    held = {container.tensorrt_llm for container in containers()}
+    return tuple(version for version in reversed(known_versions()) if version in held and release_numbers(version)[0])
+
+
+def _judge(target: Target, recipe: QuantizationRecipe, model: str | None) -> Cell:
+    judged = judge_compatibility(target, recipe, "bfloat16", model)
+    cell = Cell(
+        format=recipe.name,
+        accelerator=target.accelerator,
+        architecture=find_gpu(target.accelerator).sm,
+        engine="tensorrt_llm_engine" if target.engine == "tensorrt_llm_engine" else "tensorrt_llm_llmapi",
+        version=target.runtime_version or "",
+        model=model,
+        verdict="illegal",
+    )
+    if isinstance(judged, Refused):
+        return cell.model_copy(update={"why": (judged.reason,), "nearest": judged.nearest})
+    verdict: Verdict = "legal" if judged.known == "yes" else judged.known
+    return cell.model_copy(update={"verdict": verdict, "why": judged.warnings})
+
+
+@cache
+def _bare_target(accelerator: str, engine: Backend, version: str) -> Target:
+    images = [container.image for container in containers() if container.tensorrt_llm == version]
+    return Target(
+        name="any",
+        accelerator=accelerator,
+        engine=engine,
+        runtime_version=version,
+        container=images[0] if images else f"{_OWN_IMAGE}:{version}",
+    )
+
+
+@cache
+def _bare_recipes(engine: Backend) -> tuple[QuantizationRecipe, ...]:
+    """Each format of weights alone, then each of the KV cache alone."""
+    weights = [name for name in get_args(WeightFormat) if name not in ("auto", "modelopt")]
+    kv_caches: list[KvCacheFormat] = [name for name in get_args(KvCacheFormat) if name != "none"]
+    exported = engine == "tensorrt_llm_engine"
+    plain = QuantizationRecipe(name="none", weights="none")
+    return (
+        *(
+            QuantizationRecipe(
+                name=name,
+                weights=name,
+                calibration=_CALIBRATION if name in CALIBRATED else None,
+                tensorrt_llm_checkpoint=exported and name != "none",
+            )
+            for name in weights
+        ),
+        # No release may ask for a KV cache without a format of weights, but only so do these not decide.
+        *(plain.model_copy(update={"name": f"kv_cache_{name}", "kv_cache": name}) for name in kv_caches),
+    )
