@@ -8,12 +8,24 @@ MODEL_NAME = "llm"
 MODEL_VERSION = 1
 CONFIG_FILE = "config.pbtxt"
 MODEL_FILE = "model.py"
+BASE_FILE = "llm_model_base.py"
 ENGINE_DIRECTORY = "engine"
+"""Beside `model.py`, with `engine.json`: of every repository, whatever its engine is."""
+
+LLM_FILE = "model.yaml"
+CHECKPOINT_DIRECTORY = "checkpoint"
+"""Beside `model.py`, for the LLM API."""
+
+ENGINE_MODEL = "tensorrt_llm"
+TOKENIZER_DIRECTORY = "tokenizer"
+"""The model that runs a TensorRT-LLM engine, and the tokenizer beside `model.py`, in the engine and its repository."""
+
 FACTS_FILE = "release.json"
+LINKS_FILE = "links.json"
 FACT_PREFIX = "fact_"
 """Parameters of this name only inform; the served model does not read them."""
 
-ENGINE_FILES = (
+OPENVINO_FILES = (
     "config.json",
     "engine.json",
     "openvino_detokenizer.bin",
@@ -23,7 +35,7 @@ ENGINE_FILES = (
     "openvino_tokenizer.bin",
     "openvino_tokenizer.xml",
 )
-"""What the runtime needs in the engine directory."""
+"""What OpenVINO's runtime needs in the engine directory."""
 
 LIMIT_PARAMETERS = (
     "kv_cache_blocks",

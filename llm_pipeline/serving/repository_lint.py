@@ -1,31 +1,44 @@
-"""Rules that Triton enforces late (at load) or never, checked before a repository is published.
+"""Rules of the repositories that this package writes, which Triton enforces late (at load) or never.
 
-`lint_repository` returns one sentence a broken rule, so that all of them can be mended at once.
+`lint_repository` returns one sentence a broken rule, so that all of them can be mended at once. It is about the model
+`llm`, the engine's files and the links; `serving/lint` knows the rules of any repository.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_pipeline.config.target import EngineBuilderName
+from llm_pipeline.engines.builder import ENGINE_FILE, EngineDescription
+from llm_pipeline.errors import IntegrityError
 from llm_pipeline.serving.repository_layout import (
+    BASE_FILE,
     CONFIG_FILE,
     ENGINE_DIRECTORY,
-    ENGINE_FILES,
     FACT_PREFIX,
     INPUTS,
     LIMIT_PARAMETERS,
+    LLM_FILE,
     MODEL_FILE,
     MODEL_NAME,
+    OPENVINO_FILES,
     OUTPUTS,
+    TOKENIZER_DIRECTORY,
 )
+from llm_pipeline.serving.repository_links import read_links
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+_FILES: Mapping[EngineBuilderName, tuple[str, ...]] = {
+    "openvino_cpu": tuple(f"{ENGINE_DIRECTORY}/{name}" for name in OPENVINO_FILES),
+    "tensorrt_llm_llmapi": (LLM_FILE,),
+    "tensorrt_llm_engine": ("engine_call.py", "engine_tokenizer.py", f"{TOKENIZER_DIRECTORY}/tokenizer_config.json"),
+}
 _LEFTOVER = re.compile(r"\$\{[^}]*\}|\{\{.*?\}\}")
 
 
@@ -67,8 +80,12 @@ def _config_problems(config: ModelConfig) -> Iterator[str]:
         yield "the transaction policy is not decoupled: streaming would abort"
     if config.max_batch_size != 0:
         yield f"max_batch_size is {config.max_batch_size}: the engine batches by itself, so it must be 0"
-    if any(group.kind != group.KIND_CPU or group.count != 1 for group in config.instance_group):
-        yield "the instance group must be one instance of KIND_CPU: every instance would load its own engine"
+    sets = [one for one in config.parameters["gpu_device_ids"].string_value.split(";") if one]
+    if any(group.kind != group.KIND_CPU or group.count != (len(sets) or 1) for group in config.instance_group):
+        yield (
+            f"the instance group must be {len(sets) or 'one'} of KIND_CPU, one for each set of gpu_device_ids: "
+            "every instance loads an engine of its own"
+        )
     for name in LIMIT_PARAMETERS:
         if not config.parameters[name].string_value.isdecimal():
             yield f"parameter {name} is missing or not a whole number"
@@ -108,10 +125,19 @@ def _file_problems(model: Path) -> Iterator[str]:
             yield f"{version.name} is not a version directory: the server takes positive whole numbers only"
             continue
         yield from _code_problems(version)
-        for name in ENGINE_FILES:
-            path = version / ENGINE_DIRECTORY / name
+        for name in _needed(version):
+            path = version / name
             if not path.is_file() or path.stat().st_size == 0:
-                yield f"{version.name}/{ENGINE_DIRECTORY}/{name} is missing or empty"
+                yield f"{version.name}/{name} is missing or empty"
+
+
+def _needed(version: Path) -> tuple[str, ...]:
+    """What must lie beside `model.py`, which says itself what it reads."""
+    try:
+        builder = EngineDescription.read(version / ENGINE_DIRECTORY).facts.builder
+    except IntegrityError:
+        return (BASE_FILE, f"{ENGINE_DIRECTORY}/{ENGINE_FILE}")
+    return (BASE_FILE, *_FILES[builder])
 
 
 def _code_problems(version: Path) -> Iterator[str]:
@@ -132,3 +158,11 @@ def _link_problems(directory: Path) -> Iterator[str]:
     for path in sorted(directory.rglob("*")):
         if path.is_symlink():
             yield f"{path.relative_to(directory)} is a symbolic link"
+    try:
+        links = read_links(directory)
+    except IntegrityError as error:
+        yield error.message
+        return
+    yield from (f"{name} is linked, but it is there already" for name in links if (directory / name).exists())
+    yield from (f"{name} is linked, but its directory is missing" for name in links
+                if not (directory / name).parent.is_dir())  # fmt: skip

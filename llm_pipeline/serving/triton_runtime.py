@@ -1,7 +1,8 @@
 """What a tritonserver needs around it: backends with the right python stub, libraries, and an interpreter that fits.
 
-The server is the one inside the nvidia-pytriton wheel (Triton 2.51). Its python backend runs `model.py` in a stub
-process that embeds the first `python3` on PATH and loads that interpreter's shared libpython.
+The server is the one inside the nvidia-pytriton wheel (Triton 2.51), or an installed one, as in NVIDIA's containers.
+Its python backend runs `model.py` in a stub process that embeds the first `python3` on PATH and loads that
+interpreter's shared libpython. The wheel has a stub for each Python; an installed server has one, for its own.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ print(json.dumps({
 """
 _INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")  # never a token, never PYTHONPATH
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+_OF_THE_CONTAINER = (
+    "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES",
+    "OPAL_PREFIX", "PATH",
+)  # fmt: skip
+_OF_THE_CONTAINER_PREFIXES = ("NCCL_", "OMPI_MCA_", "TLLM_", "TRTLLM_", "UCX_")
 
 
 @dataclass(frozen=True)
@@ -52,49 +58,54 @@ class StubInterpreter:
 
 @dataclass(frozen=True)
 class TritonHome:
-    """An unpacked nvidia-pytriton wheel."""
+    """A tritonserver with what belongs to it.
 
-    root: Path
+    Attributes:
+        server: The tree with the server's program, backends and caches.
+        libraries: The shared libraries that the wheel brings; None for an installed server.
+    """
 
-    @property
-    def server(self) -> Path:
-        """The tree with the server's program, backends, caches and stubs."""
-        return self.root / "pytriton" / "tritonserver"
+    server: Path
+    libraries: Path | None
 
     @property
     def program(self) -> Path:
         """The tritonserver executable."""
         return self.server / "bin" / "tritonserver"
 
-    @property
-    def libraries(self) -> Path:
-        """The shared libraries that the wheel brings."""
-        return self.root / "nvidia_pytriton.libs"
-
 
 def open_home(root: Path) -> TritonHome:
-    """Check that a directory holds an unpacked nvidia-pytriton wheel.
+    """Find the server in a directory: an unpacked nvidia-pytriton wheel, or `/opt/tritonserver` of a container.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: There is none.
     """
-    home = TritonHome(root.absolute())
-    if not os.access(home.program, os.X_OK) or not home.libraries.is_dir():
+    root = root.absolute()
+    wheel = TritonHome(root / "pytriton" / "tritonserver", root / "nvidia_pytriton.libs")
+    installed = TritonHome(root, None)
+    if os.access(installed.program, os.X_OK) and (root / "backends" / "python" / STUB).is_file():
+        return installed
+    if not os.access(wheel.program, os.X_OK) or not (root / "nvidia_pytriton.libs").is_dir():
         raise ConfigError(
             "no tritonserver here",
-            where=str(home.program),
-            hint="unpack the wheel: pip install --no-deps --target <triton_home> nvidia-pytriton==0.7.0",
+            where=str(wheel.program),
+            hint="unpack the wheel: pip install --no-deps --target <triton_home> nvidia-pytriton==0.7.0; "
+            "in NVIDIA's containers, set triton_home to /opt/tritonserver",
         )
-    return home
+    return wheel
 
 
 def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
     """Check, before anything starts, that the stub can embed this interpreter.
 
+    An installed server is asked for nothing: its stub embeds the `python3` that it was built for, and not `python`.
+
     Raises:
         ConfigError: The interpreter is missing, does not run, or is not `python3` in its directory.
         Unsupported: It has no shared libpython, no stub is built for its version, or its numpy is 2 or newer.
     """
+    if home.libraries is None:
+        return _installed_interpreter()
     facts = _interpreter_facts(python)
     where = str(python)
     if not (python.parent / "python3").exists():
@@ -121,17 +132,27 @@ def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
 def prepare_runtime(directory: Path, home: TritonHome, interpreter: StubInterpreter) -> None:
     """Lay out `backends/` with the stub of the interpreter's version, and `caches/`, afresh."""
     shutil.rmtree(directory, ignore_errors=True)
+    if home.libraries is None:
+        directory.mkdir(parents=True)
+        for part in ("backends", "caches"):
+            (directory / part).symlink_to(home.server / part)
+        return
     for part in ("backends", "caches"):
         shutil.copytree(home.server / part, directory / part)
     python_backend = directory / "backends" / "python"
     shutil.copy2(home.server / "python_backend_stubs" / interpreter.version / STUB, python_backend / STUB)
 
 
-def link_repository(repository: Path, view: Path) -> None:
+def link_repository(repository: Path, view: Path, links: Mapping[str, Path] | None = None) -> None:
     """Lay out `view` as a tree of directories whose files are links into `repository`.
 
     The python stub writes `__pycache__` beside `model.py`, whatever PYTHONDONTWRITEBYTECODE says; so it lands in
     the view, and the artifact stays what its digest says.
+
+    Args:
+        repository: A model repository.
+        view: Directory to make, in place of what is there.
+        links: Directories from elsewhere, by their place in the repository.
     """
     shutil.rmtree(view, ignore_errors=True)
     for directory, _, files in os.walk(repository):
@@ -139,19 +160,40 @@ def link_repository(repository: Path, view: Path) -> None:
         place.mkdir(parents=True)
         for name in files:
             (place / name).symlink_to(Path(directory) / name)
+    for name, linked in (links or {}).items():
+        (view / name).symlink_to(linked.absolute(), target_is_directory=True)
 
 
 def server_environment(
     home: TritonHome, interpreter: StubInterpreter, additions: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """The server's whole environment: nothing of ours leaks into it but the locale, the time zone and the home."""
+    """The server's whole environment: of ours, nothing but the locale, the time zone and the home leaks into it.
+
+    An installed server also gets what its container says of libraries and GPUs.
+    """
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return {**inherited, **_places(home, interpreter), **(additions or {})}
+
+
+def _places(home: TritonHome, interpreter: StubInterpreter) -> dict[str, str]:
+    if home.libraries is None:
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if name in _OF_THE_CONTAINER or name.startswith(_OF_THE_CONTAINER_PREFIXES)
+        }
     return {
-        **inherited,
         "PATH": f"{interpreter.python.parent}:{_SYSTEM_PATH}",
         "LD_LIBRARY_PATH": f"{interpreter.library_directory}:{home.libraries}",
-        **(additions or {}),
     }
+
+
+def _installed_interpreter() -> StubInterpreter:
+    python = shutil.which("python3")
+    if python is None:
+        raise ConfigError("there is no python3 on PATH, and the server's python models run in it", where="PATH")
+    facts = _interpreter_facts(Path(python))
+    return StubInterpreter(Path(python), facts["version"], Path(facts["library_directory"]))
 
 
 def _interpreter_facts(python: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import http.client
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -60,6 +60,7 @@ class RunningServer(BaseModel):
         digest: Digest of the repository artifact; empty when the starter did not name it.
         ports: Its loopback ports.
         process: The server's process.
+        models: The repository's models, all of which must be loaded.
         environment_digest: Digest of the environment variables that the starter added.
         started_at: When it was started, UTC.
         ready_seconds: Time from the start to a loaded model.
@@ -71,6 +72,7 @@ class RunningServer(BaseModel):
     digest: str = ""
     ports: ServerPorts
     process: detached.DetachedProcess
+    models: tuple[str, ...] = (MODEL_NAME,)
     environment_digest: str
     started_at: datetime
     ready_seconds: float = 0.0
@@ -97,8 +99,10 @@ class RunningServer(BaseModel):
 
     @property
     def ready(self) -> bool:
-        """Whether the server runs and says that its model is loaded."""
-        return self.alive and _get(self.ports.http, f"/v2/models/{MODEL_NAME}/ready")[0] == HTTPStatus.OK
+        """Whether the server runs and says that its models are loaded."""
+        return self.alive and all(
+            _get(self.ports.http, f"/v2/models/{model}/ready")[0] == HTTPStatus.OK for model in self.models
+        )
 
 
 def start_server(
@@ -110,25 +114,29 @@ def start_server(
     state: Path,
     environment: Mapping[str, str] | None = None,
     digest: str = "",
+    links: Mapping[str, Path] | None = None,
     wait_seconds: float = 60,
 ) -> RunningServer:
-    """Serve `repository` on `ports` and wait until its model is loaded; the running server if it already is.
+    """Serve `repository` on `ports` and wait until its models are loaded; the running server if it already is.
+
+    Its working directory is its view of the repository: relative paths in configurations start there.
 
     Args:
         repository: Model repository that holds the model `llm`.
         ports: Loopback ports.
-        triton_home: Directory with the unpacked nvidia-pytriton wheel.
-        python: Interpreter of the model's code.
+        triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server.
+        python: Interpreter of the models' code; an installed server has its own.
         state: The slot's directory.
         environment: Variables added to the server's environment; no secrets.
         digest: Digest of the repository artifact; the endpoint then tells it as its server name.
-        wait_seconds: Longest wait for the loaded model.
+        links: Local directories of what the repository links to, by their place in it.
+        wait_seconds: Longest wait for the loaded models.
 
     Raises:
         ConfigError: A port is taken, the slot serves something else (`SlotBusy`), or a path is wrong.
         Unsupported: The interpreter cannot be embedded by the stub.
         ServerFailed: The server ended at its start, for example on an exception in `model.py`.
-        Transient: The model was not loaded in time.
+        Transient: The models were not loaded in time.
     """
     repository, state = repository.resolve(), state.absolute()
     if not (repository / MODEL_NAME / "config.pbtxt").is_file():
@@ -141,21 +149,23 @@ def start_server(
         home = open_home(triton_home)
         interpreter = inspect_interpreter(python, home)
         prepare_runtime(state / "runtime", home, interpreter)
-        link_repository(repository, state / "repository")
+        link_repository(repository, state / "repository", links)
         _rotate_log(state)
+        models = _models(repository)
         process = detached.start(
             f"tritonserver {state.name}",
-            _command(home.program, ports, state, digest),
+            _command(home.program, ports, state, digest, models),
             state / "process.json",
             log=state / "server.log",
             environment=server_environment(home, interpreter, environment),
-            directory=state,
+            directory=state / "repository",
         )
         server = RunningServer(
             repository=repository,
             digest=digest,
             ports=ports,
             process=process,
+            models=models,
             environment_digest=_environment_digest(environment),
             started_at=datetime.now(UTC),
         )
@@ -192,7 +202,11 @@ def stop_server(state: Path, *, drain_seconds: float = 0) -> None:
             _log.info("server stopped", slot=state.name, pid=server.pid, seconds=time.monotonic() - started)
 
 
-def _command(program: Path, ports: ServerPorts, state: Path, digest: str) -> list[str]:
+def _models(repository: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
+
+
+def _command(program: Path, ports: ServerPorts, state: Path, digest: str, models: Sequence[str]) -> list[str]:
     runtime = state / "runtime"
     return [
         str(program),
@@ -206,7 +220,7 @@ def _command(program: Path, ports: ServerPorts, state: Path, digest: str) -> lis
         f"--grpc-port={ports.grpc}",
         f"--metrics-port={ports.metrics}",
         "--model-control-mode=explicit",
-        f"--load-model={MODEL_NAME}",
+        *(f"--load-model={model}" for model in models),
         "--strict-readiness=false",  # a failed load of one model must not make the server unready for good
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={_EXIT_TIMEOUT_SECONDS}",
@@ -240,7 +254,7 @@ def _await_ready(server: RunningServer, state: Path, wait_seconds: float) -> Run
         if time.monotonic() - started > wait_seconds:
             _sweep(state)
             raise Transient(
-                f"the model was not loaded within {wait_seconds:g} s:\n{failure_lines(server.process.log)}",
+                f"the models were not loaded within {wait_seconds:g} s:\n{failure_lines(server.process.log)}",
                 where=str(server.repository),
                 hint=_log_hint(server),
             )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from pydantic import Field
 
 from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.target import Target
+from llm_pipeline.config.target import EngineBuilderName, Target
 from llm_pipeline.engines.builder import EngineDescription
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.logging import get_logger
@@ -18,6 +19,14 @@ from llm_pipeline.serving.model_repository import Fact, write_repository
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
+
+_RUNTIMES: Mapping[EngineBuilderName, str] = {
+    "openvino_cpu": "openvino-genai",
+    "tensorrt_llm_engine": "tensorrt_llm",
+    "tensorrt_llm_llmapi": "tensorrt_llm",
+    "transformers_torch": "transformers",
+}
+"""Distributions that run the engines of each builder."""
 
 
 class PackageConfig(ConfigModel):
@@ -48,7 +57,14 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
         raise IntegrityError("the evaluation has no generative item to make golden prompts of", where="evaluation")
     destination = context.workdir / "repository"
     shutil.rmtree(destination, ignore_errors=True)
-    written = write_repository(engine, golden, _facts(context), config.target.limits, destination)
+    written = write_repository(
+        engine,
+        golden,
+        _facts(context),
+        config.target,
+        destination,
+        engine_ref=context.request.inputs["engine"],
+    )
     log.info("wrote the model repository", megabytes=written.bytes / 1e6, files=written.files,
              golden_prompts=written.golden_prompts, rules_broken=0,
              maximum_tokens_per_request=written.maximum_tokens_per_request)  # fmt: skip
@@ -61,14 +77,16 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
 def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
     """What release.json says; nothing of the release itself, so that equal inputs give an equal repository."""
     description = EngineDescription.read(context.inputs["engine"])
-    facts = description.facts
+    facts, host = description.facts, description.host
     return {
         "builder": facts.builder,
         "weight_format": facts.weight_format,
         "quantization": facts.quantization,
         "built_for": description.target.name,
         "built_on": facts.device,
-        "runtime_version": facts.versions.get("openvino-genai"),
+        "built_in": host.container if host else None,
+        "compute_capability": host.gpus[0].sm if host and host.gpus else None,
+        "runtime_version": facts.versions.get(_RUNTIMES[facts.builder]),
         "engine_digest": context.request.inputs["engine"].digest,
         "evaluation_digest": context.request.inputs["evaluation"].digest,
     }
@@ -76,7 +94,7 @@ def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
 
 STAGE = Stage(
     name="package",
-    version=2,
+    version=3,
     config=PackageConfig,
     run=run,
     environment="control",

@@ -8,7 +8,7 @@ pytest.importorskip("tritonclient")
 
 from llm_pipeline.accuracy.items import ScoredItem, write_items
 from llm_pipeline.serving.golden import read_golden
-from llm_pipeline.serving.repository_layout import ENGINE_FILES
+from llm_pipeline.serving.repository_layout import OPENVINO_FILES
 from llm_pipeline.serving.repository_lint import lint_repository
 from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
@@ -25,7 +25,7 @@ def make_engine(directory):
     from llm_pipeline.engines.builder import EngineDescription, EngineFacts
 
     directory.mkdir()
-    for name in ENGINE_FILES:
+    for name in OPENVINO_FILES:
         (directory / name).write_bytes(b"x")
     facts = EngineFacts(
         builder="openvino_cpu", bytes=1, weight_format="native", quantization="FP8",

@@ -37,11 +37,11 @@ def pretended_engine(tmp_path) -> Path:
     """A directory that looks like an engine to everything that does not load it."""
     from llm_pipeline.config.target import Target
     from llm_pipeline.engines.builder import EngineDescription, EngineFacts
-    from llm_pipeline.serving.repository_layout import ENGINE_FILES
+    from llm_pipeline.serving.repository_layout import OPENVINO_FILES
 
     engine = tmp_path / "engine"
     engine.mkdir()
-    for name in ENGINE_FILES:
+    for name in OPENVINO_FILES:
         (engine / name).write_bytes(b"x")
     facts = EngineFacts(
         builder="openvino_cpu", bytes=1, weight_format="native", quantization="FP8",

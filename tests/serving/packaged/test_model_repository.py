@@ -10,20 +10,27 @@ pytest.importorskip("tritonclient")
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from llm_pipeline.config.target import EngineLimits
+from llm_pipeline.config.target import Target
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.serving.golden import GoldenPrompt, read_golden
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.repository_lint import lint_repository
+from llm_pipeline.stages.contract import ArtifactRef
 
 GOLDEN = [GoldenPrompt(prompt="2+2=", completion=" 4", maximum_tokens=4)]
 FACTS = {"weight_format": "native", "quantization": None}
+TARGET = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
+ENGINE = ArtifactRef(kind="engine", digest="e" * 64)
+
+
+def write(engine, destination, facts=FACTS):
+    return write_repository(engine, GOLDEN, facts, TARGET, destination, engine_ref=ENGINE)
 
 
 @pytest.fixture
 def repository(pretended_engine, tmp_path):
     destination = tmp_path / "repository"
-    write_repository(pretended_engine, GOLDEN, FACTS, EngineLimits(), destination)
+    write(pretended_engine, destination)
     return destination
 
 
@@ -41,7 +48,8 @@ def change(repository, old, new):
 def test_the_repository_has_the_layout_that_servers_and_probes_expect(repository, pretended_engine):
     files = {str(path.relative_to(repository)) for path in repository.rglob("*") if path.is_file()}
     engine = {f"llm/1/engine/{path.name}" for path in pretended_engine.iterdir()}
-    assert files == {"golden.jsonl", "release.json", "llm/config.pbtxt", "llm/1/model.py", *engine}
+    code = {"llm/1/model.py", "llm/1/llm_model_base.py"}
+    assert files == {"golden.jsonl", "release.json", "llm/config.pbtxt", *code, *engine}
     assert read_golden(repository) == GOLDEN
     assert json.loads((repository / "release.json").read_text()) == FACTS
 
@@ -60,12 +68,12 @@ def test_a_request_may_never_be_longer_than_the_models_context(repository):
 
 def test_what_a_store_keeps_beside_the_engine_does_not_get_in(pretended_engine, tmp_path):
     (pretended_engine / "_MANIFEST.json").write_text("{}")
-    write_repository(pretended_engine, GOLDEN, FACTS, EngineLimits(), tmp_path / "repository")
+    write(pretended_engine, tmp_path / "repository")
     assert not (tmp_path / "repository/llm/1/engine/_MANIFEST.json").exists()
 
 
 def test_equal_inputs_give_an_equal_repository(repository, pretended_engine, tmp_path):
-    write_repository(pretended_engine, GOLDEN, dict(reversed(FACTS.items())), EngineLimits(), tmp_path / "again")
+    write(pretended_engine, tmp_path / "again", dict(reversed(FACTS.items())))
     for path in repository.rglob("*"):
         if path.is_file():
             assert path.read_bytes() == (tmp_path / "again" / path.relative_to(repository)).read_bytes()
@@ -84,7 +92,7 @@ def test_equal_inputs_give_an_equal_repository(repository, pretended_engine, tmp
 )
 def test_a_hostile_fact_cannot_change_the_configuration(hostile, pretended_engine, tmp_path):
     destination = tmp_path / "repository"
-    write_repository(pretended_engine, GOLDEN, {"name": hostile, hostile: "x"}, EngineLimits(), destination)
+    write(pretended_engine, destination, {"name": hostile, hostile: "x"})
     config = read_config(destination)
     assert config.parameters["fact_name"].string_value == hostile
     assert config.backend == "python"
@@ -117,6 +125,8 @@ def test_a_broken_configuration_is_told_by_the_lint(old, new, problem, repositor
     [
         ("llm/config.pbtxt", "config.pbtxt is missing"),
         ("llm/1/model.py", "1/model.py is missing"),
+        ("llm/1/llm_model_base.py", "1/llm_model_base.py is missing"),
+        ("llm/1/engine/engine.json", "engine/engine.json is missing"),
         ("llm/1", "no version directory"),
         ("llm/1/engine/openvino_model.bin", "engine/openvino_model.bin is missing or empty"),
     ],
@@ -140,10 +150,10 @@ def test_code_that_cannot_run_a_wrong_version_directory_and_a_link_are_told_by_t
 def test_something_that_is_not_an_engine_is_refused(tmp_path):
     (tmp_path / "engine").mkdir()
     with pytest.raises(IntegrityError, match="not an engine"):
-        write_repository(tmp_path / "engine", GOLDEN, FACTS, EngineLimits(), tmp_path / "repository")
+        write(tmp_path / "engine", tmp_path / "repository")
 
 
 def test_an_engine_that_lacks_a_file_is_refused(pretended_engine, tmp_path):
     (pretended_engine / "openvino_tokenizer.xml").unlink()
     with pytest.raises(IntegrityError, match=r"openvino_tokenizer\.xml"):
-        write_repository(pretended_engine, GOLDEN, FACTS, EngineLimits(), tmp_path / "repository")
+        write(pretended_engine, tmp_path / "repository")

@@ -1,0 +1,170 @@
+"""The model `llm` of a TensorRT-LLM engine: tokenize, call the model `tensorrt_llm`, detokenize; one decoupled model.
+
+This file is copied into a model repository as `llm/1/model.py`, beside `llm_model_base.py`, `engine_tokenizer.py`,
+`engine_call.py` and `tokenizer/`. It runs in Triton's stub process and therefore stands alone: standard library, numpy,
+tokenizers and triton_python_backend_utils.
+
+Calls of another model block while it answers, so each request has a thread; `tensorrt_llm` batches them in flight.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+if TYPE_CHECKING:
+    from llm_pipeline.serving.models import engine_call, engine_tokenizer
+    from llm_pipeline.serving.models import llm_model_base as base
+else:
+    import engine_call
+    import engine_tokenizer
+    import llm_model_base as base
+
+ENGINE_MODEL = "tensorrt_llm"
+OUTPUTS = ["output_ids", "sequence_length"]
+
+
+@dataclass
+class Live:
+    """One request from its acceptance to its last response."""
+
+    reply: base.Reply
+    asked: base.Asked
+    prompt: list[int]
+    seed: int
+    window: base.TokenWindow = field(default_factory=base.TokenWindow)
+
+
+class TritonPythonModel:
+    """The entry points that Triton calls, and a thread for each request."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer; an exception here makes the model unavailable."""
+        parameters, directory = base.parameters(args), Path(__file__).with_name("tokenizer")
+        self._limits = base.Limits.from_parameters(parameters)
+        self._version = int(args["model_version"])
+        self._add_special = parameters["add_special_tokens"] == "true"
+        self._skip_special = parameters["skip_special_tokens"] == "true"
+        self._streaming = parameters["streaming"] == "true"
+        self._codec = engine_tokenizer.open_codec(directory)
+        self._ends = engine_tokenizer.end_tokens(directory, self._codec)
+        self._drill = base.Drill.from_environment()
+        self._metrics = base.Metrics()
+        self._places = base.Places(self._limits, self._metrics)
+        self._stopping = threading.Event()
+        self._threads = ThreadPoolExecutor(self._limits.accepted, thread_name_prefix="request")
+        pb_utils.Logger.log_info(f"llm: tokenizer loaded, end tokens {self._ends}, {self._limits}{self._drill}")
+
+    def execute(self, requests: list[Any]) -> None:
+        """Check and queue requests; every answer goes through its response sender."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                live = self._accept(request, sender)
+                self._places.take()
+            except base.RefusedError as refusal:
+                self._metrics.ended(refusal.outcome)
+                base.send(sender, base.error_answer(refusal))
+            else:
+                self._threads.submit(self._answer, live)
+
+    def finalize(self) -> None:
+        """End what is live as cancelled, at its next token."""
+        self._places.close()
+        self._stopping.set()
+        self._threads.shutdown(wait=True)
+
+    # Triton's thread
+
+    def _accept(self, request: Any, sender: Any) -> Live:
+        self._drill.fail_if_due()
+        asked = base.Asked.read(request, self._limits)
+        prompt = self._codec.encode(asked.prompt, special=self._add_special)
+        asked.require_room(len(prompt), self._limits)
+        reply = base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words))
+        return Live(reply, asked, prompt, seed=self._drill.seen)
+
+    # The request's thread
+
+    def _answer(self, live: Live) -> None:
+        try:
+            self._stopping.wait(self._drill.delay_seconds)
+            self._generate(live)
+        except engine_call.CallError as error:
+            self._refuse(live, refusal_of(error))
+        except Exception as error:  # noqa: BLE001 - whatever the called model throws ends this request and no other
+            pb_utils.Logger.log_error(f"llm: a request failed: {error!r}")
+            self._refuse(live, base.failure(f"the engine failed: {error}"))
+
+    def _refuse(self, live: Live, refusal: base.RefusedError) -> None:
+        self._places.free(refusal.outcome)
+        live.reply.refuse(refusal)
+
+    def _generate(self, live: Live) -> None:
+        call = engine_call.EngineCall(ENGINE_MODEL, self._inputs(live), OUTPUTS)
+        for outputs in call:
+            if self._stopping.is_set() or live.reply.client_left():
+                call.stop()
+                self._places.free("cancelled")
+                live.reply.cancel()
+                return
+            tokens = outputs["output_ids"].reshape(-1)[: int(outputs["sequence_length"].reshape(-1)[0])].tolist()
+            reason = self._reason(live, tokens)
+            if self._deliver(live, tokens, reason):
+                call.drain() if reason else call.stop()
+                return
+        self._deliver(live, [], "stop")
+
+    def _reason(self, live: Live, tokens: list[int]) -> str:
+        """Why the answer ends with these tokens, as the engine does not tell; empty if it goes on."""
+        if not live.asked.ignore_eos and tokens and tokens[-1] in self._ends:
+            return "stop"
+        complete = len(live.window.tokens) + len(tokens) >= live.asked.maximum_tokens
+        return "length" if complete else ""
+
+    def _deliver(self, live: Live, tokens: list[int], finish_reason: str) -> bool:
+        """Send what may be sent of new tokens; returns whether the answer is complete."""
+        self._metrics.generated(len(tokens))
+        live.window.tokens += tokens
+        before, after = (self._codec.decode(one, skip_special=self._skip_special) for one in live.window.windows())
+        piece = live.window.advance(before, after, last=bool(finish_reason))
+        reason = live.reply.add(piece, len(tokens), finish_reason)
+        if reason:
+            self._places.free("completed")
+        live.reply.flush(reason)
+        return bool(reason)
+
+    def _inputs(self, live: Live) -> dict[str, Any]:
+        asked = live.asked
+        inputs = {
+            "input_ids": np.array([live.prompt], np.int32),
+            "input_lengths": np.array([[len(live.prompt)]], np.int32),
+            "request_output_len": np.array([[asked.maximum_tokens]], np.int32),
+            "streaming": np.array([[self._streaming]], bool),
+            "exclude_input_in_output": np.array([[True]], bool),
+            "pad_id": np.array([[self._ends[0]]], np.int32),
+        }
+        if not asked.ignore_eos:
+            inputs["end_id"] = np.array([[self._ends[0]]], np.int32)
+            if others := [[token] for token in self._ends[1:]]:
+                inputs["stop_words_list"] = engine_tokenizer.word_list(others)[None]
+        if asked.temperature > 0:
+            inputs["temperature"] = np.array([[asked.temperature]], np.float32)
+            inputs["runtime_top_p"] = np.array([[1.0]], np.float32)  # a temperature alone leaves decoding greedy
+            inputs["seed"] = np.array([[live.seed]], np.uint64)
+        return inputs
+
+
+def refusal_of(error: engine_call.CallError) -> base.RefusedError:
+    """What the engine's model refuses is refused alike; what fails there is our failure."""
+    if error.code == pb_utils.TritonError.UNAVAILABLE:
+        return base.unavailable(str(error))
+    if error.code == pb_utils.TritonError.INVALID_ARG:
+        return base.invalid(str(error))
+    return base.failure(str(error))

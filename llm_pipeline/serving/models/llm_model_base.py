@@ -1,0 +1,361 @@
+"""What every served model `llm` does alike, whichever engine is behind it.
+
+This file is copied into a model repository beside `llm/1/model.py`. It runs in Triton's stub process and therefore
+stands alone: standard library, numpy and triton_python_backend_utils.
+
+Responses of a streaming request carry pieces of `text_output` with the number of tokens behind each in
+`output_tokens`; the last one has a `finish_reason`. A request without `stream` gets one response.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+DRILL_VARIABLE = "LLM_PIPELINE_DRILL"
+DEFAULT_OUTPUT_TOKENS = 16
+MAXIMUM_TEMPERATURE = 2.0
+MAXIMUM_STOP_WORDS = 8
+CANCELLATION_POLL_SECONDS = 0.02
+SHUTDOWN_SECONDS = 5.0
+INCOMPLETE = "\ufffd"
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error: its Triton code, outcome label and message."""
+
+    def __init__(self, code: int, outcome: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.outcome = outcome
+
+
+def invalid(message: str) -> RefusedError:
+    """The caller's mistake."""
+    return RefusedError(pb_utils.TritonError.INVALID_ARG, "invalid", message)
+
+
+def unavailable(message: str) -> RefusedError:
+    """Try again later, or elsewhere."""
+    return RefusedError(pb_utils.TritonError.UNAVAILABLE, "rejected", message)
+
+
+def failure(message: str) -> RefusedError:
+    """Our mistake."""
+    return RefusedError(pb_utils.TritonError.INTERNAL, "failed", message)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the engine takes at once; from the parameters of `config.pbtxt`."""
+
+    maximum_sequences: int
+    maximum_tokens_per_request: int
+    maximum_batched_tokens: int
+    maximum_queued_requests: int
+    kv_cache_blocks: int
+
+    @staticmethod
+    def from_parameters(parameters: dict[str, str]) -> Limits:
+        """Read the limits; a missing one raises KeyError, which fails the load."""
+        return Limits(**{name: int(parameters[name]) for name in Limits.__dataclass_fields__})
+
+    @property
+    def accepted(self) -> int:
+        """Requests that may wait or run at a time."""
+        return self.maximum_sequences + self.maximum_queued_requests
+
+
+@dataclass
+class Drill:
+    """A fault on purpose: `{"delay_milliseconds": 0, "failure_fraction": 0}` in the environment."""
+
+    delay_seconds: float = 0.0
+    failure_fraction: float = 0.0
+    seen: int = 0
+
+    @staticmethod
+    def from_environment() -> Drill:
+        """The drill of this process; none without the variable."""
+        document = json.loads(os.environ.get(DRILL_VARIABLE) or "{}")
+        return Drill(float(document.get("delay_milliseconds", 0)) / 1e3, float(document.get("failure_fraction", 0)))
+
+    def fail_if_due(self) -> None:
+        """Fail this request if it must: evenly spread, so that the share is exact at any time."""
+        self.seen += 1
+        if int(self.seen * self.failure_fraction) > int((self.seen - 1) * self.failure_fraction):
+            raise failure("drill: this request fails on purpose")
+
+    def __str__(self) -> str:
+        return f", DRILL {self!r}" if os.environ.get(DRILL_VARIABLE) else ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request's inputs, within the limits that need no tokenizer."""
+
+    prompt: str
+    stop_words: tuple[str, ...]
+    maximum_tokens: int
+    temperature: float
+    ignore_eos: bool
+    stream: bool
+
+    @staticmethod
+    def read(request: Any, limits: Limits) -> Asked:
+        """Read a request; raises `RefusedError` for a senseless one."""
+        prompt = utf8(scalar(request, "text_input", b""), "text_input")
+        if not prompt.strip():
+            raise invalid("text_input is empty")
+        stop_words = tuple(utf8(word, "stop") for word in tensor_values(request, "stop"))
+        if len(stop_words) > MAXIMUM_STOP_WORDS or not all(stop_words):
+            raise invalid(f"stop takes at most {MAXIMUM_STOP_WORDS} words, none of them empty")
+        maximum, most = int(scalar(request, "max_tokens", DEFAULT_OUTPUT_TOKENS)), limits.maximum_tokens_per_request
+        if not 1 <= maximum < most:
+            raise invalid(f"max_tokens {maximum} is not in 1..{most - 1}")
+        temperature = float(scalar(request, "temperature", 0.0))
+        if not 0.0 <= temperature <= MAXIMUM_TEMPERATURE:  # NaN compares false
+            raise invalid(f"temperature {temperature} is not in 0..{MAXIMUM_TEMPERATURE}")
+        return Asked(
+            prompt,
+            stop_words,
+            maximum,
+            temperature,
+            ignore_eos=bool(scalar(request, "ignore_eos", default=False)),
+            stream=bool(scalar(request, "stream", default=False)),
+        )
+
+    def require_room(self, prompt_tokens: int, limits: Limits) -> None:
+        """Refuse a prompt that leaves no room for the answer."""
+        most = limits.maximum_tokens_per_request
+        if prompt_tokens + self.maximum_tokens > most:
+            raise invalid(f"prompt of {prompt_tokens} tokens and max_tokens {self.maximum_tokens} exceed {most}")
+
+
+@dataclass
+class TokenWindow:
+    """Tokens that become text piece by piece, without ever showing half a character.
+
+    A token's text depends on the tokens before it, so a window of earlier tokens is decoded twice, without and with
+    the new ones, and the difference is new. Bytes of an unfinished character decode to U+FFFD and wait.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    start: int = 0
+    read: int = 0
+
+    def windows(self) -> list[list[int]]:
+        """The two token windows to decode."""
+        return [self.tokens[self.start : self.read], self.tokens[self.start :]]
+
+    def advance(self, before: str, after: str, *, last: bool) -> str:
+        """The new text, from the decoded windows; `last` shows an unfinished character too."""
+        if after.endswith(INCOMPLETE) and not last:
+            return ""
+        self.start, self.read = self.read, len(self.tokens)
+        return after[len(before) :]
+
+
+@dataclass
+class Text:
+    """Text that grows, without ever showing a part of a stop word."""
+
+    stop_words: tuple[str, ...] = ()
+    visible: str = ""
+    sent: int = 0
+    stopped: bool = False
+
+    def append(self, piece: str) -> None:
+        """Take new text, and end before the first stop word in it."""
+        searched = len(self.visible)
+        self.visible += piece
+        starts = [
+            start
+            for word in self.stop_words
+            if (start := self.visible.find(word, max(0, searched - len(word) + 1))) >= 0
+        ]
+        if starts:
+            self.visible, self.stopped = self.visible[: min(starts)], True
+
+    def take(self, *, last: bool) -> str:
+        """The text that may be sent now and was not yet."""
+        end = len(self.visible) if last or self.stopped else len(self.visible) - self._held_back()
+        piece, self.sent = self.visible[self.sent : end], max(self.sent, end)
+        return piece
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the text that may be the beginning of a stop word."""
+        longest = max((len(word) for word in self.stop_words), default=1) - 1
+        for length in range(min(longest, len(self.visible)), 0, -1):
+            if any(word.startswith(self.visible[-length:]) for word in self.stop_words):
+                return length
+        return 0
+
+
+class Metrics:
+    """The model's own metrics, on Triton's metrics endpoint.
+
+    One call at a time: two threads in the metric calls of one stub end the whole server (2.51) with a segmentation
+    fault. Instances of one model share its metrics, so the gauge is moved and never set.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        family, self._families = pb_utils.MetricFamily, []
+        requests = family(name="llm_requests_total", description="requests by outcome", kind=family.COUNTER)
+        tokens = family(name="llm_tokens_total", description="generated tokens", kind=family.COUNTER)
+        active = family(name="llm_active_requests", description="requests accepted, not ended", kind=family.GAUGE)
+        self._families += [requests, tokens, active]  # a family that is collected takes its metrics with it
+        outcomes = ("completed", "cancelled", "rejected", "invalid", "failed")
+        self._outcomes = {outcome: requests.Metric(labels={"outcome": outcome}) for outcome in outcomes}
+        self._tokens, self._active = tokens.Metric(labels={}), active.Metric(labels={})
+
+    def ended(self, outcome: str) -> None:
+        """Count a request that ended."""
+        with self._lock:
+            self._outcomes[outcome].increment(1)
+
+    def generated(self, tokens: int) -> None:
+        """Count generated tokens."""
+        with self._lock:
+            self._tokens.increment(tokens)
+
+    def active(self, change: int) -> None:
+        """Count live requests up or down."""
+        with self._lock:
+            self._active.increment(change)
+
+
+class Places:
+    """The requests that were accepted and have not ended, up to the most that may wait or run at a time."""
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self._most, self._metrics = limits.accepted, metrics
+        self._lock = threading.Lock()
+        self._taken, self._closed = 0, False
+
+    def take(self) -> None:
+        """Accept one more request; raises `RefusedError` when there is no place for it."""
+        with self._lock:
+            if self._closed:
+                raise unavailable("the server is stopping")
+            if self._taken >= self._most:
+                raise unavailable(f"queue full: {self._taken} requests are waiting or running")
+            self._taken += 1
+        self._metrics.active(1)
+
+    def free(self, outcome: str) -> None:
+        """An accepted request ended."""
+        with self._lock:
+            self._taken -= 1
+        self._metrics.ended(outcome)
+        self._metrics.active(-1)
+
+    def close(self) -> None:
+        """Accept no more."""
+        with self._lock:
+            self._closed = True
+
+
+def parameters(args: dict[str, str]) -> dict[str, str]:
+    """The parameters of `config.pbtxt`, from the arguments of `initialize`."""
+    configured = json.loads(args["model_config"])["parameters"]
+    return {name: value["string_value"] for name, value in configured.items()}
+
+
+def tensor_values(request: Any, name: str) -> list[Any]:
+    """An input's elements; empty when it was not sent."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return [] if tensor is None else list(tensor.as_numpy().reshape(-1))
+
+
+def scalar(request: Any, name: str, default: Any) -> Any:
+    """An input's single element, or the default."""
+    return next(iter(tensor_values(request, name)), default)
+
+
+def utf8(data: bytes, name: str) -> str:
+    """Bytes as text; anything but UTF-8 is the caller's mistake."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise invalid(f"{name} is not UTF-8: {error}") from error
+
+
+def answer(text: str, tokens: int, finish_reason: str, version: int) -> Any:
+    """One response of the served model."""
+    return pb_utils.InferenceResponse(
+        [
+            pb_utils.Tensor("text_output", np.array([text.encode()], dtype=object)),
+            pb_utils.Tensor("output_tokens", np.array([tokens], np.int32)),
+            pb_utils.Tensor("finish_reason", np.array([finish_reason.encode()], dtype=object)),
+            pb_utils.Tensor("served_version", np.array([version], np.int32)),
+        ]
+    )
+
+
+def error_answer(refusal: RefusedError) -> Any:
+    """A response that carries an error."""
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(refusal), refusal.code))
+
+
+def send(sender: Any, response: Any, *, last: bool = True) -> None:
+    """Send a response; a client that is gone is no error of ours."""
+    try:
+        sender.send(response, flags=FINAL if last else 0)
+    except pb_utils.TritonModelException as error:
+        pb_utils.Logger.log_warn(f"llm: a response could not be sent: {error}")
+
+
+@dataclass
+class Reply:
+    """The answer to one request, while it grows and is sent."""
+
+    sender: Any
+    version: int
+    stream: bool
+    text: Text
+    unsent_tokens: int = 0
+    checked_at: float = 0.0
+
+    def client_left(self) -> bool:
+        """Whether the client is gone; asked seldom, because each question is a message between processes."""
+        now = time.monotonic()
+        if now - self.checked_at < CANCELLATION_POLL_SECONDS:
+            return False
+        self.checked_at = now
+        return bool(self.sender.is_cancelled())
+
+    def add(self, piece: str, tokens: int, finish_reason: str) -> str:
+        """Take what was generated; returns why the answer is complete, empty while it is not."""
+        self.text.append(piece)
+        self.unsent_tokens += tokens
+        return "stop" if self.text.stopped else finish_reason
+
+    def flush(self, finish_reason: str) -> None:
+        """Send what may be sent: pieces of a stream as they come, everything else at the end."""
+        last = bool(finish_reason)
+        piece = self.text.take(last=last) if self.stream or last else ""
+        if piece or last:
+            self._send(piece, finish_reason)
+
+    def cancel(self) -> None:
+        """The last response to a client that is gone, or whose server goes."""
+        self._send("", "cancelled")
+
+    def refuse(self, refusal: RefusedError) -> None:
+        """The last response is an error."""
+        send(self.sender, error_answer(refusal))
+
+    def _send(self, piece: str, finish_reason: str) -> None:
+        response = answer(piece, self.unsent_tokens, finish_reason, self.version)
+        send(self.sender, response, last=bool(finish_reason))
+        self.unsent_tokens = 0

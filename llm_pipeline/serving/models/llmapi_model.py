@@ -1,0 +1,193 @@
+"""The model `llm` of TensorRT-LLM's LLM API: it batches in flight by itself, so one decoupled model is enough.
+
+This file is copied into a model repository as `llm/1/model.py`, beside `model.yaml`, `llm_model_base.py` and a link to
+the checkpoint. It runs in Triton's stub process and therefore stands alone: standard library, yaml, tensorrt_llm and
+triton_python_backend_utils.
+
+One thread runs an event loop with a task for each request; Triton's thread only checks and queues. Stop words are
+looked for in the text, as every engine of this package does it, and not by the sampler, which compares tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import triton_python_backend_utils as pb_utils
+import yaml
+
+if TYPE_CHECKING:
+    from llm_pipeline.serving.models import llm_model_base as base
+else:
+    import llm_model_base as base
+
+DEFAULT_CANCELLATION_CHECK_MILLISECONDS = 100
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """The content of `model.yaml`: the arguments of `LLM`, and what only the Triton model reads."""
+
+    arguments: dict[str, Any]
+    cancellation_check_seconds: float
+
+    @staticmethod
+    def read(version: Path) -> ModelFile:
+        """Read the file in the version directory; the model's path in it is relative to that directory."""
+        document = yaml.safe_load((version / "model.yaml").read_text(encoding="utf-8"))
+        triton = document.pop("triton_config")
+        milliseconds = triton.get("cancellation_check_period_ms", DEFAULT_CANCELLATION_CHECK_MILLISECONDS)
+        return ModelFile({**document, "model": str(version / document["model"])}, milliseconds / 1e3)
+
+
+@dataclass(eq=False)
+class Live:
+    """One request from its acceptance to its last response."""
+
+    reply: base.Reply
+    asked: base.Asked
+    prompt: list[int]
+    seed: int
+    task: asyncio.Task[None] | None = None
+    result: Any = None
+
+    def stop(self) -> None:
+        """Tell the engine that nobody waits for the rest."""
+        if self.result is not None and not self.result.finished:
+            self.result.abort()
+
+
+def take_gpus(args: dict[str, str]) -> int:
+    """Show this instance its own GPUs only, before anything that knows CUDA is imported; returns their number.
+
+    `gpu_device_ids` holds a set for each instance, `0,1;2,3` for two instances of two GPUs; 0 without it.
+    """
+    sets = [one for one in base.parameters(args).get("gpu_device_ids", "").split(";") if one]
+    if not sets:
+        return 0
+    own = sets[int(args["model_instance_name"].rsplit("_", 1)[1])]
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["TRTLLM_VISIBLE_DEVICES"] = own
+    return len(own.split(","))
+
+
+class TritonPythonModel:
+    """The entry points that Triton calls, and the event loop beside them."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the checkpoint and start the event loop; an exception here makes the model unavailable."""
+        self._limits = base.Limits.from_parameters(base.parameters(args))
+        self._version = int(args["model_version"])
+        self._drill = base.Drill.from_environment()
+        self._metrics = base.Metrics()
+        self._places = base.Places(self._limits, self._metrics)
+        self._live: set[Live] = set()
+        started = time.monotonic()
+        self._load(Path(args["model_repository"]) / args["model_version"], take_gpus(args))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
+        self._thread.start()
+        self._watcher = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+        seconds = time.monotonic() - started
+        pb_utils.Logger.log_info(f"llm: engine loaded in {seconds:.2f} s, {self._limits}{self._drill}")
+
+    def execute(self, requests: list[Any]) -> None:
+        """Check and queue requests; every answer goes through its response sender."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                live = self._accept(request, sender)
+                self._places.take()
+            except base.RefusedError as refusal:
+                self._metrics.ended(refusal.outcome)
+                base.send(sender, base.error_answer(refusal))
+            else:
+                self._loop.call_soon_threadsafe(self._start, live)
+
+    def finalize(self) -> None:
+        """End what is live as cancelled, then the loop and the engine."""
+        self._places.close()
+        asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result(base.SHUTDOWN_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(base.SHUTDOWN_SECONDS)
+        self._llm.shutdown()
+
+    # Triton's thread
+
+    def _load(self, version: Path, gpus: int) -> None:
+        from tensorrt_llm import LLM, SamplingParams
+
+        file = ModelFile.read(version)
+        self._check_seconds, self._sampling_params = file.cancellation_check_seconds, SamplingParams
+        self._llm = LLM(**{**file.arguments, **({"gpus_per_node": gpus} if gpus else {})})
+
+    def _accept(self, request: Any, sender: Any) -> Live:
+        self._drill.fail_if_due()
+        asked = base.Asked.read(request, self._limits)
+        prompt = list(self._llm.tokenizer.encode(asked.prompt))
+        asked.require_room(len(prompt), self._limits)
+        reply = base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words))
+        return Live(reply, asked, prompt, seed=self._drill.seen)
+
+    # The event loop's thread
+
+    def _start(self, live: Live) -> None:
+        self._live.add(live)
+        live.task = self._loop.create_task(self._generate(live))
+        live.task.add_done_callback(lambda task: self._ended(live, task))
+
+    def _ended(self, live: Live, task: asyncio.Task[None]) -> None:
+        """Answer those requests that did not come to their end."""
+        if task.cancelled():
+            self._forget(live, "cancelled")
+            live.reply.cancel()
+        elif error := task.exception():
+            pb_utils.Logger.log_error(f"llm: a request failed: {error!r}")
+            self._forget(live, "failed")
+            live.reply.refuse(base.failure(f"the engine failed: {error}"))
+
+    async def _generate(self, live: Live) -> None:
+        await asyncio.sleep(self._drill.delay_seconds)
+        live.result = self._llm.generate_async(live.prompt, self._sampling(live), streaming=True)
+        characters = tokens = 0
+        async for output in live.result:
+            whole = output.outputs[0]  # one object that grows
+            piece, new = whole.text[characters:], len(whole.token_ids) - tokens
+            characters, tokens = len(whole.text), len(whole.token_ids)
+            self._metrics.generated(new)
+            if reason := live.reply.add(piece, new, whole.finish_reason or ""):
+                self._forget(live, "completed")
+                live.reply.flush(reason)
+                return
+            live.reply.flush("")
+        raise RuntimeError("the answer ended without a reason")
+
+    def _sampling(self, live: Live) -> Any:
+        asked = live.asked
+        # older versions take a temperature alone for greedy decoding
+        sampled = {"temperature": asked.temperature, "top_p": 1.0, "seed": live.seed} if asked.temperature > 0 else {}
+        return self._sampling_params(max_tokens=asked.maximum_tokens, ignore_eos=asked.ignore_eos, **sampled)
+
+    def _forget(self, live: Live, outcome: str) -> None:
+        live.stop()
+        self._live.discard(live)
+        self._places.free(outcome)
+
+    async def _watch(self) -> None:
+        """End requests whose clients are gone: their part of the batch and KV cache is freed."""
+        while True:
+            await asyncio.sleep(self._check_seconds)
+            for live in list(self._live):
+                if live.task and live.reply.sender.is_cancelled():
+                    live.task.cancel()
+
+    async def _end_all(self) -> None:
+        self._watcher.cancel()
+        tasks = [live.task for live in self._live if live.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

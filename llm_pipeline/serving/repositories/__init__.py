@@ -1,0 +1,1 @@
+"""Model repositories by engine builder: what each one's server needs around the engine."""

@@ -1,0 +1,60 @@
+"""The repository of the LLM API: one model, the arguments of `LLM`, and a link to the checkpoint that they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
+from llm_pipeline.serving.repository_layout import CHECKPOINT_DIRECTORY, LLM_FILE, MODEL_NAME, MODEL_VERSION
+from llm_pipeline.stages.contract import ArtifactRef
+
+LLM_ARGUMENTS_FILE = "llm_args.yaml"
+"""In the engine: the arguments of `LLM` as they were checked by the build."""
+
+
+def write(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
+    """Write the model; returns what it links to.
+
+    Raises:
+        IntegrityError: The engine names no checkpoint, or has no arguments.
+    """
+    checkpoint = engine.description.checkpoint
+    if checkpoint is None:
+        raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
+    sets = engine.target.serving.gpu_device_ids
+    devices = {"gpu_device_ids": ";".join(",".join(map(str, one)) for one in sets)} if sets else {}
+    version = write_served_model(engine, "llmapi_model", repository, parameters=devices, instances=len(sets) or 1)
+    document = model_file(read_arguments(engine.directory), engine.target)
+    (version / LLM_FILE).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    return {f"{MODEL_NAME}/{MODEL_VERSION}/{CHECKPOINT_DIRECTORY}": checkpoint}
+
+
+def read_arguments(engine: Path) -> dict[str, Any]:
+    """The arguments of `LLM` in an engine.
+
+    Raises:
+        IntegrityError: The file is missing, or holds no mapping.
+    """
+    path = engine / LLM_ARGUMENTS_FILE
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise IntegrityError(f"the engine has no arguments for LLM: {error}", where=str(path)) from error
+    if not isinstance(document, dict):
+        raise IntegrityError("the arguments for LLM are not a mapping", where=str(path))
+    return document
+
+
+def model_file(arguments: dict[str, Any], target: Target) -> dict[str, Any]:
+    """The content of `model.yaml`: the arguments, the checkpoint beside it, and what the Triton model reads."""
+    triton = {
+        "max_batch_size": 0,
+        "decoupled": True,
+        "cancellation_check_period_ms": target.serving.cancellation_check_milliseconds,
+    }
+    return {**arguments, "model": CHECKPOINT_DIRECTORY, "triton_config": triton}

@@ -1,0 +1,130 @@
+"""What model repositories have in common: the served model `llm`, its code, its facts and the engine's description."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llm_pipeline.config.target import EngineLimits, Target
+from llm_pipeline.engines.builder import EngineDescription
+from llm_pipeline.serving.repository_layout import (
+    BASE_FILE,
+    ENGINE_DIRECTORY,
+    FACT_PREFIX,
+    INPUTS,
+    MODEL_FILE,
+    MODEL_NAME,
+    MODEL_VERSION,
+    OUTPUTS,
+    Tensor,
+)
+from llm_pipeline.serving.triton_config import write_config
+from llm_pipeline.stages.contract import ArtifactRef
+
+if TYPE_CHECKING:
+    from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+
+Fact = str | int | float | bool | None
+
+_CODE = Path(__file__).parent.parent / "models"
+
+
+@dataclass(frozen=True)
+class PackagedEngine:
+    """An engine on its way into a model repository.
+
+    Attributes:
+        directory: Its files.
+        ref: Its name in the store, for repositories that link to it.
+        description: Its `engine.json`.
+        target: What serves it, with the limits and options of now.
+        facts: Shown as parameters `fact_<name>` of the model.
+    """
+
+    directory: Path
+    ref: ArtifactRef
+    description: EngineDescription
+    target: Target
+    facts: Mapping[str, Fact]
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The target's limits; no request may be longer than the model's context."""
+        limits = self.target.limits
+        tokens = min(limits.maximum_tokens_per_request, self.description.facts.context_length)
+        return limits.model_copy(update={"maximum_tokens_per_request": tokens})
+
+
+def write_served_model(
+    engine: PackagedEngine,
+    code: str,
+    repository: Path,
+    *,
+    parameters: Mapping[str, str] | None = None,
+    instances: int = 1,
+) -> Path:
+    """Write the model `llm` with the code of that name and the engine's description; returns its version directory."""
+    version = repository / MODEL_NAME / str(MODEL_VERSION)
+    (version / ENGINE_DIRECTORY).mkdir(parents=True)
+    engine.description.write(version / ENGINE_DIRECTORY)
+    copy_code(code, version / MODEL_FILE)
+    copy_code("llm_model_base", version / BASE_FILE)
+    write_config(served_config(engine, parameters or {}, instances), repository / MODEL_NAME)
+    return version
+
+
+def served_config(engine: PackagedEngine, parameters: Mapping[str, str], instances: int = 1) -> ModelConfig:
+    """The configuration of the model `llm` as Triton's own message."""
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    config = messages.ModelConfig(
+        name=MODEL_NAME,
+        backend="python",
+        max_batch_size=0,
+        input=[_input(tensor) for tensor in INPUTS],
+        output=[_output(tensor) for tensor in OUTPUTS],
+        instance_group=[messages.ModelInstanceGroup(kind=messages.ModelInstanceGroup.KIND_CPU, count=instances)],
+    )
+    config.model_transaction_policy.decoupled = True
+    config.version_policy.latest.num_versions = 1
+    for name, value in {**_limit_parameters(engine.limits), **parameters, **_shown(engine.facts)}.items():
+        config.parameters[name].string_value = value
+    return config
+
+
+def copy_code(name: str, destination: Path) -> None:
+    """Copy a file of `serving/models`."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(_CODE / f"{name}.py", destination)
+
+
+def _limit_parameters(limits: EngineLimits) -> dict[str, str]:
+    """Python backends see parameters as strings; zero blocks let the runtime size its KV cache."""
+    numbers = {**limits.model_dump(), "kv_cache_blocks": limits.kv_cache_blocks or 0}
+    return {name: str(value) for name, value in numbers.items()}
+
+
+def _shown(facts: Mapping[str, Fact]) -> dict[str, str]:
+    return {f"{FACT_PREFIX}{name}": "" if value is None else str(value) for name, value in facts.items()}
+
+
+def _input(tensor: Tensor) -> ModelInput:
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    return messages.ModelInput(
+        name=tensor.name,
+        data_type=messages.DataType.Value(tensor.data_type),
+        dims=tensor.dimensions,
+        optional=tensor.optional,
+    )
+
+
+def _output(tensor: Tensor) -> ModelOutput:
+    from tritonclient.grpc import model_config_pb2 as messages
+
+    return messages.ModelOutput(
+        name=tensor.name, data_type=messages.DataType.Value(tensor.data_type), dims=tensor.dimensions
+    )

@@ -1,0 +1,61 @@
+"""Links of a model repository: artifacts that are laid into a server's view of it, so that no weights are copied.
+
+`links.json` maps a directory inside the repository to an artifact's kind and digest. Whoever starts a server fetches
+the artifacts from the store, verified, and gives their local directories to `start_server`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from pydantic import TypeAdapter, ValidationError
+
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.serving.repository_layout import LINKS_FILE
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.artifact_store import ArtifactStore
+
+_LINKS = TypeAdapter(dict[str, ArtifactRef])
+
+
+def write_links(repository: Path, links: Mapping[str, ArtifactRef]) -> None:
+    """Write the links of a repository; no file for none."""
+    if links:
+        document = {name: ref.model_dump(mode="json") for name, ref in links.items()}
+        (repository / LINKS_FILE).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read_links(repository: Path) -> dict[str, ArtifactRef]:
+    """The links of a repository; none without the file.
+
+    Raises:
+        IntegrityError: The file is damaged, or a link leads out of the repository.
+    """
+    path = repository / LINKS_FILE
+    try:
+        links = _LINKS.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValidationError as error:
+        raise IntegrityError(f"not a list of links: {error}", where=str(path)) from error
+    for name in links:
+        if not is_inside(name):
+            raise IntegrityError(f"the link {name!r} leads out of the repository", where=str(path))
+    return links
+
+
+def fetch_links(repository: Path, store: ArtifactStore) -> dict[str, Path]:
+    """Verified local directories of everything that a repository links to, by where they belong in it.
+
+    Raises:
+        IntegrityError: An artifact is missing or damaged.
+    """
+    return {name: store.fetch(ref) for name, ref in read_links(repository).items()}
+
+
+def is_inside(name: str) -> bool:
+    """Whether a link is a plain relative path."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not name.startswith("/") and not {"..", "."} & set(name.split("/"))
