@@ -203,6 +203,16 @@ def test_a_token_that_is_not_set_is_a_warning_unless_the_hub_is_on_loopback(
     assert "do_not_show_me" not in plan.model_dump_json()
 
 
+def test_a_bucket_that_nobody_may_see_here_is_a_warning_and_holds_up_nothing(configs: Path):
+    plan = plan_release(real(configs))
+    assert any(
+        line.startswith("reuse and measured times are not known: s3://ml-releases/llm-pipeline cannot be read now")
+        for line in plan.warnings
+    )
+    assert {step.reuse for step in plan.stages} == {None}
+    assert plan.compared_with is None
+
+
 HOST = "quantization_host: { accelerator: H200-SXM-141GB, count: 1 }"
 
 
