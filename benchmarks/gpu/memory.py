@@ -111,13 +111,20 @@ def _stored(bench: Bench, shape: ModelShape, weights: str) -> bool:
     result, _ = run_stage(bench, asked, bench.place / f"memory-{weights}.log")
     if isinstance(result, StageFailure):
         raise SystemExit(f"{weights}: {result.error.message}")
-    export = bench.artifact(result.artifacts["checkpoint"])
+    ref = result.artifacts["checkpoint"]
+    export_file(bench.place, weights).write_text(ref.model_dump_json())  # for benchmarks.gpu.build
+    export = bench.artifact(ref)
     held = [load_file(path, device="cuda") for path in sorted(export.glob("*.safetensors"))]
     measured = torch.cuda.memory_allocated()
     del held
     _empty()
     predicted = rank_weight_bytes(shape, QuantizationRecipe.model_validate(asked), Parallelism())
     return _goal(f"weights_{weights}", predicted, measured)
+
+
+def export_file(place: Path, weights: str) -> Path:
+    """Where the reference of an export is kept for other benchmarks."""
+    return place / f"export-{weights}.json"
 
 
 def _goal(name: str, predicted: int, measured: int) -> bool:

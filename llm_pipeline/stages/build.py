@@ -18,6 +18,8 @@ from llm_pipeline.stages.contract import Metric, Produced, Stage, StageContext, 
 
 log = get_logger(__name__)
 
+_CPU_TOOLS = ("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers")
+
 
 class BuildConfig(ConfigModel):
     """What the build reads.
@@ -92,11 +94,16 @@ def _metrics(facts: EngineFacts, import_seconds: float) -> dict[str, Metric]:
     }
 
 
+def _tools(config: BuildConfig) -> tuple[str, ...]:
+    """On a CPU, what compiles; a GPU target names its runtime's version and container, and both are in the config."""
+    return _CPU_TOOLS if config.target.accelerator == "cpu" else ()
+
+
 STAGE = Stage(
     name="build",
     version=2,
     config=BuildConfig,
     run=run,
     environment="model",
-    tools=("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers"),
+    tools=_tools,
 )

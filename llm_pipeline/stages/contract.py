@@ -170,7 +170,7 @@ class Stage(Generic[ConfigT]):
         config: Model of the configuration it reads; all of it is part of the stage key.
         run: The work.
         environment: Which interpreter runs it.
-        tools: Distributions whose versions are part of the stage key.
+        tools: Distributions whose versions are part of the stage key, or what tells them from the config.
         imports: Heavy modules that `run` imports, so that it can be done while the inputs are verified.
         places: Top-level config fields that say where, not what (addresses, ports): not part of the stage key.
         reusable: False for a stage that acts on the world (starts a server, shifts traffic).
@@ -181,7 +181,7 @@ class Stage(Generic[ConfigT]):
     config: type[ConfigT]
     run: Callable[[StageContext[ConfigT]], StageOutput]
     environment: EnvironmentName
-    tools: tuple[str, ...] = ()
+    tools: tuple[str, ...] | Callable[[ConfigT], tuple[str, ...]] = ()
     imports: tuple[str, ...] = ()
     places: frozenset[str] = frozenset()
     reusable: bool = True

@@ -106,7 +106,7 @@ def key_content(stage: Stage[Any], config: Any, inputs: Mapping[str, ArtifactRef
         subject=subject,
         config={name: value for name, value in dumped.items() if name not in stage.places},
         inputs=dict(sorted(inputs.items())),
-        tools=tool_versions(stage),
+        tools=tool_versions(stage, config),
     )
 
 
@@ -133,14 +133,14 @@ def read_stage_record(store: ArtifactStore, key: str) -> StageRecord | None:
         ) from error
 
 
-def tool_versions(stage: Stage[Any]) -> dict[str, str]:
+def tool_versions(stage: Stage[Any], config: Any) -> dict[str, str]:
     """Versions of the stage's tools in this interpreter.
 
     Raises:
         Unsupported: One is not installed here.
     """
     versions = {}
-    for tool in stage.tools:
+    for tool in stage.tools(config) if callable(stage.tools) else stage.tools:
         try:
             versions[tool] = metadata.version(tool)
         except metadata.PackageNotFoundError as error:

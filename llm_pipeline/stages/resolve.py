@@ -44,6 +44,9 @@ from llm_pipeline.store.provenance import Provenance, here
 
 log = get_logger(__name__)
 
+_STORE_SECONDS = 30.0
+"""How long the store may take to say what will be reused; nobody waits at a terminal here."""
+
 
 class ResolveConfig(ConfigModel):
     """What to resolve.
@@ -66,7 +69,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         Terminal: The source refuses the model, or it does not fit on the disks.
         Transient: The source cannot be reached.
     """
-    plan = plan_release(Path(context.config.config_path))
+    plan = plan_release(Path(context.config.config_path), store_seconds=_STORE_SECONDS)
     for warning in plan.warnings:
         log.warning(warning)
     loaded = load_release(Path(context.config.config_path))

@@ -56,6 +56,6 @@ def test_a_build_publishes_an_engine_with_everything_the_report_needs_and_a_seco
 
 
 def test_a_builder_that_does_not_exist_here_is_a_terminal_failure(request_build):
-    failure = execute(request_build(engine="tensorrt_llm_llmapi", accelerator="h100", accelerator_count=1))
+    failure = execute(request_build(engine="transformers_torch", accelerator="H100-SXM5-80GB", accelerator_count=1))
     assert isinstance(failure, StageFailure)
     assert (failure.error.type, failure.error.family) == ("Unsupported", "terminal")
