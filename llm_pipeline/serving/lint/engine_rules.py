@@ -30,11 +30,9 @@ def engine_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
 
 
 def is_engine_model(model: ModelSource) -> bool:
-    """Whether it is served by TensorRT-LLM's C++ backend, or its python twin."""
+    """Whether it is served by TensorRT-LLM's C++ backend, or its python twin; its backend may not be filled in yet."""
     config = model.config
-    return BACKEND in (config.backend, config.platform) or (
-        config.backend == "python" and "gpt_model_type" in config.parameters
-    )
+    return BACKEND in (config.backend, config.platform) or "gpt_model_type" in config.parameters
 
 
 def _tensors(model: ModelSource) -> Iterator[Finding]:

@@ -69,3 +69,18 @@ TENSORS = {
     "text_output": "output_ids: this model writes tokens; a postprocessing model reads them",
 }
 """Tensors of the `tensorrt_llm` model."""
+
+TEMPLATE_VALUES = {
+    "triton_backend": "tensorrtllm, or python for its python twin",
+    "triton_max_batch_size": "a whole number, the engine's max_batch_size at most",
+    "decoupled_mode": "true for streaming, else false",
+    "max_queue_delay_microseconds": "0: the engine batches in flight",
+    "max_queue_size": "a whole number, 0 for no limit",
+    "logits_datatype": "TYPE_FP32, TYPE_FP16 or TYPE_BF16: the engine's logits_dtype",
+    "encoder_input_features_data_type": "TYPE_FP16, or TYPE_BF16 for mllama",
+    "prompt_embedding_table_data_type": "TYPE_FP16, the same in all models",
+    "preprocessing_instance_count": "a whole number, 1 or more",
+    "postprocessing_instance_count": "a whole number, 1 or more",
+    "bls_instance_count": "a whole number, 1 or more",
+}
+"""Variables of NVIDIA's templates that are fields, not parameters, and what to write for them."""

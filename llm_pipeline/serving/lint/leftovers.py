@@ -11,7 +11,7 @@ from llm_pipeline.serving.lint.pbtxt import is_in_string_or_comment, line_of
 _LEFTOVER = re.compile(r"\$\{[^}\n]*\}|\{\{\s*[A-Za-z_][^}\n]*\}\}")
 _FIELD_BEFORE = re.compile(r"(\w+)\s*:\s*\[?\s*$")
 _KEY_BEFORE = re.compile(r'key\s*:\s*"([^"]*)"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"[^"]*$')
-_STAND_INS = {"data_type": "TYPE_FP32", "decoupled": "true", "kind": "KIND_CPU"}
+_STAND_INS = {"data_type": "TYPE_FP16", "max_queue_delay_microseconds": "0", "decoupled": "true", "kind": "KIND_CPU"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,11 @@ class Leftover:
     line: int
     in_string: bool
     parameter: str = ""
+
+    @property
+    def name(self) -> str:
+        """What was to be filled in."""
+        return self.text.strip("${} ")
 
 
 def find_leftovers(text: str) -> Iterator[Leftover]:

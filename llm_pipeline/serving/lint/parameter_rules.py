@@ -37,7 +37,7 @@ def parameter_rules(model: ModelSource, template: ModelName) -> Iterator[Finding
             yield model.finding(
                 "missing_parameter",
                 f"parameter {parameter.key} is missing, and the model does not load without it",
-                f'parameters {{ key: "{parameter.key}" value: {{ string_value: "{_example(parameter)}" }} }}',
+                f'parameters {{ key: "{parameter.key}" value: {{ string_value: "{parameter.example}" }} }}',
             )
     for key in sorted(model.config.parameters):
         if key in recorded:
@@ -62,45 +62,12 @@ def _right_name(key: str, known: list[str]) -> str:
 
 def _value(model: ModelSource, parameter: RecordedParameter) -> Iterator[Finding]:
     value = model.parameter(parameter.key)
-    if "${" in value or _is_legal(value, parameter.legal):
+    if "${" in value or parameter.accepts(value):
         return
     yield model.finding(
         "parameter_value",
         f"parameter {parameter.key} is {value!r}" if value else f"parameter {parameter.key} is empty",
-        f"{_example(parameter)}",
+        parameter.example,
         model.string_line(parameter.key),
         "error" if value or parameter.required else "warning",
     )
-
-
-def _is_legal(value: str, legal: object) -> bool:
-    match legal:
-        case ["true", "false", *_]:
-            return value.lower() in ("true", "false", "1", "0")
-        case list():
-            return value in legal
-        case {"type": "integer"} | "integer":
-            return _is_number(value, int, legal)
-        case {"type": "number"}:
-            return _is_number(value, float, legal)
-        case "integer or comma list":
-            return all(_is_number(part, int, legal) for part in value.split(","))
-    return bool(value)
-
-
-def _is_number(value: str, kind: type[int | float], legal: object) -> bool:
-    try:
-        number = kind(value)
-    except ValueError:
-        return False
-    limits = legal if isinstance(legal, dict) else {}
-    return bool(limits.get("minimum", number) <= number <= limits.get("maximum", number))
-
-
-def _example(parameter: RecordedParameter) -> str:
-    match parameter.legal:
-        case list() as values:
-            return " or ".join(map(str, values))
-        case {"type": kind, **limits}:
-            return f"{kind} {', '.join(f'{name} {limit}' for name, limit in limits.items())}".strip()
-    return f"{parameter.legal}"

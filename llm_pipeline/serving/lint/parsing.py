@@ -125,7 +125,8 @@ def _two_schedulers(text: str, offset: int, match: re.Match[str]) -> _Repair:
 
 
 def _field_twice(text: str, offset: int, match: re.Match[str]) -> _Repair:
-    return _Repair("field_twice", f"{match[1]} is set twice", "keep one", blank_field(text, offset))
+    start = text.rfind(match[1], 0, offset + 1)  # the parser points at the value
+    return _Repair("field_twice", f"{match[1]} is set twice", "keep one", blank_field(text, start))
 
 
 def _not_a_number(text: str, offset: int, match: re.Match[str]) -> _Repair:
@@ -141,8 +142,8 @@ def _unquoted(text: str, offset: int, match: re.Match[str]) -> _Repair:
 
 
 _EXPLANATIONS: tuple[tuple[str, Callable[[str, int, re.Match[str]], _Repair]], ...] = (
-    (r'"inference\.(\w+)" has no field named "(\w+)"', _unknown_field),
-    (r'Enum type "inference\.(\w+)" has no value named (\w+)', _unknown_value),
+    (r'"inference\.([\w.]+)" has no field named "(\w+)"', _unknown_field),
+    (r'Enum type "inference\.([\w.]+)" has no value named (\w+)', _unknown_value),
     (r'Field "(\w+)" is specified along with field "(\w+)"', _two_schedulers),
     (r'should not have multiple "(\w+)" fields', _field_twice),
     (r"Couldn't parse integer: (\S+)", _not_a_number),

@@ -68,7 +68,8 @@ class ModelSource:
 
     def string_line(self, value: str) -> int | None:
         """Line of a quoted string: a tensor's, model's or parameter's name."""
-        return self.line(rf"""["']{re.escape(value)}["']""")
+        found = max(self.text.find(f'"{value}"'), self.text.find(f"'{value}'"))
+        return line_of(self.text, found) if found >= 0 else None
 
     def finding(
         self, rule: str, message: str, fix: str, line: int | None = None, severity: Severity = "error"

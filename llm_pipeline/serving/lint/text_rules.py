@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llm_pipeline.serving.lint.finding import Finding
+from llm_pipeline.serving.lint.known_mistakes import TEMPLATE_VALUES
 from llm_pipeline.serving.lint.leftovers import Leftover, find_leftovers
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
 from llm_pipeline.serving.repository_layout import CONFIG_FILE
-from llm_pipeline.serving.triton_config.recorded import MODEL_NAMES, recorded_model
+from llm_pipeline.serving.triton_config.recorded import MODEL_NAMES, RecordedParameter, recorded_model
 
 
 def text_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
@@ -33,18 +34,27 @@ def _leftover(model: ModelSource, leftover: Leftover) -> Finding:
         consequence = f"parameter {leftover.parameter} is read as this very text"
     else:
         consequence = "the server takes it for the value"
+    optional = _is_optional(leftover.parameter)
     return model.finding(
         "leftover",
         f"{leftover.text} was never filled in: {consequence}",
-        "write the value, or take the parameter out if it is optional" if leftover.parameter else "write the value",
+        _value_for(leftover.name) + (", or take the parameter out" if optional else ""),
         leftover.line,
-        "warning" if _is_optional(leftover.parameter) else "error",
+        "warning" if optional else "error",
     )
+
+
+def _recorded_parameters() -> list[RecordedParameter]:
+    return [parameter for name in MODEL_NAMES for parameter in recorded_model(name).parameters]
 
 
 def _is_optional(key: str) -> bool:
     """The backend takes an optional parameter with a placeholder for one that is not set."""
-    recorded = [parameter for name in MODEL_NAMES for parameter in recorded_model(name).parameters]
-    return any(parameter.key == key and not parameter.required for parameter in recorded) and not any(
-        parameter.key == key and parameter.required for parameter in recorded
-    )
+    found = [parameter for parameter in _recorded_parameters() if parameter.key == key]
+    return bool(found) and not any(parameter.required for parameter in found)
+
+
+def _value_for(name: str) -> str:
+    """What may stand in the place of a variable of NVIDIA's templates."""
+    legal = {parameter.template_name: parameter.example for parameter in _recorded_parameters()}
+    return TEMPLATE_VALUES.get(name) or legal.get(name) or "write the value"

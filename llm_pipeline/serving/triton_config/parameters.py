@@ -13,6 +13,11 @@ from llm_pipeline.serving.triton_config.recorded import recorded_model
 Scalar = str | int | float | bool
 
 _BYTES_PER_GIB = 2**30
+_SET_BY_THE_WRITER = {
+    "gpt_model_path": "the engine's place in the repository",
+    "tokenizer_dir": "the tokenizer's place in the repository",
+    "FORCE_CPU_ONLY_INPUT_TENSORS": "the template",
+}
 
 
 def target_parameters(target: Target, model: ModelName) -> dict[str, str]:
@@ -30,34 +35,40 @@ def extra_parameters(target: Target) -> dict[str, str]:
     """The target's further parameters of the model `tensorrt_llm`.
 
     Raises:
-        ConfigError: One that no version reads, or that is set by an option of its own.
+        ConfigError: One that no version reads, that is set by an option of its own, or that has no legal value.
     """
-    for key in target.serving.extra_parameters:
-        _check_extra(key, f"target {target.name}, serving.extra_parameters")
-    return {key: _text(value) for key, value in target.serving.extra_parameters.items()}
+    values = {key: _text(value) for key, value in target.serving.extra_parameters.items()}
+    for key, value in values.items():
+        _check_extra(key, value, f"target {target.name}, serving.extra_parameters")
+    return values
 
 
-def _check_extra(key: str, where: str) -> None:
-    owned = {name.parameter: name.option for name in TRITON_NAMES}
+def _check_extra(key: str, value: str, where: str) -> None:
+    owned = _SET_BY_THE_WRITER | {name.parameter: name.option for name in TRITON_NAMES if name.parameter}
     if key in owned:
-        raise ConfigError(f"{key} is set by {owned[key]}", where=where, hint="set that option instead")
-    known = {parameter.key for parameter in recorded_model("tensorrt_llm").parameters} - set(owned)
+        raise ConfigError(f"{key} is set by {owned[key]}", where=where, hint="set that instead")
+    known = {
+        recorded.key: recorded for recorded in recorded_model("tensorrt_llm").parameters if recorded.key not in owned
+    }
     if key not in known:
         near = difflib.get_close_matches(key, known, n=3)
         raise ConfigError(
             f"the backend reads no parameter {key!r}", where=where, hint=f"one of: {', '.join(near or sorted(known))}"
         )
+    if not known[key].accepts(value):
+        raise ConfigError(f"{key} is {value!r}", where=where, hint=f"write {known[key].example}")
 
 
 def _check_decoding(target: Target) -> None:
     runtime, where = target.runtime, f"target {target.name}"
-    if runtime.speculative and runtime.speculative.method in ("ngram", "mtp"):
+    if runtime.speculative and runtime.speculative.method != "draft_model":
         raise Unsupported(
             f"speculative decoding by {runtime.speculative.method} needs the LLM API",
             where=where,
-            hint="use engine tensorrt_llm_llmapi, or serving.decoding_mode lookahead, medusa or eagle",
+            hint="use engine tensorrt_llm_llmapi, or build the engine for lookahead, medusa or eagle, and set"
+            " serving.decoding_mode",
         )
-    if runtime.speculative and runtime.speculative.method == "draft_model" and not target.serving.draft_model_name:
+    if runtime.speculative and not target.serving.draft_model_name:
         raise ConfigError(
             "an engine takes drafts from another model of the server", where=where, hint="set serving.draft_model_name"
         )
@@ -91,10 +102,8 @@ def _value(target: Target, name: TritonName) -> Scalar | None:
 
 
 def _decoding_mode(target: Target) -> str | None:
-    if target.serving.decoding_mode != "auto":
-        return target.serving.decoding_mode
-    speculative = target.runtime.speculative
-    return "eagle" if speculative and speculative.method == "eagle" else None
+    mode = target.serving.decoding_mode
+    return None if mode == "auto" else mode
 
 
 def _tree(target: Target) -> str | None:

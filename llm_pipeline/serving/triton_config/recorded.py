@@ -56,6 +56,39 @@ class RecordedParameter(_Recorded):
     legal: JsonValue
     meaning: str
 
+    @property
+    def example(self) -> str:
+        """Its legal values in words."""
+        match self.legal:
+            case list() as values:
+                return " or ".join(map(str, values))
+            case {"type": kind, **limits}:
+                return ", ".join([str(kind), *(f"{name} {limit}" for name, limit in limits.items())])
+        return str(self.legal)
+
+    def accepts(self, value: str) -> bool:
+        """Whether a value is legal, as far as that is recorded; an empty one never is."""
+        match self.legal:
+            case ["true", "false", *_]:
+                return value.lower() in ("true", "false", "1", "0")
+            case list() as values:
+                return value in values
+            case {"type": "integer"} | "integer":
+                return self._is_number(value, int)
+            case {"type": "number"}:
+                return self._is_number(value, float)
+            case "integer or comma list":
+                return all(self._is_number(part, int) for part in value.split(","))
+        return bool(value)
+
+    def _is_number(self, value: str, kind: type[int | float]) -> bool:
+        try:
+            number = kind(value)
+        except ValueError:
+            return False
+        limits: dict[str, Any] = self.legal if isinstance(self.legal, dict) else {}
+        return bool(limits.get("minimum", number) <= number <= limits.get("maximum", number))
+
 
 class EnsembleStep(_Recorded):
     """A step of the ensemble: tensors of its model, and the ensemble's tensors they are mapped to."""
