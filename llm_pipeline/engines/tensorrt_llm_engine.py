@@ -75,7 +75,7 @@ class _Build:
     ) -> None:
         self.engine = scratch / "engine"
         self._inputs, self._target, self._host, self._checkpoint = inputs, inputs.target, host, checkpoint
-        self._program, self._scratch, self._new_cache = program, scratch, scratch / "timing.cache"
+        self._program, self._new_cache = program, scratch / "timing.cache"
         self._versions = {"tensorrt_llm": str(inputs.target.runtime_version), "tensorrt": _installed_tensorrt()}
         self._progress = BuildProgress(len(checkpoint.rank_bytes))
         self._seconds: dict[str, float] = {}
@@ -105,7 +105,6 @@ class _Build:
                 raise
             log.warning("the timing cache is damaged; it is thrown away and the build tried without it")
             cache.throw_away()
-            self._clear()
             self._run_tool(None)
         return cache
 
@@ -122,12 +121,8 @@ class _Build:
         log.info("compiling", ranks=len(self._checkpoint.rank_bytes), workers=self._target.build.workers,
                  timing_cache=timing_cache is not None, command=" ".join(command))  # fmt: skip
         limit = self._target.build.time_limit_minutes * 60
-        run = run_tool(command, time_limit_seconds=limit, directory=self._scratch, on_line=self._progress)
+        run = run_tool(command, time_limit_seconds=limit, on_line=self._progress)
         self._seconds["build"] = run.seconds
-
-    def _clear(self) -> None:
-        shutil.rmtree(self.engine, ignore_errors=True)
-        self._new_cache.unlink(missing_ok=True)
 
     def _timing_cache(self) -> TimingCache | None:
         if self._inputs.cache is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.trtllm_build.flag_rules import flag_problems, render_flag
-from llm_pipeline.engines.trtllm_build.flag_table import FlagValue, find_flag
+from llm_pipeline.engines.trtllm_build.flag_table import FlagValue, build_flags, find_flag
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.catalog import find_gpu
 
@@ -78,7 +78,8 @@ def build_settings(target: Target) -> dict[str, FlagValue]:
     if runtime.speculative and runtime.speculative.method in _SPECULATION:
         settings["speculative_decoding_mode"] = _SPECULATION[runtime.speculative.method]
         settings["max_draft_len"] = runtime.speculative.draft_tokens
-    return {**settings, **{key: value for key, value in options.flags.items() if key not in settings}}
+    given = {flag.key if (flag := find_flag(key)) else key: value for key, value in options.flags.items()}
+    return {**settings, **{key: value for key, value in given.items() if key not in settings}}
 
 
 def render_build_command(
@@ -106,8 +107,7 @@ def render_build_command(
     refuse_illegal_flags(target)
     command = [program, "--checkpoint_dir", str(checkpoint), "--output_dir", str(output)]
     for key, value in build_settings(target).items():
-        flag = find_flag(key)
-        command += render_flag(flag, value) if flag else []
+        command += render_flag(build_flags()[key], value)
     command += ["--workers", str(target.build.workers)]
     if timing_cache is not None:
         command += ["--input_timing_cache", str(timing_cache)]

@@ -102,9 +102,7 @@ def _problems_on_gpu(flag: BuildFlag, sm: str) -> Iterator[str]:
 
 def _problems_with_others(flag: BuildFlag, settings: Mapping[str, FlagValue]) -> Iterator[str]:
     for requirement in flag.requires:
-        name, _, wanted = requirement.partition(" ")
-        value = _effective(name, settings)
-        if not is_on(value) or (wanted not in ("", value) and value is not True):
+        if not is_on(_effective(requirement.partition(" ")[0], settings)):
             yield f"{flag.name} needs {requirement}"
     for name in flag.conflicts:
         if is_on(settings.get(name.removeprefix("--"))):

@@ -36,7 +36,7 @@ class BuildFlag(BaseModel):
         aliases: Other spellings.
         choices: Legal values; None for any of the type.
         gpu: Where it may be used; None for everywhere.
-        requires: Flags that must be on with it, with their value if only one will do.
+        requires: Flags that must be on with it.
         conflicts: Flags that must not be given with it.
         architectures: The only architectures that it works for; empty for all.
         replacement: What to use instead of a deprecated one.

@@ -12,7 +12,6 @@ log = get_logger(__name__)
 _RANK_DONE = re.compile(r"Serializing engine to .*rank(\d+)\.engine")
 _ALL_DONE = re.compile(r"Total time of building all engines: (\d+):(\d\d):(\d\d)")
 _PEAK_MEMORY = re.compile(r"Build phase peak memory: ([\d.]+) MB, children: ([\d.]+) MB")
-_VERSION = re.compile(r"TensorRT-LLM version: (\S+)")
 
 
 class BuildProgress:
@@ -22,7 +21,6 @@ class BuildProgress:
         ranks_done: Ranks whose engine was compiled, in the order in which that happened.
         build_seconds: What the tool says the build took; None until it says so.
         peak_host_megabytes: Most host memory of one rank's build; None if the tool does not say.
-        tensorrt_llm_version: What the tool says it is; None if it does not.
         cache_is_damaged: The tool could not use the timing cache that it was given.
     """
 
@@ -31,7 +29,6 @@ class BuildProgress:
         self.ranks_done: list[int] = []
         self.build_seconds: float | None = None
         self.peak_host_megabytes: float | None = None
-        self.tensorrt_llm_version: str | None = None
         self.cache_is_damaged = False
 
     def __call__(self, line: str) -> None:
@@ -45,7 +42,5 @@ class BuildProgress:
         elif found := _PEAK_MEMORY.search(line):
             own_and_children = float(found[1]) + float(found[2])
             self.peak_host_megabytes = max(self.peak_host_megabytes or 0.0, own_and_children)
-        elif found := _VERSION.search(line):
-            self.tensorrt_llm_version = found[1]
         if blames_timing_cache(line):
             self.cache_is_damaged = True
