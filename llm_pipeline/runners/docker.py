@@ -19,6 +19,7 @@ from llm_pipeline.errors import ConfigError, StageCrashed, Transient, Unsupporte
 from llm_pipeline.logging import get_logger
 from llm_pipeline.runners.docker_container import DIGEST_LABEL, container_mounts, container_options
 from llm_pipeline.runners.docker_image import resolve_image
+from llm_pipeline.runners.environments import environment_of, image_of
 from llm_pipeline.runners.job_directory import (
     last_lines,
     latest_number,
@@ -58,14 +59,8 @@ class DockerRunner:
             Transient: The engine or the registry cannot be reached.
             Unsupported: The Docker SDK is not installed here.
         """
-        environment = self._environment(placement.environment)
-        image = environment.image or placement.container
-        if image is None:
-            raise ConfigError(
-                f"environment {placement.environment!r} names no image, and nor does the target",
-                where=f"deployment {self._deployment.name}",
-                hint="name it as image: of the environment, or as container: of the target",
-            )
+        environment = environment_of(self._deployment, placement.environment, DockerEnvironment)
+        image = image_of(self._deployment, environment, placement)
         text = request.model_dump_json(indent=1)
         digest = sha256_bytes(text.encode())
         name = job_base_name(request, digest, str(self._work_root))
@@ -116,12 +111,6 @@ class DockerRunner:
         with _engine_answers():
             if container := self._find(job.name):
                 container.stop(timeout=_GRACE_SECONDS)
-
-    def _environment(self, name: str) -> DockerEnvironment:
-        environment = self._deployment.environments.get(name)
-        if not isinstance(environment, DockerEnvironment):
-            raise ConfigError(f"environment {name!r} is no container", where=f"deployment {self._deployment.name}")
-        return environment
 
     def _engine(self) -> Any:
         if self._client is None:

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import KubernetesEnvironment
 from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.errors import ConfigError, PipelineError, StageCrashed, Transient, from_document
+from llm_pipeline.errors import PipelineError, StageCrashed, Transient, from_document
 from llm_pipeline.logging import get_logger
+from llm_pipeline.runners.environments import environment_of, image_of
 from llm_pipeline.runners.job_directory import last_lines
 from llm_pipeline.runners.job_names import job_base_name, work_hash
 from llm_pipeline.runners.kubernetes_api import Cluster
@@ -55,14 +56,8 @@ class KubernetesRunner:
             Transient: The cluster cannot be reached, or an older Job of the stage does not end.
             Unsupported: The Kubernetes client is not installed here.
         """
-        environment = self._environment(placement.environment)
-        image = environment.image or placement.container
-        if image is None:
-            raise ConfigError(
-                f"environment {placement.environment!r} names no image, and nor does the target",
-                where=f"deployment {self._deployment.name}",
-                hint="name it as image: of the environment, or as container: of the target",
-            )
+        environment = environment_of(self._deployment, placement.environment, KubernetesEnvironment)
+        image = image_of(self._deployment, environment, placement)
         cluster = self._cluster(placement.environment)
         digest = sha256_bytes(request.model_dump_json(indent=1).encode())
         base = job_base_name(request, digest)
@@ -95,7 +90,9 @@ class KubernetesRunner:
             return not state.ended
         pods = cluster.pods(job.name)
         pod = pods[-1] if pods else None
-        limit = timedelta(minutes=self._environment(job.environment).start_timeout_minutes)
+        limit = timedelta(
+            minutes=environment_of(self._deployment, job.environment, KubernetesEnvironment).start_timeout_minutes
+        )
         overdue = datetime.now(UTC) - state.created_at > limit
         events = cluster.events(job.name) if overdue and pod is None else ()
         problem = waits_in_vain(pod, overdue=overdue, events=events)
@@ -149,15 +146,9 @@ class KubernetesRunner:
         """
         self._stop(self._cluster(job.environment), job.name)
 
-    def _environment(self, name: str) -> KubernetesEnvironment:
-        environment = self._deployment.environments.get(name)
-        if not isinstance(environment, KubernetesEnvironment):
-            raise ConfigError(f"environment {name!r} is no pod", where=f"deployment {self._deployment.name}")
-        return environment
-
     def _cluster(self, environment_name: str) -> Cluster:
         if environment_name not in self._clusters:
-            environment = self._environment(environment_name)
+            environment = environment_of(self._deployment, environment_name, KubernetesEnvironment)
             self._clusters[environment_name] = Cluster(environment.namespace, environment.context)
         return self._clusters[environment_name]
 

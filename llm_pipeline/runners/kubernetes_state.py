@@ -18,10 +18,11 @@ _WRONG_CONFIGURATION = {
     "CreateContainerError": "check image, python and claims",
     "RunContainerError": "check image and python",
 }
+_OUT_OF_TIME = "DeadlineExceeded"
 _ADVICE = {
     "OOMKilled": "raise memory_gib of the environment (shared memory counts, too)",
     "Evicted": "its node ran out of something: give the environment memory_gib, and claims for large files",
-    "DeadlineExceeded": "raise time_limit_minutes, if the stage makes progress: finished work is kept",
+    _OUT_OF_TIME: "raise time_limit_minutes, if the stage makes progress: finished work is kept",
     "StartError": "check image and python of the environment",
     "ContainerCannotRun": "check image and python of the environment",
 }
@@ -148,13 +149,11 @@ def waits_in_vain(pod: PodState | None, *, overdue: bool, events: tuple[str, ...
 
 def ending(job: JobState | None, pod: PodState | None) -> tuple[str, str]:
     """How a stage ended that left no outcome, and what to do about it."""
-    if job is None and pod is None:
-        return "its Job is gone: somebody deleted it", _AGAIN
-    # the pod knows more, unless the Job itself ended it
-    reason = job.reason if job and (job.reason == "DeadlineExceeded" or pod is None) else pod.reason if pod else ""
-    message = pod.message if pod and reason == pod.reason else job.message if job else ""
+    if job is not None and job.reason == _OUT_OF_TIME:  # the Job's controller has removed the pod
+        return f"{_OUT_OF_TIME}: {job.message}", _ADVICE[_OUT_OF_TIME]
     if pod is None:
-        reason, message = reason or "no pod", message or "its pod is gone: its node was lost, or it was deleted"
-    code = f" (exit code {pod.exit_code})" if pod and pod.exit_code is not None else ""
-    what = f"{reason or 'it ended'}{code}" + (f": {message}" if message else "")
-    return what + (f" on node {pod.node}" if pod and pod.node else ""), _ADVICE.get(reason, _AGAIN)
+        what = "pod is gone: its node was lost, or it was deleted" if job else "Job is gone: somebody deleted it"
+        return f"its {what}", _AGAIN
+    code = "" if pod.exit_code is None else f" (exit code {pod.exit_code})"
+    message = f": {pod.message}" if pod.message else ""
+    return f"{pod.reason or 'it ended'}{code}{message} on node {pod.node}", _ADVICE.get(pod.reason, _AGAIN)

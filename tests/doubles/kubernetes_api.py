@@ -124,10 +124,18 @@ class KubernetesApi:
 
     def lose_node(self, job: str) -> None:
         """The node is gone, and its pod was collected."""
+        self._lose_pod(job, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+
+    def run_out_of_time(self, job: str) -> None:
+        """The Job was active for longer than its deadline: its pod is removed."""
+        self._lose_pod(job, "DeadlineExceeded", "Job was active longer than specified deadline")
+
+    def _lose_pod(self, job: str, reason: str, message: str) -> None:
         with self._lock:
             pod = self._pods.pop(self._pod_of(job).name)
         pod.signal(signal.SIGKILL)
-        self._fail(job, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+        pod.process.wait()
+        self._fail(job, reason, message)
 
     def delete_behind(self, job: str, *, orphan: bool = False) -> None:
         """Somebody else deletes the Job: at once with its pod, or leaving it behind."""
@@ -287,6 +295,8 @@ class KubernetesApi:
 
     def _end(self, pod: Pod, job: str, exit_code: int) -> None:
         pod.object["status"]["phase"] = "Failed" if exit_code else "Succeeded"
+        if pod.name not in self._pods:  # lost: the controller has its own word about it
+            return
         if "deletionTimestamp" in pod.object["metadata"]:
             self._pods.pop(pod.name, None)
             if "deletionTimestamp" in self._jobs.get(job, {"metadata": {}})["metadata"]:

@@ -147,7 +147,9 @@ def real_engine(tmp_path_factory) -> Iterator[tuple[str, str]]:
         client = _until_it_answers(address)
         client.api.import_image_from_data(_skeleton(), repository="llm-test/skeleton", tag="latest")
         mounts = [docker.types.Mount("/usr", "/usr", type="bind", read_only=True)]
-        client.containers.run("llm-test/skeleton:latest", ["/bin/true"], mounts=mounts, network_mode="none", remove=True)
+        client.containers.run(
+            "llm-test/skeleton:latest", ["/bin/true"], mounts=mounts, network_mode="none", remove=True
+        )
         yield address, "llm-test/skeleton:latest"
         for container in client.containers.list(all=True, filters={"label": "app.kubernetes.io/name=llm-pipeline"}):
             container.remove(force=True)

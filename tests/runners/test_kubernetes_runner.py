@@ -1,0 +1,282 @@
+"""The Kubernetes runner against the double of an API server, with everything that goes wrong in a cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+
+from llm_pipeline.config.environment import ClaimMount, Toleration
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import (
+    ConfigError,
+    RemoteStageError,
+    RemoteStageTransient,
+    StageCrashed,
+    Transient,
+    Unsupported,
+)
+from llm_pipeline.runners import kubernetes, kubernetes_api
+from llm_pipeline.runners.job_names import label_value
+from llm_pipeline.runners.kubernetes_job import job_manifest
+from llm_pipeline.runners.kubernetes_log import lines_after, since
+from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.runners.runners import Runners
+
+HERE = Placement(environment="control")
+_TALKER = "i=0; while [ $i -lt 20 ]; do i=$((i+1)); echo line $i; sleep 0.01; done; sleep 60"
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(kubernetes_api, "_WAITS_SECONDS", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(kubernetes, "_POLL_SECONDS", 0.02)
+
+
+@pytest.fixture
+def place(kubernetes_place, tmp_path):
+    """Its pods run a shell script in place of the stage: `place.pod("exit 3")`."""
+
+    def pod(script, **environment):
+        program = tmp_path / "program"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        known = kubernetes_place.deployment.environments["control"]
+        changed = known.model_copy(update={"python": str(program), **environment})
+        kubernetes_place.deployment = kubernetes_place.deployment.model_copy(
+            update={"environments": {"control": changed}}
+        )
+        return kubernetes_place.runner()
+
+    kubernetes_place.pod = pod
+    return kubernetes_place
+
+
+def ended(runner, job):
+    deadline = time.monotonic() + 10
+    while runner.is_active(job):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 0], ids=["throttled", "failing", "away", "answer lost"])
+def test_a_server_in_trouble_gets_no_second_job(place, cluster, status):
+    runner = place.pod("sleep 60")
+    cluster.answer(status, times=2, to="POST jobs")
+    cluster.answer(status, times=2, to="GET")
+    job = runner.submit(place.request(), HERE)
+    assert runner.is_active(job)
+    assert cluster.names() == [job.name]
+    assert place.runner().submit(place.request(), HERE) == job
+
+
+def test_a_server_that_stays_away_is_a_transient_error(place, cluster):
+    runner = place.pod("sleep 60")
+    job = runner.submit(place.request(), HERE)
+    cluster.answer(503, times=4)
+    with pytest.raises(Transient, match="503"):
+        runner.is_active(job)
+    assert runner.is_active(job)
+
+
+def test_what_the_account_may_not_do_is_said_with_what_it_needs(place, cluster):
+    cluster.answer(403, times=1)
+    with pytest.raises(ConfigError, match="create, get, list and delete Jobs"):
+        place.pod("sleep 60").submit(place.request(), HERE)
+
+
+def test_log_lines_come_once_through_lost_answers_and_rotation(place, cluster):
+    runner, lines, offset = place.pod(_TALKER), [], 0
+    job = runner.submit(place.request(), HERE)
+    rotated = False
+    while len(lines) < 20:
+        cluster.answer(0, times=1, to="GET log")
+        more, offset = runner.read_log(job, offset)
+        lines += more
+        if len(lines) > 5 and not rotated:
+            cluster.rotate(job.name, keep=2)
+            rotated = True
+        time.sleep(0.01)
+    assert rotated
+    assert lines == [f"line {number}" for number in range(1, 21)]
+    assert place.runner().read_log(job, offset) == ([], offset)
+
+
+def test_lines_of_one_nanosecond_are_neither_lost_nor_repeated():
+    stamp = "2026-01-02T03:04:05.000000007Z"
+    first, offset = lines_after(f"{stamp} a\n{stamp} b\n{stamp} par", 0)
+    second, offset = lines_after(f"{stamp} a\n{stamp} b\n{stamp} partial\n2026-01-02T03:04:05.1Z c\n", offset)
+    assert (first, second) == (["a", "b"], ["partial", "c"])
+    assert since(offset) == "2026-01-02T03:04:05Z"
+
+
+@pytest.mark.parametrize(
+    ("happens", "says", "advice"),
+    [
+        (lambda cluster, name: cluster.kill(name, "OOMKilled"), "OOMKilled .exit code 137.", "raise memory_gib"),
+        (lambda cluster, name: cluster.kill(name, "Evicted"), "Evicted.*low on resource: memory", "memory_gib"),
+        (lambda cluster, name: cluster.lose_node(name), "its pod is gone: its node was lost", "finished work"),
+        (lambda cluster, name: cluster.run_out_of_time(name), "DeadlineExceeded: Job was active", "time_limit_minutes"),
+        (lambda cluster, name: cluster.delete_behind(name), "its Job is gone", "finished work"),
+    ],
+    ids=["out of memory", "evicted", "node lost", "out of time", "deleted"],
+)
+def test_a_pod_that_is_lost_is_a_transient_crash_that_says_how(place, cluster, happens, says, advice):
+    runner = place.pod("echo the last words; sleep 60")
+    job = runner.submit(place.request(), HERE)
+    while not runner.read_log(job, 0)[0]:
+        time.sleep(0.01)
+    happens(cluster, job.name)
+    ended(runner, job)
+    with pytest.raises(StageCrashed, match=says) as caught:
+        place.runner().outcome(job)
+    assert advice in caught.value.hint
+    assert "the last words" in caught.value.message or "gone with its pod" in caught.value.message
+    assert runner.is_active(runner.submit(place.request(), HERE))
+
+
+def test_a_pod_that_ends_well_without_an_outcome_in_the_store_has_not_succeeded(place):
+    runner = place.pod("exit 0")
+    job = runner.submit(place.request(), HERE)
+    ended(runner, job)
+    with pytest.raises(StageCrashed, match=r"Completed .exit code 0."):
+        runner.outcome(job)
+
+
+def test_an_image_that_cannot_be_pulled_is_a_terminal_error_for_every_worker(place, cluster):
+    runner = place.pod("", image="registry.test/no/such:1")
+    job = runner.submit(place.request(), HERE)
+    assert runner.is_active(job), "a registry may come back"
+    late = place.pod("", image="registry.test/no/such:1", start_timeout_minutes=1e-6)
+    ended(late, job)
+    assert cluster.names() == []
+    with pytest.raises(RemoteStageError, match=r"ImagePullBackOff: .*no/such:1") as caught:
+        place.runner().outcome(job)
+    assert (caught.value.exit_code, "image_pull_secrets" in caught.value.hint) == (ConfigError.exit_code, True)
+
+
+@pytest.mark.parametrize(("trouble", "says"), [("full", "3 Insufficient gpu"), ("quota_used_up", "exceeded quota")])
+def test_a_pod_without_a_node_waits_for_its_time_and_is_then_tried_again(place, cluster, trouble, says):
+    setattr(cluster, trouble, True)
+    runner = place.pod("")
+    job = runner.submit(place.request(), HERE)
+    assert runner.is_active(job)
+    runner.cancel(job)
+    cluster.age = timedelta(minutes=31)
+    job = runner.submit(place.request(), HERE)
+    ended(runner, job)
+    with pytest.raises(RemoteStageTransient, match=says):
+        runner.outcome(job)
+    assert cluster.names() == []
+
+
+def test_a_pod_left_behind_by_its_job_still_counts_until_it_is_cancelled(place, cluster):
+    runner = place.pod("sleep 60")
+    job = runner.submit(place.request(), HERE)
+    cluster.delete_behind(job.name, orphan=True)
+    assert runner.is_active(job)
+    runner.cancel(job)
+    assert not runner.is_active(job)
+
+
+def test_an_outcome_of_an_earlier_job_is_never_taken_for_a_later_one(kubernetes_place, cluster, place):
+    runner = Runners(kubernetes_place.deployment)
+    first = runner.submit(place.request(), HERE)
+    ended(runner, first)
+    assert runner.outcome(first).stage == "choose"
+    cluster.delete_behind(first.name)  # its time to live is over
+    again = place.pod("exit 1").submit(place.request(), HERE)
+    ended(runner, again)
+    assert again.name != first.name
+    with pytest.raises(StageCrashed):
+        runner.outcome(again)
+
+
+def test_secrets_and_the_image_reach_the_process_as_variables(place, cluster):
+    cluster.secrets["hub"] = {"HF_TOKEN": "a secret"}
+    runner = place.pod('echo "${HF_TOKEN:+there} $LLM_PIPELINE_CONTAINER"; exit 1', secrets=("hub",))
+    job = runner.submit(place.request(), HERE)
+    ended(runner, job)
+    assert runner.read_log(job, 0)[0] == ["there registry.test/llm/model:1"]
+    assert "a secret" not in json.dumps(cluster.job(job.name))
+
+
+def test_the_pod_asks_for_what_the_environment_says_and_for_no_privilege(place):
+    place.pod("")
+    environment = place.deployment.environments["control"].model_copy(
+        update={
+            "gpus": 2,
+            "cpu": 1.5,
+            "memory_gib": 64.0,
+            "node_selector": {"gpu": "h200"},
+            "tolerations": (Toleration(key="nvidia.com/gpu", effect="NoSchedule"),),
+            "service_account": "builder",
+            "image_pull_secrets": ("registry",),
+            "time_limit_minutes": 60.0,
+            "claims": (),
+        }
+    )
+    request = place.request().model_copy(update={"store": StoreConfig(uri="s3://bucket/x"), "work_root": "/work"})
+    job = Job(runner="kubernetes", environment="control", name="llm-1", directory="/nowhere", request_digest="d")
+    spec = job_manifest(environment, "i@sha256:0", request, job)["spec"]
+    pod = spec["template"]["spec"]
+    container = pod["containers"][0]
+    assert (spec["backoffLimit"], pod["restartPolicy"], spec["activeDeadlineSeconds"]) == (0, "Never", 90 * 60)
+    assert container["resources"] == {
+        "limits": {"nvidia.com/gpu": "2", "memory": "65536Mi"},
+        "requests": {"nvidia.com/gpu": "2", "memory": "65536Mi", "cpu": "1500m"},
+    }
+    assert pod["nodeSelector"] == {"gpu": "h200"}
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert (pod["serviceAccountName"], pod["imagePullSecrets"]) == ("builder", [{"name": "registry"}])
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount["readOnly"]}
+    assert writable == {"/tmp", "/dev/shm", "/work"}  # noqa: S108
+    assert {"medium": "Memory", "sizeLimit": "1024Mi"} in [volume.get("emptyDir") for volume in pod["volumes"]]
+
+
+def test_a_store_that_pods_do_not_reach_is_refused_before_a_job_is_made(place, cluster, tmp_path):
+    read_only = (ClaimMount(claim="shared", path=str(tmp_path)),)
+    with pytest.raises(ConfigError, match="pods do not reach the store"):
+        place.pod("", claims=read_only).submit(place.request(), HERE)
+    assert cluster.names() == []
+
+
+def test_a_request_too_large_for_a_pod_is_refused(place):
+    with pytest.raises(ConfigError, match="too much for a pod"):
+        place.pod("").submit(place.request(heartbeat="x" * 300_000), HERE)
+
+
+def test_any_subject_makes_legal_names_and_labels_and_no_two_the_same(place, cluster):
+    subjects = ["cpu:5", "cpu.5", "Ümläut", "x" * 80, "x" * 81, "-.-"]
+    runner = place.pod("sleep 60")
+    for subject in subjects:
+        runner.submit(place.request(subject), HERE)
+    assert len(cluster.names()) == len(subjects)
+    values = [label_value(subject) for subject in subjects]
+    assert len(set(values)) == len(subjects)
+    assert all(_LABEL_VALUE.fullmatch(value) for value in values)
+
+
+def test_without_a_way_to_a_cluster_the_error_says_what_to_set(place, monkeypatch, tmp_path):
+    runner = place.pod("")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="set KUBECONFIG"):
+        runner.submit(place.request(), HERE)
+
+
+def test_without_the_client_the_error_names_the_extra(place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(Unsupported, match=r"llm-pipeline\[kubernetes\]"):
+        place.pod("").submit(place.request(), HERE)
