@@ -48,9 +48,11 @@ class ClaimSensor(BaseSensorOperator):
         """Whether the claim is this run's now.
 
         Raises:
+            AirflowFailException: The release cannot work, so it must not wait for its turn to find that out.
             AirflowSkipException: The run has nothing to release, so it must not take another's turn.
         """
         if not context.get("task_reschedule_count", 0):
+            _refuse_impossible(self.config_path)
             revision_of_run(load_release(Path(self.config_path)), context)
         claim = claim_of(self.config_path, context)
         try:
@@ -78,6 +80,16 @@ class GiveBackOperator(BaseOperator):
         """Give the claim back; one that was taken over is left alone."""
         held = claim_of(self.config_path, context).give_back()
         log.info("the next release of the model may begin" if held else "this run did not hold the claim any more")
+
+
+def _refuse_impossible(config_path: str) -> None:
+    """Plan the release: no network, no store, and nothing heavy is imported."""
+    from llm_pipeline.planning.plan import plan_release
+
+    try:
+        plan_release(Path(config_path), store_seconds=0)
+    except Terminal as error:
+        raise AirflowFailException(str(error)) from error
 
 
 def claim_of(config_path: str, context: Context) -> ReleaseClaim:
