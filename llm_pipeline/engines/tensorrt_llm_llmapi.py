@@ -39,7 +39,8 @@ MODEL = "checkpoint"
 LEAST_GOLDEN_MATCH = 0.5
 """Kernels and batch sizes differ between runtimes, and greedy texts part at near ties; a broken load matches none."""
 
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRTLLM_NO_USAGE_STATS": "1"}
+"""Nothing is fetched and nothing is sent: TensorRT-LLM reports its use to NVIDIA unless it is told not to."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def _require_inputs(inputs: BuildInputs) -> None:
 
 
 def _checked_arguments(inputs: BuildInputs, checkpoint: CheckpointFacts) -> LlmArgs:
-    arguments = render_llm_args(inputs.target, model=MODEL, checkpoint=inputs.checkpoint)
+    dtype = inputs.dtype if checkpoint.quantization.algorithm is None else None
+    arguments = render_llm_args(inputs.target, model=MODEL, checkpoint=inputs.checkpoint, dtype=dtype)
     check = check_llm_args(arguments.document, arguments.version)
     check.require(f"targets/{inputs.target.name}.yaml")
     for warning in (*checkpoint.warnings, *map(str, check.warnings)):
@@ -122,7 +124,7 @@ def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> _Smoke
     ]
     limit = inputs.target.build.time_limit_minutes * 60
     with GpuMemoryWatch() as watch:
-        run_tool(command, time_limit_seconds=limit, environment={**os.environ, **_OFFLINE})
+        run_tool(command, time_limit_seconds=limit, environment={**os.environ, **OFFLINE})
     smoke = _read_report(report)
     return _Smoke(smoke, watch.peak_bytes, _golden_match(inputs.golden, smoke.completions))
 

@@ -192,13 +192,22 @@ def test_what_a_version_refuses_is_an_error_that_says_what_to_write(version, doc
         (OLD, {"max_num_tokens": 100}, "100 is no multiple of tokens_per_block 32"),
         (OLD, {"max_num_tokens": 64, "max_seq_len": 128}, "prompts of more than 64 tokens are refused"),
         ("1.1.0", {}, "recorded for 1.2.x: 1.1.0 may lack"),
-        ("1.4.0rc1", {}, "recorded before 1.4.0rc0: 1.4.0rc1 may have dropped"),
+        ("1.4.0rc1", {}, "recorded before 1.4.0rc1, which may have dropped some"),
+        ("1.4.0rc1", {"quantum_entanglement": True}, "quantum_entanglement: unknown key"),
+        ("1.4.0rc1", {"speculative_config": {"decoding_type": "DFlash", "max_draft_len": 2, "speculative_model": "d",
+                                             "attention_backend": "FA4"}}, "'FA4' is not legal"),
     ],
 )  # fmt: skip
 def test_what_the_recording_is_not_sure_of_is_a_warning(version, document, warning):
     check = check_llm_args({"model": "x", **document}, version)
     assert check.errors == ()
     assert any(warning in str(found) for found in check.warnings)
+
+
+def test_what_looks_new_is_an_error_in_a_recorded_version_and_a_typing_mistake_in_any():
+    assert len(check_llm_args({"quantum_entanglement": True}, NEW).errors) == 1
+    assert len(check_llm_args({"max_batchsize": 8}, "1.4.0rc1").errors) == 1
+    assert len(check_llm_args({"moe_config": {"backend": "WIDEEP"}}, "1.4.0rc1").errors) == 1
 
 
 def test_a_plain_file_has_no_warnings():

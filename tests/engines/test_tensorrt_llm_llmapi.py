@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from llm_pipeline.config.target import Target
+from llm_pipeline.engines import tensorrt_llm_llmapi
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, engine_builder
 from llm_pipeline.engines.failures import BuildFailed
 from llm_pipeline.engines.gpu_memory_watch import GpuMemoryWatch
@@ -84,6 +84,14 @@ def build(checkpoint: Path, made_for: Target | None = None, **changes: object) -
     return engine
 
 
+def test_what_is_loaded_fetches_and_sends_nothing(checkpoint, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(tensorrt_llm_llmapi, "run_tool", lambda _, environment, **__: seen.update(environment))
+    with pytest.raises(IntegrityError, match="left no report"):
+        build(checkpoint)
+    assert seen.items() >= {"HF_HUB_OFFLINE": "1", "TRTLLM_NO_USAGE_STATS": "1"}.items()
+
+
 def test_an_engine_is_its_llm_args_and_what_was_measured_on_the_host(checkpoint):
     engine = build(checkpoint)
     assert sorted(path.name for path in engine.iterdir()) == ["engine.json", "llm_args.yaml"]
@@ -103,7 +111,15 @@ def test_an_engine_is_its_llm_args_and_what_was_measured_on_the_host(checkpoint)
     assert sorted(path.name for path in checkpoint.parent.iterdir()) == ["checkpoint", "completions.json", "engine"]
 
 
-def test_few_other_answers_pass_and_are_recorded(checkpoint, monkeypatch):
+def test_a_plain_checkpoint_is_loaded_in_the_precision_of_its_baseline(checkpoint):
+    (checkpoint / "hf_quant_config.json").unlink()
+    engine = build(checkpoint, dtype="float16")
+    rendered = yaml.safe_load((engine / "llm_args.yaml").read_text())
+    assert (rendered["dtype"], rendered["kv_cache_config"]["dtype"]) == ("float16", "auto")
+    assert EngineDescription.read(engine).facts.quantization is None
+
+
+def test_few_other_answers_pass_and_are_recorded(checkpoint):
     answers = checkpoint.parent / "completions.json"
     answers.write_text(json.dumps({**ANSWERS, "One, two,": " buckle my shoe"}))
     facts = EngineDescription.read(build(checkpoint)).facts
@@ -211,7 +227,3 @@ def test_without_a_driver_the_watch_says_nothing(monkeypatch):
     with GpuMemoryWatch(interval_seconds=0.01) as watch:
         time.sleep(0.1)
     assert watch.peak_bytes == 0
-
-
-def test_the_double_of_nvidia_smi_is_executable():
-    assert (DOUBLES / "nvidia-smi").stat().st_mode & stat.S_IXUSR

@@ -1,7 +1,7 @@
 """Checking an LLM-args file against the recorded schema of a TensorRT-LLM version, before a GPU is touched.
 
 A key that the version does not have is an error with what to write instead. What the recording itself is not sure of
-is a warning, never an error.
+is a warning, never an error; so is what looks new in a version later than the recorded ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
 
-from llm_pipeline.engines.llm_args.dialects import DIALECTS, Dialect, dialect_of, edition_warnings
+from llm_pipeline.engines.llm_args.dialects import (
+    DIALECTS,
+    Dialect,
+    dialect_of,
+    edition_warnings,
+    is_later_than_recorded,
+)
 from llm_pipeline.engines.llm_args.doubts import doubts
 from llm_pipeline.engines.llm_args.problem import Problem
 from llm_pipeline.engines.llm_args.recorded_schema import RecordedSchema, recorded_schema
@@ -58,14 +64,14 @@ def check_llm_args(document: Mapping[str, Any], version: str) -> LlmArgsCheck:
     dialect = dialect_of(version)
     schema = recorded_schema(dialect)
     found = _leaf_errors(schema, Draft202012Validator(schema.document).iter_errors(dict(document)))
-    errors = [problem for error in found for problem in _problems(error, dialect)]
-    if not errors:
-        errors = list(broken_rules(document, dialect))
+    problems = sorted((problem for error in found for problem in _problems(error, dialect)), key=lambda one: one.path)
+    errors = [problem for problem in problems if problem.sure or not is_later_than_recorded(version)]
+    errors = errors or list(broken_rules(document, dialect))
+    if errors:
+        return LlmArgsCheck(version=version, errors=tuple(errors))
     edition = (Problem(path="", problem=text) for text in edition_warnings(version))
-    warnings = () if errors else (*edition, *doubts(document, schema), *rule_warnings(document, dialect))
-    return LlmArgsCheck(
-        version=version, errors=tuple(sorted(errors, key=lambda problem: problem.path)), warnings=tuple(warnings)
-    )
+    warnings = (*edition, *problems, *doubts(document, schema), *rule_warnings(document, dialect))
+    return LlmArgsCheck(version=version, warnings=warnings)
 
 
 def _leaf_errors(schema: RecordedSchema, errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
@@ -110,7 +116,8 @@ def _unknown_key(path: tuple[str, ...], key: str, legal: Iterable[str], dialect:
         return Problem(path=dotted, problem=f"exists in {other} only", hint=f"use {successor}" if successor else "")
     if not path and (advice := schema.wrong_key(key)):
         return Problem(path=dotted, problem="unknown key", hint=advice)
-    return Problem(path=dotted, problem="unknown key", hint=_nearest(key, legal, schema))
+    hint = _nearest(key, legal, schema)
+    return Problem(path=dotted, problem="unknown key", hint=hint, sure=bool(hint))
 
 
 def _nearest(key: str, legal: Iterable[str], schema: RecordedSchema) -> str:
@@ -125,7 +132,13 @@ def _illegal_value(path: tuple[str, ...], value: object, dialect: Dialect) -> Pr
     legal = sorted(str(known) for known in recorded_schema(dialect).legal_values(path) if known is not None)
     others = (other.name for other in _others(dialect) if value in recorded_schema(other).legal_values(path))
     elsewhere = next((f"it exists in {other} only; " for other in others), "")
-    return Problem(path=".".join(path), problem=f"{value!r} is not legal", hint=f"{elsewhere}legal: {', '.join(legal)}")
+    alike = difflib.get_close_matches(str(value).lower(), [one.lower() for one in legal], n=1, cutoff=_ALIKE)
+    return Problem(
+        path=".".join(path),
+        problem=f"{value!r} is not legal",
+        hint=f"{elsewhere}legal: {', '.join(legal)}",
+        sure=bool(elsewhere or alike),
+    )
 
 
 def _others(dialect: Dialect) -> Iterator[Dialect]:

@@ -12,11 +12,13 @@ class Problem(Frozen):
         path: The key with those above it, dotted; empty for the whole file.
         problem: What is wrong.
         hint: What to write instead; empty where nothing is known.
+        sure: False where a version later than the recorded ones may accept it.
     """
 
     path: str
     problem: str
     hint: str = ""
+    sure: bool = True
 
     def __str__(self) -> str:
         place = f"{self.path}: " if self.path else ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from pydantic import JsonValue
@@ -47,13 +48,16 @@ class LlmArgs(Frozen):
         return text
 
 
-def render_llm_args(target: Target, *, model: str, checkpoint: Path | None) -> LlmArgs:
+def render_llm_args(
+    target: Target, *, model: str, checkpoint: Path | None, dtype: Literal["float16", "bfloat16"] | None = None
+) -> LlmArgs:
     """Render a target's LLM args in the dialect of its runtime version.
 
     Args:
         target: With a `runtime_version`.
         model: What the runtime loads: a directory, relative to where the file is read.
         checkpoint: The same checkpoint here, for the type of its KV cache; None where there is none yet.
+        dtype: Precision to load it in; None for its own.
 
     Raises:
         ConfigError: The target names no runtime version, or `extra_llm_args` give what is rendered already.
@@ -63,9 +67,10 @@ def render_llm_args(target: Target, *, model: str, checkpoint: Path | None) -> L
     if target.runtime_version is None:
         raise ConfigError("a TensorRT-LLM target needs runtime_version", where=f"targets/{target.name}.yaml")
     dialect = dialect_of(target.runtime_version)
-    document = {
+    document: Document = {
         "model": model,
         "trust_remote_code": False,
+        **({} if dtype is None else {"dtype": dtype}),
         **_parallelism(target),
         **_limits(target),
         **_scheduling(target.runtime),
