@@ -38,11 +38,12 @@ from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.logging import get_logger
 from llm_pipeline.planning.runtime_versions import engine_problem, release_numbers
 from llm_pipeline.quantization.checkpoint_files import copy_companions
+from llm_pipeline.serving.repository_layout import TOKENIZER_DIRECTORY
 
 log = get_logger(__name__)
 
-TOKENIZER = "tokenizer"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+_TOKENIZER_CONFIG = "tokenizer_config.json"
 _TENSORRT_DISTRIBUTIONS = ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")
 _UNKNOWN = "unknown"
 _RECORDED_FOR = (1, 2)
@@ -130,7 +131,7 @@ class _Build:
         return TimingCache.of(self._inputs.cache, gpu=self._host.gpus[0].name, **self._versions)
 
     def _add_tokenizer(self) -> None:
-        tokenizer = self.engine / TOKENIZER
+        tokenizer = self.engine / TOKENIZER_DIRECTORY
         tokenizer.mkdir()
         copy_companions(self._inputs.checkpoint, tokenizer)
         config = self._inputs.checkpoint / "config.json"
@@ -230,14 +231,21 @@ def _read_checkpoint(inputs: BuildInputs, host: HostFacts) -> BuildCheckpoint:
             "engines are built from TensorRT-LLM checkpoints, which the recipe does not export",
             hint="set tensorrt_llm_checkpoint: true in the recipe, or use engine: tensorrt_llm_llmapi",
         )
-    if not any((inputs.checkpoint / name).is_file() for name in _TOKENIZER_FILES):
-        raise IntegrityError(f"no {' or '.join(_TOKENIZER_FILES)}", where=str(inputs.checkpoint))
+    _require_tokenizer(inputs.checkpoint)
     checkpoint = read_build_checkpoint(inputs.tensorrt_llm_checkpoint, target)
     config = checkpoint.config
     if problems := architecture_problems(build_settings(target), config.architecture):
         raise Unsupported("; ".join(problems), where=f"targets/{target.name}.yaml")
     refuse_lost_features(target, config.algorithm, config.kv_algorithm, host.gpus[0].sm)
     return checkpoint
+
+
+def _require_tokenizer(checkpoint: Path) -> None:
+    """Refuse a checkpoint whose engine could not be served for want of a tokenizer."""
+    if not any((checkpoint / name).is_file() for name in _TOKENIZER_FILES):
+        raise IntegrityError(f"the checkpoint has no {' or '.join(_TOKENIZER_FILES)}", where=str(checkpoint))
+    if not (checkpoint / _TOKENIZER_CONFIG).is_file():
+        raise IntegrityError(f"the checkpoint has no {_TOKENIZER_CONFIG}", where=str(checkpoint))
 
 
 def _installed_tensorrt() -> str:

@@ -15,6 +15,9 @@ from llm_pipeline.engines import tensorrt_llm_engine
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, engine_builder
 from llm_pipeline.engines.failures import BuildFailed
 from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.serving.golden import GoldenPrompt
+from llm_pipeline.serving.model_repository import write_repository
+from llm_pipeline.stages.contract import ArtifactRef
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
@@ -103,6 +106,15 @@ def test_an_engine_has_all_ranks_its_tokenizer_and_a_description_of_its_host(inp
     assert facts.details["build_seconds"] == 65.0
     assert facts.details["peak_host_megabytes"] == 7000.0
     assert left_behind(tmp_path) == ["engine"]
+
+
+def test_a_model_repository_that_links_to_the_engine_is_written_from_it(inputs, tmp_path):
+    given = inputs()
+    engine, _ = build(given, tmp_path)
+    repository, ref = tmp_path / "repository", ArtifactRef(kind="engine", digest="1" * 64)
+    golden = [GoldenPrompt(prompt="a", completion="b", maximum_tokens=1)]
+    write_repository(engine, golden, {}, given.target, repository, engine_ref=ref)
+    assert ref.digest in (repository / "links.json").read_text()
 
 
 def test_one_gpu_builds_all_ranks_in_turn(inputs, gpu_host, tmp_path):
@@ -250,10 +262,11 @@ def test_a_recipe_without_a_tensorrt_llm_checkpoint_is_told_what_to_set(inputs, 
     assert "tensorrt_llm_checkpoint: true" in caught.value.hint
 
 
-def test_a_checkpoint_without_a_tokenizer_is_refused_before_the_build(inputs, tmp_path):
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_checkpoint_without_a_tokenizer_is_refused_before_the_build(inputs, tmp_path, name):
     given = inputs()
-    (given.checkpoint / "tokenizer.json").unlink()
-    with pytest.raises(IntegrityError, match="no tokenizer"):
+    (given.checkpoint / name).unlink()
+    with pytest.raises(IntegrityError, match=f"has no {name}"):
         build(given, tmp_path)
 
 
