@@ -4,7 +4,7 @@ CONTROL := .envs/control/bin/python
 MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help environments demo demo-rollback down test lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes
+.PHONY: help environments demo demo-rollback down test lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ bench-transfer: environments ## Time downloads, S3, publication and verification
 
 bench-accuracy: environments ## The accuracy gate's error rates beside other tools' rules, simulated
 	@$(CONTROL) benchmarks/accuracy_gate.py
+
+bench-plan: environments ## Time plans of all example releases, and the rendering of what their targets need
+	@$(CONTROL) benchmarks/plan.py
 
 bench-recipes: environments ## Every recipe that a CPU can make, on the demo's model, through the accuracy gate
 	@$(MODEL) benchmarks/recipes.py
