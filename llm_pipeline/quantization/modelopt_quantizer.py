@@ -55,6 +55,7 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     export_tensorrt_llm,
     refuse_unsupported_tensorrt_llm_checkpoint,
 )
+from llm_pipeline.quantization.whole_blocks import refuse_partial_blocks
 
 log = get_logger(__name__)
 
@@ -94,6 +95,7 @@ class Quantizer:
             Unsupported: The device cannot quantize this format, or it cannot be exported.
         """
         refuse_unsupported(recipe, device)
+        refuse_partial_blocks(source, recipe)
         refuse_unsupported_tensorrt_llm_checkpoint(recipe)
         self._source, self._recipe, self._calibration = source, recipe, calibration
         self._dtype, self._device, self._work = dtype, device, work

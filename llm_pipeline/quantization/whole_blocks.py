@@ -1,0 +1,39 @@
+"""Layers that a format's blocks of weights do not divide: modelopt calibrates them, and cannot export them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.errors import Unsupported
+from llm_pipeline.quantization.export_structure import intention
+from llm_pipeline.quantization.exported_names import ALGORITHMS
+from llm_pipeline.quantization.modelopt_recipes import formats_of
+
+_BLOCK = 128
+"""Input columns that share a scale of INT4, in modelopt's own configurations."""
+_BLOCKWISE: frozenset[WeightFormat] = frozenset({"int4_blockwise", "int4_awq", "w4a8_awq"})
+
+
+def refuse_partial_blocks(source: Path, recipe: QuantizationRecipe) -> None:
+    """Refuse, before any work, layers whose width is no multiple of the block that their weights would share.
+
+    Args:
+        source: The plain checkpoint; only its config is read.
+        recipe: What is asked for.
+
+    Raises:
+        Unsupported: There are such layers.
+    """
+    if not formats_of(recipe) & _BLOCKWISE:
+        return
+    intended, blockwise = intention(source, recipe), {ALGORITHMS[name] for name in _BLOCKWISE}
+    layers = {name: intended.layers[name][1] for name, kinds in intended.algorithms.items() if kinds & blockwise}
+    if partial := {name: columns for name, columns in layers.items() if columns % _BLOCK}:
+        name = min(partial)
+        raise Unsupported(
+            f"{len(partial)} of {len(layers)} layers are no multiple of {_BLOCK} columns wide, as INT4 needs: "
+            f"{name} has {partial[name]}",
+            where=f"recipe {recipe.name}",
+            hint="exclude these layers, or take another format, e.g. fp8 or int8_weight_only",
+        )
