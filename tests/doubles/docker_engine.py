@@ -15,6 +15,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import threading
 import uuid
 from dataclasses import dataclass
@@ -95,8 +96,7 @@ class DockerEngine:
         self._directory = directory
         self._lock = threading.RLock()
         self._containers: dict[str, Container] = {}
-        self._server = ThreadingUnixStreamServer(str(self.socket), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Server(str(self.socket), _handler(self))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
@@ -236,6 +236,14 @@ def _frames(container: Container, tail: int) -> bytes:
     """Multiplexed as the engine does without a terminal: stream, length, payload."""
     lines = container.output.read_bytes().splitlines(keepends=True)[-tail:] if container.output else []
     return b"".join(struct.pack(">BxxxL", 1, len(line)) + line for line in lines)
+
+
+class _Server(ThreadingUnixStreamServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that hung up
+            super().handle_error(request, client_address)
 
 
 def _handler(engine: DockerEngine) -> type[BaseHTTPRequestHandler]:

@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -92,8 +93,7 @@ class KubernetesApi:
         self.age = timedelta()
         self.secrets: dict[str, dict[str, str]] = {}
         self.calls: list[str] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def kubeconfig(self, context: str = "test") -> Path:
@@ -459,6 +459,14 @@ def _list(kind: str, items: list[dict[str, Any]]) -> bytes:
 def _rfc3339(nanoseconds: int) -> str:
     seconds, rest = divmod(nanoseconds, 10**9)
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{rest:09d}Z"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that hung up
+            super().handle_error(request, client_address)
 
 
 def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:

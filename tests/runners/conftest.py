@@ -211,7 +211,7 @@ def real_docker_place(deployment, python, real_engine, monkeypatch) -> Place:
     mounts = tuple(Mount(source=path) for path in outer)
     there = DockerEnvironment(runner="docker", image=image, python=python, network="none", mounts=mounts)
     return Place(
-        deployment(there, there.model_copy(update={"image": "localhost:1/no/such:1"})),
+        deployment(there, there.model_copy(update={"image": "NO/no/such:1"})),
         lambda job: docker.DockerClient(address).containers.get(job.name).kill(),
     )
 
