@@ -30,10 +30,10 @@ def engine_file_rules(model: ModelSource) -> Iterator[Finding]:
 
 
 def _engine_directories(model: ModelSource, named: str) -> list[Path]:
-    """Those of the model's versions, and the named one if this host has it."""
+    """Those of the model's versions, and the named one if it is here: a server may run in its repository."""
     found = [version for version in model.versions if any(version.glob("rank*.engine"))]
-    path = Path(named)
-    if path.is_absolute() and path.is_dir() and path.resolve() not in [version.resolve() for version in found]:
+    path = model.directory.parent / named
+    if named and path.is_dir() and path.resolve() not in [version.resolve() for version in found]:
         found.append(path)
     return found
 
@@ -102,4 +102,5 @@ def _device_counts(model: ModelSource, ranks: int) -> Iterator[Finding]:
 
 
 def _place(model: ModelSource, directory: Path) -> str:
-    return directory.name if directory.parent == model.directory else str(directory)
+    inside = directory.is_relative_to(model.directory)
+    return str(directory.relative_to(model.directory)) if inside else str(directory)

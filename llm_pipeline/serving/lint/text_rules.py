@@ -8,7 +8,7 @@ from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.known_mistakes import TEMPLATE_VALUES
 from llm_pipeline.serving.lint.leftovers import Leftover, find_leftovers
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
-from llm_pipeline.serving.repository_layout import CONFIG_FILE
+from llm_pipeline.serving.repository_layout import CONFIG_FILE, FACT_PREFIX
 from llm_pipeline.serving.triton_config.recorded import MODEL_NAMES, RecordedParameter, recorded_model
 
 
@@ -22,7 +22,8 @@ def text_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
             "write one: servers of TensorRT-LLM are started with --disable-auto-complete-config",
         )
     for leftover in find_leftovers(model.text):
-        yield _leftover(model, leftover)
+        if not leftover.parameter.startswith(FACT_PREFIX):
+            yield _leftover(model, leftover)
     for mistake in model.mistakes:
         yield model.finding(mistake.rule, mistake.message, mistake.fix, mistake.line)
 
