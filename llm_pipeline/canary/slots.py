@@ -94,7 +94,7 @@ class TritonSlots:
             place: Ports of the slots.
             target: The target's name.
             state_root: Directory of all servers' state.
-            triton_home: Directory with the unpacked nvidia-pytriton wheel.
+            triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server.
             python: Interpreter of the model's code.
             drill: A fault for the candidate's server only.
         """
@@ -162,18 +162,23 @@ class TritonSlots:
         return slot_state(self._state_root, self._target, slot)
 
     def _start(self, slot: SlotName, repository: ArtifactRef, environment: Mapping[str, str]) -> None:
+        from llm_pipeline.serving.repository_host import refuse_other_host
+        from llm_pipeline.serving.repository_links import fetch_links
         from llm_pipeline.serving.triton_server import start_server
 
         if self._triton_home is None or self._python is None:
             raise ConfigError("this caller can stop servers only", where=slot, hint="run the canary stage instead")
+        directory = self._store.fetch(repository)
+        refuse_other_host(directory)
         start_server(
-            self._store.fetch(repository),
+            directory,
             self._ports[slot],
             triton_home=self._triton_home,
             python=self._python,
             state=self._state(slot),
             environment=environment,
             digest=repository.digest,
+            links=fetch_links(directory, self._store),
         )
 
 

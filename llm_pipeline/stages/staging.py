@@ -13,6 +13,8 @@ from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.golden import read_golden
 from llm_pipeline.serving.probes import probe
+from llm_pipeline.serving.repository_host import refuse_other_host
+from llm_pipeline.serving.repository_links import fetch_links
 from llm_pipeline.serving.triton_server import RunningServer, SlotBusy, start_server, stop_server
 from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 from llm_pipeline.verdict import Judgement, Verdict
@@ -26,7 +28,7 @@ class StagingConfig(ConfigModel):
     Attributes:
         ports: The staging server's ports.
         policy: When it is ready.
-        triton_home: Directory with the unpacked nvidia-pytriton wheel.
+        triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server.
         python: Interpreter of the served model's code.
         state: The staging slot's directory.
     """
@@ -43,6 +45,8 @@ def run(context: StageContext[StagingConfig]) -> StageOutput:
 
     Raises:
         Transient: The staging slot is taken by another repository.
+        Unsupported: The engine was not built for this host.
+        IntegrityError: What the repository links to is missing or damaged.
         ServerFailed: The server ended at its start.
         ConfigError: A port is taken by somebody else.
     """
@@ -73,15 +77,17 @@ def run(context: StageContext[StagingConfig]) -> StageOutput:
 
 
 def _start(context: StageContext[StagingConfig]) -> RunningServer:
-    config = context.config
+    config, repository = context.config, context.inputs["repository"]
+    refuse_other_host(repository)
     try:
         return start_server(
-            context.inputs["repository"],
+            repository,
             config.ports,
             triton_home=Path(config.triton_home),
             python=Path(config.python),
             state=Path(config.state),
             digest=context.request.inputs["repository"].digest,
+            links=fetch_links(repository, context.store),
             wait_seconds=config.policy.ready_timeout_seconds,
         )
     except SlotBusy as busy:
@@ -107,7 +113,7 @@ def _table(judgement: Judgement) -> str:
 
 STAGE = Stage(
     name="staging",
-    version=1,
+    version=2,
     config=StagingConfig,
     run=run,
     environment="control",

@@ -80,7 +80,10 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint and start the event loop; an exception here makes the model unavailable."""
-        self._limits = base.Limits.from_parameters(base.parameters(args))
+        parameters = base.parameters(args)
+        self._limits = base.Limits.from_parameters(parameters)
+        self._add_special = parameters["add_special_tokens"] == "true"
+        self._skip_special = parameters["skip_special_tokens"] == "true"
         self._version = int(args["model_version"])
         self._drill = base.Drill.from_environment()
         self._metrics = base.Metrics()
@@ -128,7 +131,7 @@ class TritonPythonModel:
     def _accept(self, request: Any, sender: Any) -> Live:
         self._drill.fail_if_due()
         asked = base.Asked.read(request, self._limits)
-        prompt = list(self._llm.tokenizer.encode(asked.prompt))
+        prompt = list(self._llm.tokenizer.encode(asked.prompt, add_special_tokens=self._add_special))
         asked.require_room(len(prompt), self._limits)
         reply = base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words))
         return Live(reply, asked, prompt, seed=self._drill.seen)
@@ -156,8 +159,9 @@ class TritonPythonModel:
         characters = tokens = 0
         async for output in live.result:
             whole = output.outputs[0]  # one object that grows
-            piece, new = whole.text[characters:], len(whole.token_ids) - tokens
-            characters, tokens = len(whole.text), len(whole.token_ids)
+            shown = whole.text if whole.finish_reason else whole.text.rstrip(base.INCOMPLETE)
+            piece, new = shown[characters:], len(whole.token_ids) - tokens
+            characters, tokens = max(characters, len(shown)), len(whole.token_ids)
             self._metrics.generated(new)
             if reason := live.reply.add(piece, new, whole.finish_reason or ""):
                 self._forget(live, "completed")
@@ -170,7 +174,12 @@ class TritonPythonModel:
         asked = live.asked
         # older versions take a temperature alone for greedy decoding
         sampled = {"temperature": asked.temperature, "top_p": 1.0, "seed": live.seed} if asked.temperature > 0 else {}
-        return self._sampling_params(max_tokens=asked.maximum_tokens, ignore_eos=asked.ignore_eos, **sampled)
+        return self._sampling_params(
+            max_tokens=asked.maximum_tokens,
+            ignore_eos=asked.ignore_eos,
+            skip_special_tokens=self._skip_special,
+            **sampled,
+        )
 
     def _forget(self, live: Live, outcome: str) -> None:
         live.stop()

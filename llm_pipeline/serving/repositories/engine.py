@@ -13,7 +13,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llm_pipeline.errors import IntegrityError
-from llm_pipeline.serving.repositories.packaged import PackagedEngine, copy_code, write_served_model
+from llm_pipeline.serving.repositories.packaged import (
+    PackagedEngine,
+    copy_code,
+    text_switches,
+    write_served_model,
+)
 from llm_pipeline.serving.repository_layout import (
     ENGINE_DIRECTORY,
     ENGINE_MODEL,
@@ -89,12 +94,7 @@ def write(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
 def _parameters(engine: PackagedEngine) -> dict[str, str]:
     """What the model `llm` reads besides its limits."""
     serving = engine.target.serving
-    switches = {
-        "add_special_tokens": serving.add_special_tokens,
-        "skip_special_tokens": serving.skip_special_tokens,
-        "streaming": serving.streaming,
-    }
-    return {name: str(value).lower() for name, value in switches.items()}
+    return {**text_switches(serving), "streaming": str(serving.streaming).lower()}
 
 
 def _logits_type(engine: Path) -> LogitsType:

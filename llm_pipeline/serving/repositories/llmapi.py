@@ -9,7 +9,7 @@ import yaml
 
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import IntegrityError
-from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
+from llm_pipeline.serving.repositories.packaged import PackagedEngine, text_switches, write_served_model
 from llm_pipeline.serving.repository_layout import CHECKPOINT_DIRECTORY, LLM_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.stages.contract import ArtifactRef
 
@@ -28,7 +28,8 @@ def write(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
         raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
     sets = engine.target.serving.gpu_device_ids
     devices = {"gpu_device_ids": ";".join(",".join(map(str, one)) for one in sets)} if sets else {}
-    version = write_served_model(engine, "llmapi_model", repository, parameters=devices, instances=len(sets) or 1)
+    parameters = {**text_switches(engine.target.serving), **devices}
+    version = write_served_model(engine, "llmapi_model", repository, parameters=parameters, instances=len(sets) or 1)
     document = model_file(read_arguments(engine.directory), engine.target)
     (version / LLM_FILE).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     return {f"{MODEL_NAME}/{MODEL_VERSION}/{CHECKPOINT_DIRECTORY}": checkpoint}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.engines.builder import EngineDescription
 from llm_pipeline.serving.repository_layout import (
@@ -93,6 +94,15 @@ def served_config(engine: PackagedEngine, parameters: Mapping[str, str], instanc
     for name, value in {**_limit_parameters(engine.limits), **parameters, **_shown(engine.facts)}.items():
         config.parameters[name].string_value = value
     return config
+
+
+def text_switches(serving: ServingOptions) -> dict[str, str]:
+    """Parameters that say how a model of a GPU engine tokenizes and detokenizes."""
+    switches = {
+        "add_special_tokens": serving.add_special_tokens,
+        "skip_special_tokens": serving.skip_special_tokens,
+    }
+    return {name: str(value).lower() for name, value in switches.items()}
 
 
 def copy_code(name: str, destination: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -51,3 +52,55 @@ def pretended_engine(tmp_path) -> Path:
     target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
     EngineDescription(facts=facts, target=target).write(engine)
     return engine
+
+
+def _byte_alphabet() -> list[str]:
+    """The character that stands for each byte in byte-level tokenizers (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer(tmp_path_factory) -> Path:
+    """Files of a tokenizer whose tokens are bytes, after `<s>` (0) and `</s>` (1)."""
+    directory = tmp_path_factory.mktemp("tokenizer")
+    special = [
+        {"id": number, "content": token, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False}
+        for number, token in enumerate(["<s>", "</s>"])
+    ]  # fmt: skip
+    vocabulary = ["<s>", "</s>", *_byte_alphabet()]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    document = {
+        "version": "1.0", "added_tokens": special, "normalizer": None, "pre_tokenizer": byte_level,
+        "post_processor": None, "decoder": byte_level, "truncation": None, "padding": None,
+        "model": {"type": "BPE", "vocab": {token: number for number, token in enumerate(vocabulary)}, "merges": []},
+    }  # fmt: skip
+    (directory / "tokenizer.json").write_text(json.dumps(document))
+    (directory / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    return directory
+
+
+@pytest.fixture(scope="session")
+def gpu_engine(tmp_path_factory):
+    """Makes the description of a GPU target's engine, in a new directory."""
+    from llm_pipeline.config.target import Target
+    from llm_pipeline.engines.builder import EngineDescription, EngineFacts
+    from llm_pipeline.stages.contract import ArtifactRef
+
+    def make(builder: str, **options) -> tuple[Path, Target]:
+        engine = tmp_path_factory.mktemp(builder)
+        limits = {"maximum_sequences": 4, "maximum_queued_requests": 4, "maximum_tokens_per_request": 4096}
+        target = Target(
+            name="h100", accelerator="h100-80gb-sxm", engine=builder, runtime_version="1.2.1", limits=limits, **options
+        )
+        facts = EngineFacts(
+            builder=builder, bytes=1, weight_format="native", quantization="FP8", kv_cache="fp8", context_length=512,
+            device="NVIDIA H100", versions={"tensorrt_llm": "1.2.1"}, seconds={},
+        )  # fmt: skip
+        checkpoint = ArtifactRef(kind="checkpoint", digest="c" * 64)
+        EngineDescription(facts=facts, target=target, checkpoint=checkpoint).write(engine)
+        return engine, target
+
+    return make

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 
-_SCHEMAS = Path(__file__).parents[4] / "llm_pipeline/engines/llm_args/data"
+_SCHEMAS = Path(__file__).resolve().parents[4] / "llm_pipeline/engines/llm_args/data"
 _NOT_QUANT_ALGO = ("NVFP4_AWQ", "W4A16_NVFP4", "NVFP4_SVD")
 _NEEDS_DRAFT_MODEL = ("Eagle", "Eagle3", "DraftTarget", "Draft_Target")
 

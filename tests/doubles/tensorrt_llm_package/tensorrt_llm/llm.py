@@ -55,7 +55,7 @@ class LLM:
             raise RuntimeError("LLM is shutting down")
         params = sampling_params or SamplingParams()
         prompt = inputs if isinstance(inputs, str) else self.tokenizer.decode(list(inputs))
-        ids = self.tokenizer.encode(prompt)
+        ids = self.tokenizer.encode(prompt, add_special_tokens=False)
         if self._limit is not None and len(ids) + params.max_tokens > self._limit:
             raise ValueError(
                 f"The sum of prompt length ({len(ids)}) and max_tokens ({params.max_tokens}) should not exceed "
@@ -71,7 +71,7 @@ class LLM:
         text, reason, stopped_by = self._completions.get(prompt, prompt), "stop", None
         if not params.ignore_eos:
             text, stopped_by = _cut(text, params)
-        ids = self.tokenizer.encode(text)
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
         if len(ids) > params.max_tokens or (params.ignore_eos and ids):
             ids = (ids * -(-params.max_tokens // len(ids)))[: params.max_tokens]
             reason, stopped_by = "length", None
@@ -103,9 +103,9 @@ class _Tokenizer:
             return
         self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if self._tokenizer is not None:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         words = re.findall(r"\s*\S+|\s+$", text)
         ids = [zlib.crc32(word.encode()) % 2**31 for word in words]
         self._words.update(zip(ids, words, strict=True))

@@ -1,0 +1,73 @@
+"""The LLM API's repository. After a change that is meant: `UPDATE_GOLDEN=1 pytest` on this file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("tritonclient")
+
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.serving.golden import GoldenPrompt
+from llm_pipeline.serving.model_repository import write_repository
+from llm_pipeline.serving.repository_links import read_links
+from llm_pipeline.serving.repository_lint import lint_repository
+from llm_pipeline.stages.contract import ArtifactRef
+
+GOLDEN_FILES = Path(__file__).parent / "golden" / "llmapi"
+ARGUMENTS = {"backend": "pytorch", "tensor_parallel_size": 2, "kv_cache_config": {"free_gpu_memory_fraction": 0.9}}
+ENGINE = ArtifactRef(kind="engine", digest="e" * 64)
+
+
+@pytest.fixture
+def write(gpu_engine, tmp_path):
+    def write(arguments="given", **options):
+        engine, target = gpu_engine("tensorrt_llm_llmapi", **options)
+        if arguments == "given":
+            (engine / "llm_args.yaml").write_text(yaml.safe_dump(ARGUMENTS, sort_keys=False))
+        golden = [GoldenPrompt(prompt="2+2=", completion=" 4", maximum_tokens=4)]
+        write_repository(engine, golden, {"quantization": "FP8"}, target, tmp_path / "repository", engine_ref=ENGINE)
+        return tmp_path / "repository"
+
+    return write
+
+
+def test_the_files_are_the_golden_ones(write):
+    repository = write(serving={"gpu_device_ids": [[0, 1], [2, 3]], "cancellation_check_milliseconds": 50})
+    for name in ("llm/config.pbtxt", "llm/1/model.yaml", "links.json"):
+        if "UPDATE_GOLDEN" in os.environ:
+            (GOLDEN_FILES / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(repository / name, GOLDEN_FILES / name)
+        assert (repository / name).read_text() == (GOLDEN_FILES / name).read_text(), name
+    assert lint_repository(repository) == []
+
+
+def test_the_checkpoint_is_linked_and_not_copied(write):
+    repository = write()
+    assert read_links(repository) == {"llm/1/checkpoint": ArtifactRef(kind="checkpoint", digest="c" * 64)}
+    files = {str(path.relative_to(repository / "llm/1")) for path in (repository / "llm/1").rglob("*")}
+    assert files == {"engine", "engine/engine.json", "llm_model_base.py", "model.py", "model.yaml"}
+
+
+def test_every_instance_is_given_its_own_gpus(write):
+    repository = write(serving={"gpu_device_ids": [[0, 1], [2, 3]]})
+    path = repository / "llm/config.pbtxt"
+    path.write_text(path.read_text().replace('string_value: "0,1;2,3"', 'string_value: "0,1"'))
+    assert any("one for each set of gpu_device_ids" in told for told in lint_repository(repository))
+
+
+def test_an_engine_without_arguments_is_refused(write):
+    with pytest.raises(IntegrityError, match="no arguments for LLM"):
+        write(arguments=None)
+
+
+@pytest.mark.parametrize("place", ["../outside", "/etc", "llm/../../x", "llm/1/engine", "nowhere/1/checkpoint"])
+def test_a_link_that_leads_elsewhere_is_told_by_the_lint(place, write):
+    repository = write()
+    (repository / "links.json").write_text(json.dumps({place: {"kind": "checkpoint", "digest": "c" * 64}}))
+    assert any("link" in told for told in lint_repository(repository))

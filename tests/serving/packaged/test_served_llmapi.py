@@ -1,0 +1,169 @@
+"""The LLM API's model on a real tritonserver, with the double of TensorRT-LLM behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tritonclient")
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.policy import StagingPolicy
+from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+from llm_pipeline.serving.golden import GoldenPrompt, read_golden
+from llm_pipeline.serving.model_repository import write_repository
+from llm_pipeline.serving.probes import probe
+from llm_pipeline.serving.triton_server import start_server, stop_server
+from llm_pipeline.stages.contract import ArtifactRef
+
+pytestmark = pytest.mark.slow
+
+DOUBLE = Path(__file__).parents[2] / "doubles/tensorrt_llm_package/tensorrt_llm"
+ANSWERS = {
+    "which colour?": "The moon is red, said the cat.",
+    "characters": "é 日本 😀 done",
+    "a long story": "so it went on and on " * 60,
+}
+SECONDS_PER_TOKEN = 0.005
+
+
+@pytest.fixture(scope="module")
+def repository(gpu_engine, tmp_path_factory):
+    engine, target = gpu_engine("tensorrt_llm_llmapi", serving={"cancellation_check_milliseconds": 20})
+    (engine / "llm_args.yaml").write_text("backend: pytorch\nmax_batch_size: 4\n")
+    golden = [GoldenPrompt(prompt="which colour?", completion=ANSWERS["which colour?"], maximum_tokens=40)] * 20
+    destination = tmp_path_factory.mktemp("llmapi") / "repository"
+    ref = ArtifactRef(kind="engine", digest="e" * 64)
+    write_repository(engine, golden, {"quantization": "FP8"}, target, destination, engine_ref=ref)
+    return destination
+
+
+@pytest.fixture(scope="module")
+def checkpoint(byte_tokenizer, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("checkpoint")
+    for path in byte_tokenizer.iterdir():
+        shutil.copy(path, directory)
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"weights")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def server(repository, checkpoint, model_python, triton_home, tmp_path_factory):
+    answers = tmp_path_factory.mktemp("answers") / "answers.json"
+    answers.write_text(json.dumps(ANSWERS))
+    environment = {
+        "LLM_PIPELINE_DOUBLE_COMPLETIONS": str(answers),
+        "LLM_PIPELINE_DOUBLE_SECONDS_PER_TOKEN": str(SECONDS_PER_TOKEN),
+    }
+    links = {"llm/1/checkpoint": checkpoint, "llm/1/tensorrt_llm": DOUBLE}  # what is beside model.py can be imported
+    state = tmp_path_factory.mktemp("slot") / "llmapi"
+    yield start_server(
+        repository, ServerPorts(http=18530, grpc=18531, metrics=18532), triton_home=triton_home, python=model_python,
+        state=state, environment=environment, links=links,
+    )  # fmt: skip
+    stop_server(state)
+
+
+def asking(prompt="which colour?", maximum_tokens=40, **options):
+    return GenerationRequest(prompt=prompt, maximum_tokens=maximum_tokens, **options)
+
+
+def ask(server, *requests, verb="generate"):
+    async def together():
+        async with GenerationClient(server.http_url) as client:
+            return await asyncio.gather(*(getattr(client, verb)(request) for request in requests))
+
+    answers = asyncio.run(together())
+    return answers[0] if len(requests) == 1 else answers
+
+
+def post(server, body):
+    request = urllib.request.Request(f"{server.http_url}/v2/models/llm/generate", json.dumps(body).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def metric(server, name):
+    with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def eventually(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_the_golden_prompts_and_every_other_probe_pass(server, repository):
+    judgement = asyncio.run(
+        probe(server.http_url, read_golden(repository), StagingPolicy(), metrics_url=server.metrics_url)
+    )
+    assert judgement.verdict == "GO", judgement
+
+
+def test_a_streamed_answer_is_the_whole_answer_in_pieces(server):
+    for prompt, text in list(ANSWERS.items())[:2]:
+        whole, pieces = ask(server, asking(prompt)), ask(server, asking(prompt), verb="stream")
+        assert whole.text == pieces.text == text
+        assert whole.output_tokens == pieces.output_tokens == len(text.encode())
+        assert (whole.finish_reason, pieces.finish_reason) == ("stop", "stop")
+        assert len(pieces.chunk_seconds) > 5
+
+
+def test_an_answer_ends_at_its_limit_or_before_its_stop_word(server):
+    limited = ask(server, asking(maximum_tokens=8))
+    assert (limited.text, limited.output_tokens, limited.finish_reason) == ("The moon", 8, "length")
+    for verb in ("generate", "stream"):
+        stopped = ask(server, asking(stop=("never", "said")), verb=verb)
+        assert (stopped.text, stopped.finish_reason) == ("The moon is red, ", "stop")
+        assert stopped.output_tokens < len(ANSWERS["which colour?"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"text_input": " "}, "text_input is empty"),
+        ({"max_tokens": 0}, "max_tokens 0 is not in 1..511"),
+        ({"text_input": "x" * 510}, "prompt of 510 tokens and max_tokens 4 exceed 512"),
+        ({"temperature": 3}, "temperature 3.0 is not in 0..2.0"),
+        ({"stop": [""]}, "none of them empty"),
+    ],
+)
+def test_a_senseless_request_is_the_callers_mistake(change, reason, server):
+    status, answer = post(server, {"text_input": "which colour?", "max_tokens": 4, **change})
+    assert (status, reason in answer["error"]) == (400, True), answer
+
+
+def test_more_requests_than_the_queue_holds_are_refused_as_unavailable(server):
+    answers = ask(server, *[asking("a long story", 400, ignore_eos=True) for _ in range(14)], verb="stream")
+    refused = [answer for answer in answers if "queue full" in answer.error]
+    assert len(refused) == 6
+    assert all(answer.output_tokens == 400 for answer in answers if answer.ok)
+    assert eventually(lambda: metric(server, "llm_active_requests") == 0)
+
+
+def test_a_client_that_leaves_frees_its_place(server):
+    before, tokens = metric(server, 'llm_requests_total{outcome="cancelled"'), metric(server, "llm_tokens_total")
+
+    async def leave():
+        async with GenerationClient(server.http_url) as client:
+            stream = await client.open_stream(asking("a long story", 490, ignore_eos=True))
+            stream.close()
+
+    asyncio.run(leave())
+    assert eventually(lambda: metric(server, "llm_active_requests") == 0)
+    assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
+    assert metric(server, "llm_tokens_total") < tokens + 490
