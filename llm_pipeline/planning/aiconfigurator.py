@@ -31,7 +31,7 @@ _SYSTEMS = {
     "H100-SXM5-80GB": "h100_sxm",
     "H200-SXM-141GB": "h200_sxm",
     "B200-SXM-180GB": "b200_sxm",
-    "GB200": "gb200_sxm",
+    "GB200": "gb200",
 }
 """Its names of GPUs, by those of the catalog."""
 

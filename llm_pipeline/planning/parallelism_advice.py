@@ -61,7 +61,7 @@ def _why(now: Parallelism, best: Parallelism, *, fits: bool) -> str | None:
     if not fits:
         return f"it fits on {gpus}"
     if best.world_size < now.world_size:
-        return f"{gpus} hold what the limits ask for, {now.world_size} are given: more are only faster"
+        return f"what the limits ask for fits on {gpus} of the {now.world_size}: more are only faster"
     if now.tensor > _NODE:
         return f"tensor parallelism {now.tensor} leaves the NVLink of one node of {_NODE}"
     return "tensor parallel ranks answer sooner than the stages of a pipeline" if best.tensor > now.tensor else None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.cli import main
 from llm_pipeline.errors import ConfigError, ExitCode, PipelineError, Unsupported
 from llm_pipeline.planning import host
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
@@ -201,6 +202,39 @@ def test_a_token_that_is_not_set_is_a_warning_unless_the_hub_is_on_loopback(
     plan = plan_release(real(configs), store_seconds=0)
     assert not any("HF_TOKEN" in line for line in plan.warnings)
     assert "do_not_show_me" not in plan.model_dump_json()
+
+
+def test_a_container_without_a_digest_is_a_warning_with_how_to_pin_it(configs: Path, edit):
+    plan = plan_release(real(configs), store_seconds=0)
+    pin = "h100, h200, l40s: nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 is not pinned"
+    assert any(line.startswith(pin) and "imagetools inspect" in line for line in plan.warnings)
+    assert "26.07-trtllm-python-py3, not pinned, driver" in format_plan(plan)
+    digest = f"sha256:{'ab' * 32}"
+    edit("targets/h100.yaml", "26.07-trtllm-python-py3", f"26.07-trtllm-python-py3@{digest}")
+    plan = plan_release(real(configs), store_seconds=0)
+    assert (plan.targets[0].digest, plan.targets[1].digest) == (digest, None)
+    assert plan.targets[0].container == plan.targets[1].container
+    assert any(line.startswith(pin.removeprefix("h100, ")) for line in plan.warnings)
+
+
+def test_a_split_that_wastes_gpus_is_told_with_the_better_one(configs: Path, edit):
+    edit("targets/h200.yaml", "accelerator_count: 1", "accelerator_count: 2")
+    edit("targets/h200.yaml", "tensor: 1", "tensor: 2")
+    text = format_plan(plan_release(real(configs), store_seconds=0))
+    assert "fp8_chat: what the limits ask for fits on 1 GPU of the 2" in text
+    assert "-> parallelism: { tensor: 1, pipeline: 1 }, accelerator_count: 1" in text
+
+
+def test_the_plan_is_written_where_it_is_wanted(configs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    output = tmp_path / "plans" / "demo"
+    assert main(["plan", str(demo(configs)), "--output", str(output), "--json"]) == ExitCode.GO
+    written = (output / "plan.json").read_text()
+    assert capsys.readouterr().out == written
+    assert (output / "plan.txt").read_text() == format_plan(Plan.model_validate_json(written))
+    occupied = tmp_path / "file"
+    occupied.touch()
+    assert main(["plan", str(demo(configs)), "--output", str(occupied)]) == ExitCode.BAD_INPUT
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_a_bucket_that_nobody_may_see_here_is_a_warning_and_holds_up_nothing(configs: Path):

@@ -1,0 +1,112 @@
+"""Batches, lengths and splits over GPUs, by the memory model and by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.target import EngineLimits, Parallelism, Target
+from llm_pipeline.planning.capacity import capacity
+from llm_pipeline.planning.model_shape import ModelShape, known_shape
+from llm_pipeline.planning.parallelism_advice import advise_split
+from llm_pipeline.planning.target_memory import judge_memory
+
+PLAIN = QuantizationRecipe(name="none", weights="none")
+FP8 = QuantizationRecipe.model_validate(
+    {"name": "fp8", "weights": "fp8", "calibration": {"sources": ["c"], "samples": 1, "maximum_tokens": 8}}
+)
+
+
+def shape(model: str) -> ModelShape:
+    found = known_shape(f"meta-llama/{model}")
+    assert found
+    return found
+
+
+def target(accelerator: str, tensor: int = 1, pipeline: int = 1, **limits: Any) -> Target:
+    wanted = {"maximum_sequences": 16, "maximum_tokens_per_request": 8192} | limits
+    return Target(
+        name="t",
+        accelerator=accelerator,
+        accelerator_count=tensor * pipeline,
+        engine="tensorrt_llm_llmapi",
+        parallelism=Parallelism(tensor=tensor, pipeline=pipeline),
+        limits=EngineLimits.model_validate(wanted),
+    )
+
+
+def test_the_longest_request_fits_as_often_as_wanted_and_one_block_more_does_not():
+    model = shape("Llama-3.1-8B")
+    held = capacity(target("L40S"), PLAIN, model)
+    assert held is not None
+    longest = held.longest_request
+    assert longest % 32 == 0
+    for tokens, fits in ((longest, True), (longest + 32, False)):
+        fit, _ = judge_memory(target("L40S", maximum_tokens_per_request=tokens), PLAIN, model)
+        assert fit is not None
+        assert fit.fits is fits
+
+
+def test_batches_halve_as_lengths_double_and_the_wanted_length_is_among_them():
+    held = capacity(target("H100-SXM5-80GB", maximum_tokens_per_request=4096), PLAIN, shape("Llama-3.1-8B"))
+    assert held is not None
+    batches = {batch.tokens: batch.batch for batch in held.batches}
+    assert set(batches) == {2048, 4096, 8192, 32_768, 131_072}
+    free = 0.9 * (85.0e9 - 16.06e9 - 3.0e9)  # memory that the driver reports, less weights, less the runtime, roughly
+    assert batches[2048] == pytest.approx(free / (2048 * 131_072), rel=0.03)
+    assert batches[4096] == pytest.approx(batches[2048] / 2, abs=1)
+
+
+def test_no_request_is_longer_than_the_models_context():
+    held = capacity(target("B200-SXM-180GB", maximum_sequences=1), FP8, shape("Llama-3.1-8B"))
+    assert held is not None
+    assert held.longest_request == 131_072
+
+
+def test_weights_that_fill_the_gpu_leave_no_length_at_all():
+    held = capacity(target("L40S"), PLAIN, shape("Llama-3.1-70B"))
+    assert held is not None
+    assert held.longest_request == 0
+    assert {batch.batch for batch in held.batches} == {0}
+
+
+def test_a_model_that_does_not_fit_gets_the_fewest_gpus_that_hold_it():
+    """141.1 GB of weights: two 80 GB GPUs hold them and nothing else, four hold 16 requests of 8192 tokens, too."""
+    advice = advise_split(target("H100-SXM5-80GB"), PLAIN, shape("Llama-3.1-70B"))
+    assert advice is not None
+    assert (advice.tensor, advice.pipeline, advice.gpus) == (4, 1, 4)
+    assert advice.why == "it fits on 4 GPUs"
+    assert advice.change == "parallelism: { tensor: 4, pipeline: 1 }, accelerator_count: 4"
+
+
+def test_405b_in_bf16_needs_two_nodes_with_tensor_parallelism_inside_each():
+    advice = advise_split(target("H100-SXM5-80GB", tensor=8), PLAIN, shape("Llama-3.1-405B"))
+    assert advice is not None
+    assert (advice.tensor, advice.pipeline) == (8, 2)
+    beyond = advise_split(target("H100-SXM5-80GB", tensor=16), PLAIN, shape("Llama-3.1-405B"))
+    assert beyond is not None
+    assert (beyond.tensor, beyond.pipeline) == (8, 2)
+    assert "leaves the NVLink of one node" in beyond.why
+    assert advise_split(target("H100-SXM5-80GB", tensor=8, pipeline=2), PLAIN, shape("Llama-3.1-405B")) is None
+
+
+def test_gpus_that_are_not_needed_are_named_and_a_split_that_is_right_is_left_alone():
+    wasted = advise_split(target("H100-SXM5-80GB", tensor=4), FP8, shape("Llama-3.1-8B"))
+    assert wasted is not None
+    assert wasted.why == "what the limits ask for fits on 1 GPU of the 4: more are only faster"
+    assert advise_split(target("H100-SXM5-80GB"), FP8, shape("Llama-3.1-8B")) is None
+    cpu = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
+    assert advise_split(cpu, FP8, shape("Llama-3.1-8B")) is None
+
+
+def test_a_pipeline_where_tensor_parallelism_would_do_is_named():
+    advice = advise_split(target("H100-SXM5-80GB", pipeline=4), PLAIN, shape("Llama-3.1-70B"))
+    assert advice is not None
+    assert (advice.tensor, advice.pipeline) == (4, 1)
+    assert "answer sooner" in advice.why
+
+
+def test_what_fits_nowhere_gets_no_advice():
+    assert advise_split(target("L4", maximum_sequences=4096), PLAIN, shape("Llama-3.1-405B")) is None

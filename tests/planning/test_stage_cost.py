@@ -1,0 +1,101 @@
+"""Times by the stated models, and what they cost, against hand arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.planning.plan import Plan, format_plan, plan_release
+from llm_pipeline.planning.stage_cost import StepCost
+
+PRICES = "quantization_host: { accelerator: H200-SXM-141GB, count: 1 }\ngpu_hour_prices: { H100-SXM5-80GB: 4.0"
+HOST = "quantization_host: { accelerator: H200-SXM-141GB, count: 1 }"
+
+
+@pytest.fixture
+def real(configs: Path) -> Path:
+    return configs / "releases" / "llama-3.1-8b-instruct.yaml"
+
+
+def plan_of(path: Path) -> Plan:
+    return plan_release(path, store_seconds=0)
+
+
+def costs(plan: Plan) -> dict[str, StepCost]:
+    return {f"{step.stage} {step.subject}".rstrip(): step.cost for step in plan.stages}
+
+
+def test_a_load_test_holds_the_targets_gpus_for_its_window_and_warm_up(real: Path, edit):
+    edit("targets/h100.yaml", "accelerator_count: 1", "accelerator_count: 2")
+    edit("targets/h100.yaml", "tensor: 1", "tensor: 2")
+    cost = costs(plan_of(real))["load_test h100"]
+    assert cost.seconds == 300 + 50 / 4
+    assert (cost.basis, cost.measurements, cost.accelerator, cost.gpus) == ("model", 0, "H100-SXM5-80GB", 2)
+    assert cost.gpu_hours == pytest.approx(2 * 312.5 / 3600)
+    assert cost.price is None
+
+
+def test_a_build_takes_minutes_by_the_size_of_the_largest_checkpoint(real: Path):
+    cost = costs(plan_of(real))["build h100"]
+    assert cost.seconds == pytest.approx(6 * 9.08, rel=0.01)
+
+
+def test_a_download_takes_what_the_deployment_allows_and_is_not_known_without_a_limit(real: Path, edit):
+    assert costs(plan_of(real))["download"].seconds is None
+    edit("deployments/gpu-cluster.yaml", "connections: 8", "connections: 8\n  megabytes_per_second: 100")
+    download = costs(plan_of(real))["download"]
+    assert download.seconds == pytest.approx(160.6, rel=0.01)
+    assert (download.gpus, download.gpu_hours) == (0, 0.0)
+
+
+def test_quantization_and_scoring_hold_the_quantization_hosts_gpus(real: Path):
+    plan = plan_of(real)
+    assert plan.gpus is not None
+    found = costs(plan)
+    assert found["quantize fp8_chat"].accelerator == found["baseline"].accelerator == "H200-SXM-141GB"
+    assert found["baseline"].seconds == 60 * (plan.gpus.scoring_minutes or 0)
+    assert found["accuracy fp8_chat"].seconds == 60 * (plan.gpus.expected_minutes or 0)
+
+
+def test_a_canary_bakes_at_least_as_long_as_the_policy_says_and_an_approval_takes_as_long_as_it_takes(real: Path):
+    plan = plan_of(real)
+    assert costs(plan)["canary l40s:25"].seconds == 300
+    assert costs(plan)["approve"].seconds is None
+    assert "approve" not in plan.total.not_known
+    assert "settle h100" in plan.total.not_known
+
+
+def test_gpu_hours_cost_what_the_deployment_says(real: Path, edit):
+    edit("deployments/gpu-cluster.yaml", HOST, f"{PRICES}, H200-SXM-141GB: 5.0, L40S: 1.5 }}\ncurrency: EUR")
+    plan = plan_of(real)
+    hours = plan.total.gpu_hours
+    assert costs(plan)["canary h100:5"].price == pytest.approx(4.0 * 300 / 3600)
+    expected = 4 * hours["H100-SXM5-80GB"] + 5 * hours["H200-SXM-141GB"] + 1.5 * hours["L40S"]
+    assert plan.total.price == pytest.approx(expected)
+    assert plan.total.price == pytest.approx(sum(cost.price or 0 for cost in costs(plan).values()))
+    assert f"{expected:.2f} EUR" in format_plan(plan)
+
+
+def test_without_a_price_of_every_gpu_there_is_no_sum(real: Path, edit):
+    edit("deployments/gpu-cluster.yaml", HOST, f"{PRICES} }}")
+    plan = plan_of(real)
+    assert costs(plan)["canary h100:5"].price is not None
+    assert plan.total.price is None
+    assert "no gpu_hour_prices" in format_plan(plan)
+
+
+def test_a_price_of_an_unknown_gpu_is_refused_with_near_names(real: Path, edit):
+    edit("deployments/gpu-cluster.yaml", HOST, f"{PRICES.replace('H100-SXM5-80GB', 'H100')} }}")
+    with pytest.raises(ConfigError, match="gpu_hour_prices: unknown accelerator 'H100'") as caught:
+        plan_of(real)
+    assert caught.value.where == "deployment gpu-cluster"
+    assert "H100-SXM5-80GB" in caught.value.hint
+
+
+def test_a_server_without_a_gpu_costs_no_gpu_hours(configs: Path):
+    plan = plan_of(configs / "releases" / "demo.yaml")
+    assert plan.total.gpu_hours == {}
+    assert plan.total.price is None
+    assert "GPU" not in format_plan(plan)
