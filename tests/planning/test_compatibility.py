@@ -166,6 +166,12 @@ def test_a_version_between_known_ones_is_a_warning_that_says_which_it_is_taken_f
     assert "registry.example.com/own:1 is not in our tables" in judged.warnings[1]
 
 
+def test_a_version_before_1_0_is_a_warning_for_the_llm_api():
+    judged = judge(gpu_target(runtime_version="0.21.0", container=TRITON_1_2_1.replace("26.07", "25.08")), "none")
+    assert isinstance(judged, Legal)
+    assert judged.warnings == ("what our tables say begins with TensorRT-LLM 1.0, this is 0.21.0",)
+
+
 def test_a_mirror_of_a_known_container_is_known():
     assert judge(gpu_target(container="registry.example.com/mirror/tritonserver:26.07-trtllm-python-py3"), "fp8").legal
     judged = refusal(gpu_target(container="registry.example.com/mirror/tritonserver:25.12-trtllm-python-py3"))

@@ -254,6 +254,13 @@ def test_a_target_is_judged_with_its_own_kv_cache_options():
     assert "(10% of the rest)" in refused.reason
 
 
+def test_a_target_is_judged_with_its_own_beam_width():
+    alone, beams = (judge_memory(gpu_target(runtime={"beam_width": b}), recipe("fp8"), LLAMA_8B)[0] for b in (1, 2))
+    assert alone is not None
+    assert beams is not None
+    assert beams.kv_wanted == 2 * alone.kv_wanted
+
+
 def test_experts_are_not_spread_where_there_are_none():
     target = gpu_target(accelerator_count=2, parallelism={"tensor": 2, "expert": 2})
     fit, refused = judge_memory(target, recipe("fp8"), LLAMA_8B)
