@@ -60,7 +60,7 @@ def _flow(model: ModelSource) -> Iterator[Finding]:
         fix = f"add the step that makes {name}, or map another tensor"
         yield model.finding("tensor_not_made", message, fix, model.string_line(name))
     for name in inputs:
-        if False:
+        if name not in read:
             message = f"input {name} is used by no step"
             yield model.finding(
                 "input_not_used", message, "map it to a step's input, or take it out", model.string_line(name)
