@@ -51,7 +51,15 @@ _NEVER_RAN = StepReuse(outcome="computed", why="never ran")
 
 
 class _Awaited(MissingResult):
-    """A step needs what another one will only compute."""
+    """A step needs what another one will only compute.
+
+    Attributes:
+        step: The other one.
+    """
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(" ".join(filter(None, step)))
+        self.step = step
 
 
 class _ForeseenFlow(Flow):
@@ -63,7 +71,7 @@ class _ForeseenFlow(Flow):
 
     def find(self, stage: str, subject: str = "") -> StageResult | None:
         if (stage, subject) not in self.foreseen:
-            raise _Awaited(f"{stage} {subject}".rstrip())
+            raise _Awaited((stage, subject))
         return self.foreseen[stage, subject]
 
     def failure_of(self, recipe: str) -> StageFailure | None:  # noqa: ARG002 - what failed is tried again
@@ -119,7 +127,8 @@ def _foresee(flow: _ForeseenFlow, history: History, step: Step) -> StepReuse:
     try:
         request = flow.request(stage, subject)
     except _Awaited as awaited:
-        return StepReuse(outcome="computed", why=f"{awaited.message} is computed")
+        before = awaited.step[0] if awaited.step[1] == subject else awaited.message
+        return StepReuse(outcome="computed", why=f"{before} is computed")
     except MissingResult as missing:
         return StepReuse(outcome="not reached", why=missing.message)
     return _look_up(flow, history, request)

@@ -59,12 +59,16 @@ def _row(steps: Sequence[PlannedStage]) -> tuple[str, ...]:
 
 
 def _subjects(names: Sequence[str]) -> str:
-    """Subjects in one cell; canary steps of the same target together."""
+    """Subjects in one cell; canary steps of all targets that have the same ones together."""
     if not any(":" in name for name in names):
         return ", ".join(names)
-    pairs = [name.split(":", 1) for name in names]
-    targets = groupby(pairs, key=lambda pair: pair[0])
-    return ", ".join(f"{target} {'/'.join(percent for _, percent in steps)} %" for target, steps in targets)
+    steps: dict[str, list[str]] = {}
+    for target, _, percent in (name.partition(":") for name in names):
+        steps.setdefault(target, []).append(percent)
+    targets: dict[str, list[str]] = {}
+    for target, percents in steps.items():
+        targets.setdefault("/".join(percents), []).append(target)
+    return ", ".join(f"{', '.join(alike)} at {percents} %" for percents, alike in targets.items())
 
 
 def _time(step: PlannedStage, *, several: bool) -> str:

@@ -70,7 +70,7 @@ def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
 def _header(target: TargetPlan) -> tuple[str, ...]:
     capacities = [recipe.capacity for recipe in target.recipes if recipe.capacity]
     lengths = "/".join(_tokens(batch.tokens) for batch in capacities[0].batches) if capacities else "-"
-    return (*_HEADER, f"batch at {lengths}", f"longest of {target.sequences}")
+    return (*_HEADER, f"batch at {lengths}", f"length at {target.sequences}")
 
 
 def _memory(fit: MemoryFit | None) -> tuple[str, ...]:

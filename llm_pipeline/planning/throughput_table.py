@@ -15,7 +15,7 @@ def throughput_lines(target: TargetPlan) -> list[str]:
         return []
     bounds = known[0][1].bounds
     many = f"x {bounds.requests}"
-    bound = ("bound alone", f"bound {many}", "bound, any length", "ms/token from", "ms/prompt from")
+    bound = ("bound alone", f"bound {many}", "bound, any length", "first token from", "each from")
     rows = [_row(recipe, figures) for recipe, figures in known]
     lengths = f"{bounds.prompt_tokens} in, {bounds.output_tokens} out"
     title = f"  output tokens a second at {lengths}: expected, and the bounds that no engine can beat"
@@ -33,8 +33,8 @@ def _row(recipe: RecipePlan, figures: Throughput) -> tuple[str, ...]:
         f"{bounds.alone:.0f}",
         f"{bounds.together:.0f}",
         f"{bounds.ceiling:.0f}",
-        f"{bounds.token_milliseconds:.2f}",
-        f"{bounds.prompt_milliseconds:.0f}",
+        f"{bounds.prompt_milliseconds:.0f} ms",
+        f"{bounds.token_milliseconds:.2f} ms",
     )
 
 
