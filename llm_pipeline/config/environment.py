@@ -97,7 +97,8 @@ class KubernetesEnvironment(ConfigModel):
     Attributes:
         namespace: Namespace of the Job.
         context: Context of the kubeconfig; None for the pod's own service account, or the current context.
-        image: As in a Docker environment.
+        image: Image with its tag or digest; None for the target's own `container`. It is recorded as it is named here,
+            so name the digest.
         python: The interpreter inside the image that has this package.
         gpus: GPUs of the pod.
         gpu_resource: The resource that GPUs are counted in.

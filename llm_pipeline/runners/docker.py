@@ -97,11 +97,10 @@ class DockerRunner:
             StageCrashed: It ended without saying how.
             PipelineError: The error it reported, in its own family.
         """
-        with _engine_answers():
-            if not job.result.exists():
+        if not job.result.exists():
+            with _engine_answers():
                 raise self._crash(job)
-            if container := self._find(job.name):
-                container.remove(force=True)
+        self._remove(job)
         if result := read_outcome(job):
             return result
         raise StageCrashed("the stage's outcome cannot be understood", where=str(job.result), hint="run it again")
@@ -177,6 +176,15 @@ class DockerRunner:
             count = -1 if environment.gpus == "all" else environment.gpus
             options["device_requests"] = [DeviceRequest(count=count, capabilities=[["gpu"]])]
         return options
+
+    def _remove(self, job: Job) -> None:
+        """An engine that is away is no reason to lose an outcome."""
+        try:
+            with _engine_answers():
+                if container := self._find(job.name):
+                    container.remove(force=True)
+        except Transient as error:
+            log.warning("the container of an ended stage was not removed", container=job.name, reason=error.message)
 
     def _start(self, options: dict[str, Any], job: Job) -> None:
         from docker.errors import APIError

@@ -63,13 +63,16 @@ class KubernetesRunner:
         base = job_base_name(request, digest)
         there = cluster.jobs(f"{WORK_LABEL}={work_hash(request)}")
         for state in there:
-            if state.request_digest == digest and not (state.ended or state.deleting):
-                return self._job(placement, request, state.name, digest)
+            job = self._job(placement, request, state.name, digest)
+            if state.request_digest == digest and not state.deleting and self.is_active(job):
+                return job
         for state in there:
             if not state.ended:  # an older configuration of the same stage: superseded
                 self._stop(cluster, state.name)
         name = f"{base}-{self._next_number(base, request, [state.name for state in there])}"
         job = self._job(placement, request, name, digest)
+        if "@" not in image:
+            log.warning("the image is named by a tag, which may move: name its digest", image=image)
         if cluster.create_job(job_manifest(environment, image, request, job)):
             log.info("a Job runs the stage", job=name, namespace=environment.namespace, image=image)
         elif (found := cluster.job(name)) is None or found.request_digest != digest:
@@ -82,25 +85,26 @@ class KubernetesRunner:
         Raises:
             Transient: The cluster cannot be reached.
         """
-        cluster = self._cluster(job.environment)
+        cluster, now = self._cluster(job.environment), datetime.now(UTC)
         state = cluster.job(job.name)
         if state is None:  # deleted; what its deletion left behind may still run
-            return any(not pod.ended for pod in cluster.pods(job.name))
-        if state.ended or state.deleting or state.ready:
+            return any(not (pod.ended or pod.is_lost(now)) for pod in cluster.pods(job.name))
+        if state.ended or state.ready:
             return not state.ended
         pods = cluster.pods(job.name)
-        pod = pods[-1] if pods else None
-        limit = timedelta(
-            minutes=environment_of(self._deployment, job.environment, KubernetesEnvironment).start_timeout_minutes
-        )
-        overdue = datetime.now(UTC) - state.created_at > limit
+        if pods and pods[-1].is_lost(now):
+            return False
+        return state.deleting or self._may_start(cluster, job, pods[-1] if pods else None, now - state.created_at)
+
+    def _may_start(self, cluster: Cluster, job: Job, pod: PodState | None, waited: timedelta) -> bool:
+        environment = environment_of(self._deployment, job.environment, KubernetesEnvironment)
+        overdue = waited > timedelta(minutes=environment.start_timeout_minutes)
         events = cluster.events(job.name) if overdue and pod is None else ()
         problem = waits_in_vain(pod, overdue=overdue, events=events)
-        if problem is None:
-            return True
-        self._stop(cluster, job.name)
-        self._record(job, problem)
-        return False
+        if problem is not None:
+            self._stop(cluster, job.name)
+            self._record(job, problem)
+        return problem is None
 
     def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
         """Whole log lines from an offset on, and the offset to go on from; see `kubernetes_log`."""
@@ -132,7 +136,7 @@ class KubernetesRunner:
         cluster = self._cluster(job.environment)
         pods = cluster.pods(job.name)
         pod = pods[-1] if pods else None
-        how, advice = ending(cluster.job(job.name), pod)
+        how, advice = ending(cluster.job(job.name), pod, datetime.now(UTC))
         lines = self._last_lines(cluster, pod)
         raise StageCrashed(
             f"the stage ended without a result: {how}; its last lines:\n{lines}", where=f"Job {job.name}", hint=advice
@@ -166,7 +170,8 @@ class KubernetesRunner:
         """One that neither a Job has nor an outcome, which outlives its Job and must not be taken for another's."""
         documents = self._store.list_documents(f"releases/{request.release_id}/jobs")
         names = [*job_names, *(document.rpartition("/")[2] for document in documents)]
-        return max((int(found[1]) for name in names if (found := _NUMBER.search(name)) and base in name), default=0) + 1
+        ours = [name for name in names if name.startswith(f"{base}-")]
+        return max((int(found[1]) for name in ours if (found := _NUMBER.search(name))), default=0) + 1
 
     def _stop(self, cluster: Cluster, name: str) -> None:
         cluster.delete_job(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from llm_pipeline.errors import ConfigError, PipelineError, Transient
@@ -26,6 +26,7 @@ _ADVICE = {
     "StartError": "check image and python of the environment",
     "ContainerCannotRun": "check image and python of the environment",
 }
+_LOST_AFTER = timedelta(minutes=5)
 _AGAIN = "run it again: finished work is kept"
 
 
@@ -64,6 +65,7 @@ class PodState:
         reason: Why it failed: the container's reason, or the pod's own.
         message: The same in more words.
         image_id: The image's digest as the node resolved it.
+        ends_by: When it is killed at the latest, once it was deleted.
     """
 
     name: str
@@ -77,6 +79,11 @@ class PodState:
     message: str
     exit_code: int | None
     image_id: str
+    ends_by: datetime | None
+
+    def is_lost(self, now: datetime) -> bool:
+        """Whether it should be gone for long: its node does not answer, and nobody says whether it still runs."""
+        return not self.ended and self.ends_by is not None and now - self.ends_by > _LOST_AFTER
 
 
 def job_state(job: Any, digest_annotation: str) -> JobState:
@@ -115,6 +122,7 @@ def pod_state(pod: Any) -> PodState:
         message=status.message or (terminated.message if terminated else "") or "",
         exit_code=terminated.exit_code if terminated else None,
         image_id=(container.image_id or "") if container else "",
+        ends_by=pod.metadata.deletion_timestamp,
     )
 
 
@@ -147,13 +155,15 @@ def waits_in_vain(pod: PodState | None, *, overdue: bool, events: tuple[str, ...
     )
 
 
-def ending(job: JobState | None, pod: PodState | None) -> tuple[str, str]:
+def ending(job: JobState | None, pod: PodState | None, now: datetime) -> tuple[str, str]:
     """How a stage ended that left no outcome, and what to do about it."""
     if job is not None and job.reason == _OUT_OF_TIME:  # the Job's controller has removed the pod
         return f"{_OUT_OF_TIME}: {job.message}", _ADVICE[_OUT_OF_TIME]
     if pod is None:
         what = "pod is gone: its node was lost, or it was deleted" if job else "Job is gone: somebody deleted it"
         return f"its {what}", _AGAIN
+    if pod.is_lost(now):
+        return f"its node {pod.node} does not answer", "delete the node, or the pod by force; then run it again"
     code = "" if pod.exit_code is None else f" (exit code {pod.exit_code})"
     message = f": {pod.message}" if pod.message else ""
     return f"{pod.reason or 'it ended'}{code}{message} on node {pod.node}", _ADVICE.get(pod.reason, _AGAIN)

@@ -131,7 +131,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         request = self.request(context)
         self._check_claim(context, request)
         job = self._runner_here().submit(request, placement(request))
-        log.info("the stage's log: %s", job.log)
+        log.info("the stage's log: %s", job.log_place)
         return job.model_dump(mode="json")
 
     def get_job_status(self, external_id: JsonValue, context: Context) -> str:  # noqa: ARG002

@@ -59,12 +59,15 @@ class Pod:
     process: subprocess.Popen[bytes] | None = None
     log: list[tuple[int, str]] = field(default_factory=list)
     killed_for: str = ""
+    unreachable: bool = False
 
     @property
     def name(self) -> str:
         return self.object["metadata"]["name"]
 
     def signal(self, number: signal.Signals) -> None:
+        if self.unreachable:
+            return
         if self.process and self.process.poll() is None:
             os.killpg(self.process.pid, number)
 
@@ -109,6 +112,7 @@ class KubernetesApi:
         self._server.shutdown()
         self._server.server_close()
         for pod in list(self._pods.values()):
+            pod.unreachable = False
             pod.signal(signal.SIGKILL)
 
     def answer(self, status: int, *, times: int, to: str = "") -> None:
@@ -125,6 +129,15 @@ class KubernetesApi:
     def lose_node(self, job: str) -> None:
         """The node is gone, and its pod was collected."""
         self._lose_pod(job, "BackoffLimitExceeded", "Job has reached the specified backoff limit")
+
+    def isolate_node(self, job: str) -> None:
+        """The node does not answer any more: its pod was deleted ten minutes ago, and nobody knows whether it ended."""
+        pod = self._pod_of(job)
+        long_ago = (datetime.now(UTC) - timedelta(minutes=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        with self._lock:
+            pod.object["metadata"]["deletionTimestamp"] = long_ago
+            self._jobs[job]["status"]["ready"] = 0
+            pod.unreachable = True
 
     def run_out_of_time(self, job: str) -> None:
         """The Job was active for longer than its deadline: its pod is removed."""

@@ -140,6 +140,19 @@ def test_a_pod_that_is_lost_is_a_transient_crash_that_says_how(place, cluster, h
     assert runner.is_active(runner.submit(place.request(), HERE))
 
 
+def test_a_pod_on_a_node_that_does_not_answer_holds_nobody_up_and_gets_no_second(place, cluster, monkeypatch):
+    runner = place.pod("sleep 60")
+    job = runner.submit(place.request(), HERE)
+    cluster.isolate_node(job.name)
+    assert not runner.is_active(job)
+    with pytest.raises(StageCrashed, match="its node node-1 does not answer"):
+        runner.outcome(job)
+    monkeypatch.setattr(kubernetes, "_GONE_AFTER_SECONDS", 0.1)
+    with pytest.raises(Transient, match="is its node lost"):
+        runner.submit(place.request(), HERE)
+    assert cluster.names() == [job.name]
+
+
 def test_a_pod_that_ends_well_without_an_outcome_in_the_store_has_not_succeeded(place):
     runner = place.pod("exit 0")
     job = runner.submit(place.request(), HERE)
