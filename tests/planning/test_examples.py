@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
+from benchmarks.example_files import render_target
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.llm_args.checking import check_llm_args
-from llm_pipeline.engines.llm_args.rendering import render_llm_args
-from llm_pipeline.engines.trtllm_build.command import render_build_command
 from llm_pipeline.planning.catalog import find_container
 from llm_pipeline.planning.model import Plan
 from llm_pipeline.planning.plan import plan_release
-from llm_pipeline.serving.triton_config import inflight_batcher
-from llm_pipeline.serving.triton_config.text import config_text
 
 RELEASES = Path(__file__).parents[2] / "configs" / "releases"
 TARGETS = {
@@ -90,29 +88,22 @@ def test_70b_in_nvfp4_leaves_one_b200_twice_the_room_of_fp8_weights():
     assert nvfp4.memory.largest_batch > fp8.memory.largest_batch
 
 
-def test_the_llm_args_of_every_example_are_legal_in_its_version():
+def test_the_llm_args_of_every_example_are_what_its_target_says(tmp_path: Path):
     targets = targets_with("tensorrt_llm_llmapi")
     assert len(targets) == 10
     for target in targets:
-        arguments = render_llm_args(target, model="checkpoint", checkpoint=None)
-        check_llm_args(arguments.document, arguments.version).require(target.name)
-        assert arguments.document["tensor_parallel_size"] == target.accelerator_count
-        assert arguments.document["max_batch_size"] == target.limits.maximum_sequences
+        render_target(target, tmp_path / target.name)
+        model = yaml.safe_load((tmp_path / target.name / "repository/llm/1/model.yaml").read_text())
+        assert model["model"] == "checkpoint"
+        assert model["tensor_parallel_size"] == target.accelerator_count
+        assert model["max_batch_size"] == target.limits.maximum_sequences
 
 
-def test_the_engine_example_has_a_legal_build_command_and_a_model_for_each_part_of_the_batcher():
+def test_the_engine_example_has_a_build_command_and_a_model_for_each_part_of_the_batcher(tmp_path: Path):
     (target,) = targets_with("tensorrt_llm_engine")
-    command = render_build_command(target, Path("checkpoint"), Path("engine"), new_timing_cache=Path("cache"))
+    render_target(target, tmp_path / "l40s")
+    command = shlex.split((tmp_path / "l40s/build_command.txt").read_text())
     assert command[:3] == ["trtllm-build", "--checkpoint_dir", "checkpoint"]
     assert command[command.index("--max_batch_size") + 1] == str(target.limits.maximum_sequences)
-    tokenizer = {"tokenizer_directory": "/tokenizer"}
-    configs = [
-        inflight_batcher.preprocessing_config(target, **tokenizer),
-        inflight_batcher.engine_model_config(target, engine_directory="/engine", **tokenizer),
-        inflight_batcher.postprocessing_config(target, **tokenizer),
-        inflight_batcher.ensemble_config(target),
-        inflight_batcher.bls_config(target),
-    ]
-    names = [config.name for config in configs]
-    assert names == ["preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls"]
-    assert not any("${" in config_text(config) for config in configs)
+    models = {path.parent.name for path in (tmp_path / "l40s/repository").glob("*/config.pbtxt")}
+    assert models == {"llm", "preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls"}
