@@ -1,0 +1,190 @@
+"""The repository of a TensorRT-LLM engine on a real tritonserver; only the model that runs the engine is a double."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tritonclient")
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.policy import StagingPolicy
+from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+from llm_pipeline.serving.golden import GoldenPrompt, read_golden
+from llm_pipeline.serving.model_repository import write_repository
+from llm_pipeline.serving.probes import probe
+from llm_pipeline.serving.repository_links import read_links
+from llm_pipeline.serving.repository_lint import lint_repository
+from llm_pipeline.serving.triton_server import start_server, stop_server
+from llm_pipeline.stages.contract import ArtifactRef
+
+pytestmark = pytest.mark.slow
+
+DOUBLE = Path(__file__).parents[2] / "doubles/triton_engine_model/model.py"
+ENGINE = ArtifactRef(kind="engine", digest="e" * 64)
+ANSWERS = {
+    "which colour?": "The moon is red, said the cat.",
+    "characters": "é 日本 😀 done",
+    "a long story": "so it went on and on " * 60,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(gpu_engine, byte_tokenizer):
+    engine, target = gpu_engine("tensorrt_llm_engine", serving={"bls_instances": 1})
+    shutil.copytree(byte_tokenizer, engine / "tokenizer")
+    (engine / "config.json").write_text('{"pretrained_config": {"logits_dtype": "float16"}, "build_config": {}}')
+    (engine / "rank0.engine").write_bytes(b"plan")
+    return engine, target
+
+
+@pytest.fixture(scope="module")
+def repository(engine, tmp_path_factory):
+    golden = [GoldenPrompt(prompt="which colour?", completion=ANSWERS["which colour?"], maximum_tokens=40)] * 20
+    destination = tmp_path_factory.mktemp("engine") / "repository"
+    write_repository(engine[0], golden, {"quantization": "FP8"}, engine[1], destination, engine_ref=ENGINE)
+    return destination
+
+
+@pytest.fixture(scope="module")
+def server(repository, engine, model_python, triton_home, tmp_path_factory):
+    answers = tmp_path_factory.mktemp("answers") / "answers.json"
+    answers.write_text(json.dumps(ANSWERS))
+    served = shutil.copytree(repository, tmp_path_factory.mktemp("doubled") / "repository")
+    path = served / "tensorrt_llm/config.pbtxt"
+    config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
+    config.backend = "python"
+    path.write_text(text_format.MessageToString(config))
+    state = tmp_path_factory.mktemp("slot") / "engine"
+    yield start_server(
+        served, ServerPorts(http=18540, grpc=18541, metrics=18542), triton_home=triton_home, python=model_python,
+        state=state, links={"tensorrt_llm/1/engine": engine[0], "tensorrt_llm/1/model.py": DOUBLE},
+        environment={"ENGINE_DOUBLE_COMPLETIONS": str(answers), "ENGINE_DOUBLE_SECONDS_PER_TOKEN": "0.005"},
+    )  # fmt: skip
+    stop_server(state)
+
+
+def asking(prompt="which colour?", maximum_tokens=40, **options):
+    return GenerationRequest(prompt=prompt, maximum_tokens=maximum_tokens, **options)
+
+
+def ask(server, *requests, verb="generate"):
+    async def together():
+        async with GenerationClient(server.http_url) as client:
+            return await asyncio.gather(*(getattr(client, verb)(request) for request in requests))
+
+    answers = asyncio.run(together())
+    return answers[0] if len(requests) == 1 else answers
+
+
+def post(server, model, body, verb="generate"):
+    request = urllib.request.Request(f"{server.http_url}/v2/models/{model}/{verb}", json.dumps(body).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def metric(server, name):
+    with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def eventually(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_the_engine_is_linked_and_the_repository_lints(repository):
+    assert read_links(repository) == {"tensorrt_llm/1/engine": ENGINE}
+    assert lint_repository(repository) == []
+    assert not list(repository.rglob("*.engine"))
+
+
+def test_the_golden_prompts_and_every_other_probe_pass(server, repository):
+    judgement = asyncio.run(
+        probe(server.http_url, read_golden(repository), StagingPolicy(), metrics_url=server.metrics_url)
+    )
+    assert judgement.verdict == "GO", judgement
+
+
+def test_a_streamed_answer_is_the_whole_answer_in_pieces(server):
+    for prompt, text in list(ANSWERS.items())[:2]:
+        whole, pieces = ask(server, asking(prompt)), ask(server, asking(prompt), verb="stream")
+        assert whole.text == pieces.text == text
+        assert (whole.finish_reason, pieces.finish_reason) == ("stop", "stop")
+        assert len(pieces.chunk_seconds) > 5
+
+
+def test_an_answer_ends_at_its_limit_or_before_its_stop_word(server):
+    limited = ask(server, asking(maximum_tokens=8))
+    assert (limited.text, limited.output_tokens, limited.finish_reason) == ("The moon", 8, "length")
+    for verb in ("generate", "stream"):
+        stopped = ask(server, asking(stop=("never", "said")), verb=verb)
+        assert (stopped.text, stopped.finish_reason) == ("The moon is red, ", "stop")
+
+
+def test_what_fails_in_the_engine_is_an_error_and_never_a_text(server):
+    failed = metric(server, 'llm_requests_total{outcome="failed"')
+    status, answer = post(server, "llm", {"text_input": "fail now", "max_tokens": 4})
+    assert (status, json.loads(answer)) == (400, {"error": "tensorrt_llm: no more memory"})  # Triton says 400 to all
+    assert metric(server, 'llm_requests_total{outcome="failed"') == failed + 1
+    status, answer = post(server, "llm", {"text_input": " ", "max_tokens": 4})
+    assert (status, json.loads(answer)["error"]) == (400, "text_input is empty")
+
+
+def test_requests_run_side_by_side(server):
+    answers = ask(server, *[asking("a long story", 200, ignore_eos=True) for _ in range(6)], verb="stream")
+    assert {answer.output_tokens for answer in answers} == {200}
+    assert max(answer.total_seconds for answer in answers) < 0.5 * sum(answer.total_seconds for answer in answers)
+
+
+def test_a_client_that_leaves_frees_its_place(server):
+    before, tokens = metric(server, 'llm_requests_total{outcome="cancelled"'), metric(server, "llm_tokens_total")
+
+    async def leave():
+        async with GenerationClient(server.http_url) as client:
+            stream = await client.open_stream(asking("a long story", 490, ignore_eos=True))
+            stream.close()
+
+    asyncio.run(leave())
+    assert eventually(lambda: metric(server, "llm_active_requests") == 0)
+    assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
+    assert metric(server, "llm_tokens_total") < tokens + 490
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_clients_of_the_classic_set_are_answered(model, server):
+    asked = {"text_input": "characters", "max_tokens": 60, "exclude_input_in_output": True, "stop_words": ["x", "yz"]}
+    status, answer = post(server, model, asked)
+    assert status == 200, answer
+    assert json.loads(answer)["text_output"] == ANSWERS["characters"]
+
+
+def test_the_bls_model_streams_whole_characters(server):
+    asked = {"text_input": "characters", "max_tokens": 60, "exclude_input_in_output": True, "stream": True}
+    status, answer = post(server, "tensorrt_llm_bls", asked, verb="generate_stream")
+    pieces = [json.loads(line[5:])["text_output"] for line in answer.splitlines() if line.startswith("data:")]
+    assert (status, "".join(pieces)) == (200, ANSWERS["characters"])
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_the_classic_set_refuses_what_it_does_not_serve(server):
+    asked = {"text_input": "a picture", "max_tokens": 4, "image_url_input": "http://x/y.png"}
+    status, answer = post(server, "tensorrt_llm_bls", asked)
+    assert status == 400
+    assert "text only, not image_url_input" in answer
