@@ -48,7 +48,7 @@ class LookaheadOptions(ConfigModel):
 
 
 class ServingOptions(ConfigModel):
-    """How Triton serves the engine.
+    """How Triton serves a compiled engine. Those that count with the LLM API, too, say so.
 
     Attributes:
         streaming: Answers come token by token: the model's transactions are decoupled.
@@ -62,12 +62,12 @@ class ServingOptions(ConfigModel):
         preprocessing_instances: Instances of the tokenizing model.
         postprocessing_instances: Instances of the detokenizing model.
         bls_instances: Instances of the model that calls the others: requests at a time.
-        gpu_device_ids: GPUs of each instance of the engine; empty for one instance on all that the server sees.
+        gpu_device_ids: GPUs of each instance of the engine; empty for one on all of the server's. LLM API, too.
         accumulate_tokens: Each streamed answer holds all tokens so far.
         exclude_input: Answers do not repeat the prompt.
-        add_special_tokens: The tokenizer adds the model's own, such as a begin-of-text token.
-        skip_special_tokens: Answers do not show them.
-        cancellation_check_milliseconds: How often cancelled requests are looked for.
+        add_special_tokens: The tokenizer adds the model's own, such as a begin-of-text token. LLM API, too.
+        skip_special_tokens: Answers do not show them. LLM API, too.
+        cancellation_check_milliseconds: How often cancelled requests are looked for. LLM API, too.
         statistics_milliseconds: How often the batcher's statistics are collected.
         decoding_mode: How the next token is picked.
         lookahead: Sizes of `lookahead` decoding.

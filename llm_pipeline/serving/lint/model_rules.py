@@ -37,7 +37,7 @@ def model_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
             "name_differs",
             f"the configuration is named {config.name!r}, its directory {model.name!r}: the server refuses it",
             f'name: "{model.name}", or rename the directory',
-            model.field_line("name"),
+            model.line(r"^name\s*:") or model.field_line("name"),
         )
     yield from _backend(model)
     if config.max_batch_size < 0:

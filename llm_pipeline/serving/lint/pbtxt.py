@@ -44,6 +44,11 @@ def blank_field(text: str, offset: int) -> str:
     return text[:offset] + re.sub(r"[^\n]", " ", text[offset:end]) + text[end:]
 
 
+def without_comments(text: str) -> str:
+    """The text with spaces for its comments; everything else stays where it is."""
+    return _PIECE.sub(lambda piece: " " * len(piece[0]) if piece[0].startswith("#") else piece[0], text)
+
+
 def is_in_string_or_comment(text: str, offset: int) -> str:
     """`string` or `comment` if an index is inside one, else an empty string."""
     start = text.rfind("\n", 0, offset) + 1

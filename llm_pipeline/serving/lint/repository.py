@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from llm_pipeline.errors import ConfigError
 from llm_pipeline.serving.lint.finding import Finding, Severity
 from llm_pipeline.serving.lint.leftovers import without_leftovers
 from llm_pipeline.serving.lint.parsing import Mistake, parse_config
-from llm_pipeline.serving.lint.pbtxt import line_of
+from llm_pipeline.serving.lint.pbtxt import line_of, without_comments
 from llm_pipeline.serving.repository_layout import CONFIG_FILE
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ class ModelSource:
     is_readable: bool
     mistakes: tuple[Mistake, ...] = ()
 
+    @cached_property
+    def code(self) -> str:
+        """Its `config.pbtxt` with spaces for comments."""
+        return without_comments(self.text)
+
     @property
     def name(self) -> str:
         """The model's name, which is its directory's."""
@@ -59,8 +65,8 @@ class ModelSource:
 
     def line(self, pattern: str) -> int | None:
         """Line of the first match in the configuration; None if there is none."""
-        match = re.search(pattern, self.text, re.MULTILINE)
-        return line_of(self.text, match.start()) if match else None
+        match = re.search(pattern, self.code, re.MULTILINE)
+        return line_of(self.code, match.start()) if match else None
 
     def field_line(self, name: str) -> int | None:
         """Line of a field."""
@@ -68,8 +74,8 @@ class ModelSource:
 
     def string_line(self, value: str) -> int | None:
         """Line of a quoted string: a tensor's, model's or parameter's name."""
-        found = max(self.text.find(f'"{value}"'), self.text.find(f"'{value}'"))
-        return line_of(self.text, found) if found >= 0 else None
+        found = max(self.code.find(f'"{value}"'), self.code.find(f"'{value}'"))
+        return line_of(self.code, found) if found >= 0 else None
 
     def finding(
         self, rule: str, message: str, fix: str, line: int | None = None, severity: Severity = "error"
