@@ -170,7 +170,10 @@ def test_after_a_release_everything_is_reused_that_does_not_act_on_the_world(rel
 
 
 def test_the_foreseen_data_sets_are_those_that_resolving_publishes(releases: Releases):
-    record = read_record(releases.store, releases.release_id)
+    (releases.config.parents[1] / "tasks" / "demo" / "__pycache__").mkdir()
+    for name in (".notes", "__pycache__/x.pyc"):
+        (releases.config.parents[1] / "tasks" / "demo" / name).touch()
+    record = read_record(releases.store, releases.release())
     expected = datasets.expected_datasets(load_release(releases.config), record)
     assert expected == record.datasets
     assert set(expected) == {"prompts", "tasks", "calibration.int4_awq", "calibration.fp8"}
@@ -261,6 +264,17 @@ def test_what_was_measured_counts_and_not_the_time_of_a_reuse(releases: Releases
     assert (costs["download"].basis, costs["download"].measurements) == ("measured", 1)
     assert (costs["load_test cpu"].basis, costs["load_test cpu"].seconds) == ("model", 12 + 20 / 20)
     assert costs["served_accuracy cpu"].basis is None
+
+
+def test_what_is_reused_is_not_in_the_sum(releases: Releases):
+    plan = releases.plan()
+    names = [f"{step.stage} {step.subject}".rstrip() for step in plan.stages if step.reuse and step.reuse.outcome in (
+        "computed", "always"
+    )]  # fmt: skip
+    costs = {f"{step.stage} {step.subject}".rstrip(): step.cost for step in plan.stages}
+    assert plan.total.seconds == pytest.approx(sum(costs[name].seconds or 0 for name in names))
+    assert plan.total.seconds < sum(cost.seconds or 0 for cost in costs.values())
+    assert set(plan.total.not_known) == {name for name in names if costs[name].seconds is None} - {"approve"}
 
 
 def test_only_stages_that_act_on_the_world_are_named_so():

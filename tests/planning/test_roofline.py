@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe, WeightFormat
-from llm_pipeline.config.runtime_options import RuntimeOptions, SpeculativeDecoding
+from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions, SpeculativeDecoding
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.model_shape import ModelShape, known_shape
@@ -125,6 +125,17 @@ def test_a_format_without_tensor_cores_is_multiplied_at_16_bit():
     fp8, plain = engine("8B", "fp8", "A100-SXM4-80GB"), engine("8B", "none", "A100-SXM4-80GB")
     assert decode_step_seconds(fp8, 4096, 0) == pytest.approx(decode_step_seconds(plain, 4096, 0))
     assert decode_step_seconds(fp8, 1, 0) < decode_step_seconds(plain, 1, 0)
+
+
+def test_layers_with_a_window_read_no_more_of_the_cache_than_it_has():
+    windowed = gpu_target().model_copy(
+        update={"runtime": RuntimeOptions(kv_cache=KvCacheOptions(attention_windows=(1000, 8192), sink_tokens=24))}
+    )
+    plain, found = (engine_of(shape("8B"), target, recipe("none")) for target in (gpu_target(), windowed))
+    alone = decode_step_seconds(plain, 1, 0)
+    cache = decode_step_seconds(plain, 8, 8192) - alone
+    assert decode_step_seconds(found, 8, 8192) - alone == pytest.approx(cache * (1024 + 8192) / (2 * 8192))
+    assert decode_step_seconds(found, 8, 500) == decode_step_seconds(plain, 8, 500)
 
 
 def test_four_draft_tokens_allow_five_tokens_a_step():
