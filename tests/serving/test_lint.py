@@ -504,6 +504,14 @@ def test_a_mistake_in_the_llm_apis_arguments_is_found(tmp_path, arguments, rule,
     assert part in str(findings[0])
 
 
+def test_the_line_of_an_argument_is_that_of_the_whole_key(tmp_path):
+    pytest.importorskip("jsonschema")
+    text = "model: m\nmax_batch_size: 64\nkv_cache_config:\n  free_memory: 0.9\n"
+    text += "triton_config:\n  decoupled: true\n  max_batch_size: 8\n"
+    findings = llmapi(tmp_path, text)
+    assert {(found.rule, found.line) for found in findings} == {("arguments", 4), ("batching_twice", 7)}
+
+
 def test_nvidias_model_of_the_llm_api_sets_batches_in_its_arguments_only(tmp_path):
     pytest.importorskip("jsonschema")
     findings = llmapi(tmp_path, SOUND, max_batch_size=8, model_transaction_policy={"decoupled": True})

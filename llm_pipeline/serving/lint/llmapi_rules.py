@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from llm_pipeline.serving.lint.engine_rules import device_set_rules
 from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.leftovers import find_leftovers
+from llm_pipeline.serving.lint.pbtxt import line_of
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
 
 ARGUMENTS_FILE = "model.yaml"
@@ -47,34 +49,37 @@ def _two_places(model: ModelSource) -> Iterator[Finding]:
             )
 
 
+@dataclass(frozen=True)
 class _ArgumentsFile:
     """One `model.yaml`."""
 
-    def __init__(self, model: ModelSource, path: Path, text: str, document: Any, problem: str) -> None:
-        self._model, self._text, self._document, self._problem = model, text, document, problem
-        self._file = f"{path.parent.name}/{path.name}"
+    model: ModelSource
+    file: str
+    text: str
+    document: Any
+    problem: str = ""
 
     @classmethod
     def read(cls, model: ModelSource, path: Path) -> _ArgumentsFile:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        file, text = f"{path.parent.name}/{path.name}", path.read_text(encoding="utf-8", errors="replace")
         try:
-            return cls(model, path, text, yaml.safe_load(text), "")
+            return cls(model, file, text, yaml.safe_load(text))
         except yaml.YAMLError as error:
-            return cls(model, path, text, None, " ".join(str(error).split()))
+            return cls(model, file, text, None, " ".join(str(error).split()))
 
     def findings(self) -> Iterator[Finding]:
-        for leftover in find_leftovers(self._text):
+        for leftover in find_leftovers(self.text):
             yield self._finding(
                 "leftover", f"{leftover.text} was never filled in", "write the value", line=leftover.line
             )
-        if not isinstance(self._document, dict):
-            yield self._finding("arguments", self._problem or "this is no mapping", "key: value lines")
+        if not isinstance(self.document, dict):
+            yield self._finding("arguments", self.problem or "this is no mapping", "key: value lines")
             return
         yield from self._triton()
-        yield from self._arguments({key: value for key, value in self._document.items() if key != "triton_config"})
+        yield from self._arguments({key: value for key, value in self.document.items() if key != "triton_config"})
 
     def _triton(self) -> Iterator[Finding]:
-        settings = self._document.get("triton_config")
+        settings = self.document.get("triton_config")
         if not isinstance(settings, Mapping):
             message = "triton_config is missing, and the model reads it"
             yield self._finding("missing_key", message, "triton_config: { max_batch_size: 0, decoupled: true }")
@@ -82,7 +87,9 @@ class _ArgumentsFile:
         for key in sorted(set(map(str, settings)) - set(_TRITON_KEYS)):
             near = difflib.get_close_matches(key, _TRITON_KEYS, n=1)
             message = f"triton_config has no {key}"
-            yield self._finding("unknown_key", message, f"one of: {', '.join(near or _TRITON_KEYS)}", key=key)
+            yield self._finding(
+                "unknown_key", message, f"one of: {', '.join(near or _TRITON_KEYS)}", key=f"triton_config.{key}"
+            )
         for key, value in (("max_batch_size", "0"), ("decoupled", "true")):
             if key not in settings:
                 message = f"triton_config.{key} is missing, and the model reads it"
@@ -91,10 +98,10 @@ class _ArgumentsFile:
             message = (
                 f"triton_config.max_batch_size is {settings['max_batch_size']}: the LLM batches in flight by itself"
             )
-            yield self._finding("batching_twice", message, "max_batch_size: 0", key="max_batch_size")
+            yield self._finding("batching_twice", message, "max_batch_size: 0", key="triton_config.max_batch_size")
         if not isinstance(settings.get("decoupled", True), bool):
             message = "triton_config.decoupled is neither true nor false"
-            yield self._finding("arguments", message, "decoupled: true for streaming", key="decoupled")
+            yield self._finding("arguments", message, "decoupled: true for streaming", key="triton_config.decoupled")
 
     def _arguments(self, arguments: dict[str, Any]) -> Iterator[Finding]:
         from llm_pipeline.engines.llm_args.checking import check_llm_args  # jsonschema is not needed before
@@ -109,11 +116,16 @@ class _ArgumentsFile:
                 "arguments",
                 f"{error.path}: {error.problem}" if error.path else error.problem,
                 error.hint or f"see the LLM arguments of TensorRT-LLM {closest.version}",
-                key=error.path.rpartition(".")[2],
+                key=error.path,
             )
 
     def _finding(self, rule: str, message: str, fix: str, *, key: str = "", line: int | None = None) -> Finding:
-        found = re.search(rf"^\s*{re.escape(key)}\s*:", self._text, re.MULTILINE) if key else None
-        if found and line is None:
-            line = self._text.count("\n", 0, found.end()) + 1
-        return Finding(self._model.name, rule, message, fix, self._file, line)
+        return Finding(self.model.name, rule, message, fix, self.file, line or self._line(key))
+
+    def _line(self, key: str) -> int | None:
+        """Line of a dotted key, or of the nearest above it that is there."""
+        place = 0
+        for part in filter(None, key.split(".")):
+            if found := re.compile(rf"(?<![\w-]){re.escape(part)}[\"']?\s*:").search(self.text, place):
+                place = found.end()
+        return line_of(self.text, place) if place else None
