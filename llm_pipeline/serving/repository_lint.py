@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.engines.builder import ENGINE_FILE, EngineDescription
 from llm_pipeline.errors import IntegrityError
+from llm_pipeline.serving.lint import lint_repository_directory
 from llm_pipeline.serving.repository_layout import (
     BASE_FILE,
     CONFIG_FILE,
@@ -52,7 +53,19 @@ def lint_repository(directory: Path) -> list[str]:
     parsed = _parse(text)
     if isinstance(parsed, str):
         return [*_leftovers(text), parsed]
-    return [*_config_problems(parsed), *_file_problems(model), *_link_problems(directory)]
+    return [
+        *_config_problems(parsed),
+        *_file_problems(model),
+        *_link_problems(directory),
+        *_general_problems(directory),
+    ]
+
+
+def _general_problems(directory: Path) -> Iterator[str]:
+    """What holds for any repository; the configuration of `llm`, whose facts may say anything, has rules here."""
+    for finding in lint_repository_directory(directory):
+        if finding.severity == "error" and (finding.model, finding.file) != (MODEL_NAME, CONFIG_FILE):
+            yield str(finding)
 
 
 def _leftovers(text: str) -> list[str]:

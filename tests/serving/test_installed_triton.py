@@ -1,0 +1,64 @@
+"""A server that is installed as in NVIDIA's containers: here, the wheel's, laid out like one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.serving.triton_runtime import (
+    STUB,
+    inspect_interpreter,
+    open_home,
+    prepare_runtime,
+    server_environment,
+)
+
+ROOT = Path(__file__).parents[2]
+WHEEL, PYTHON = ROOT / ".envs/triton", ROOT / ".envs/model/bin/python"
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch) -> Path:
+    wheel, root = WHEEL / "pytriton/tritonserver", tmp_path / "opt/tritonserver"
+    if not wheel.exists() or not PYTHON.exists():
+        pytest.skip("no tritonserver or no model interpreter here")
+    shutil.copytree(wheel / "backends", root / "backends")
+    shutil.copy2(wheel / "python_backend_stubs/3.11" / STUB, root / "backends/python" / STUB)
+    for part in ("bin", "caches"):
+        (root / part).symlink_to(wheel / part)
+    code = "import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"
+    library = subprocess.run([str(PYTHON), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{library}:{WHEEL / 'nvidia_pytriton.libs'}")
+    monkeypatch.setenv("PATH", f"{PYTHON.parent}:/usr/bin:/bin")
+    return root
+
+
+@pytest.mark.slow
+def test_an_installed_server_serves_with_its_own_stub_and_its_containers_python(slot, installed):
+    server = slot.start(triton_home=installed, python=Path("/nowhere/python"))
+    assert server.ready
+    assert (slot.state / "runtime/backends").resolve() == installed / "backends"
+
+
+def test_what_the_container_says_of_libraries_and_gpus_reaches_the_server_and_nothing_else(
+    installed, tmp_path, monkeypatch
+):
+    for name in ("NVIDIA_VISIBLE_DEVICES", "NCCL_DEBUG", "HF_TOKEN", "NVIDIA_API_KEY", "PYTHONPATH"):
+        monkeypatch.setenv(name, "1")
+    home = open_home(installed)
+    interpreter = inspect_interpreter(PYTHON, home)
+    environment = server_environment(home, interpreter, {"LLM_PIPELINE_DRILL": "{}"})
+    assert {"NVIDIA_VISIBLE_DEVICES", "NCCL_DEBUG", "LD_LIBRARY_PATH", "LLM_PIPELINE_DRILL"} <= environment.keys()
+    assert not {"HF_TOKEN", "NVIDIA_API_KEY", "PYTHONPATH"} & environment.keys()
+    prepare_runtime(tmp_path / "runtime", home, interpreter)
+    assert (tmp_path / "runtime/backends/python" / STUB).is_file()
+
+
+def test_a_directory_without_a_server_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no tritonserver here") as refused:
+        open_home(tmp_path)
+    assert "/opt/tritonserver" in refused.value.hint

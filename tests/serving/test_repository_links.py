@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import EngineDescription, EngineFacts
+from llm_pipeline.engines.host_facts import GpuFacts, HostFacts
+from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.serving.repository_host import refuse_other_host
+from llm_pipeline.serving.repository_links import fetch_links, read_links, write_links
+from llm_pipeline.serving.triton_runtime import link_repository
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store import open_store
+
+DOUBLES = Path(__file__).parents[1] / "doubles"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(f"file://{tmp_path / 'store'}")
+
+
+@pytest.fixture
+def checkpoint(store, tmp_path) -> ArtifactRef:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/model.safetensors").write_bytes(b"weights")
+    return store.publish("checkpoint", tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def linked(checkpoint, tmp_path) -> Path:
+    repository = tmp_path / "linked"
+    (repository / "llm/1").mkdir(parents=True)
+    (repository / "llm/1/model.py").write_text("")
+    write_links(repository, {"llm/1/checkpoint": checkpoint})
+    return repository
+
+
+def test_what_a_repository_links_to_is_laid_into_the_servers_view(linked, store, tmp_path):
+    link_repository(linked, tmp_path / "view", fetch_links(linked, store))
+    assert (tmp_path / "view/llm/1/checkpoint/model.safetensors").read_bytes() == b"weights"
+    assert (tmp_path / "view/llm/1/model.py").is_symlink()
+    assert not (linked / "llm/1/checkpoint").exists()
+
+
+def test_a_damaged_artifact_is_not_served(linked, store, checkpoint):
+    weights = store.fetch(checkpoint) / "model.safetensors"
+    weights.parent.chmod(0o700)
+    weights.unlink()
+    weights.write_bytes(b"others!")
+    with pytest.raises(IntegrityError):
+        fetch_links(linked, store)
+
+
+def test_a_repository_without_links_has_none(tmp_path):
+    write_links(tmp_path, {})
+    assert read_links(tmp_path) == {}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/etc/passwd", "llm/../../x", "", "."])
+def test_a_link_never_leads_out_of_the_repository(name, tmp_path):
+    (tmp_path / "links.json").write_text(json.dumps({name: {"kind": "checkpoint", "digest": "c" * 64}}))
+    with pytest.raises(IntegrityError, match="leads out"):
+        read_links(tmp_path)
+
+
+def test_a_file_that_is_no_list_of_links_is_refused(tmp_path):
+    (tmp_path / "links.json").write_text('{"llm/1/checkpoint": "somewhere"}')
+    with pytest.raises(IntegrityError, match="not a list of links"):
+        read_links(tmp_path)
+
+
+def test_a_repository_is_refused_on_another_host_and_one_that_does_not_say_goes_anywhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{DOUBLES}:{os.environ['PATH']}")
+    gpu = {"name": "NVIDIA L4", "compute_cap": "8.9", "memory.total": 23034, "driver_version": "590.44.01"}
+    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps([gpu]))
+    refuse_other_host(tmp_path)
+    engine = tmp_path / "llm/1/engine"
+    engine.mkdir(parents=True)
+    facts = EngineFacts(
+        builder="tensorrt_llm_engine", bytes=1, weight_format="native", quantization="FP8", kv_cache="fp8",
+        context_length=512, device="a GPU", versions={}, seconds={},
+    )  # fmt: skip
+    host = HostFacts(gpus=(GpuFacts(name="NVIDIA H200", sm="sm90", memory_bytes=2**37),), driver="590.44.01")
+    target = Target(name="h200", accelerator="h200", engine="tensorrt_llm_engine")
+    EngineDescription(facts=facts, target=target, host=host).write(engine)
+    with pytest.raises(Unsupported, match=r"GPU 0 is NVIDIA L4 \(sm89\), it was built on NVIDIA H200 \(sm90\)"):
+        refuse_other_host(tmp_path)
