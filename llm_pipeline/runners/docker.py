@@ -144,7 +144,7 @@ class DockerRunner:
     def _is_ours(self, job: Job) -> bool:
         """Whether the container of this very request runs; one whose submitter died before its start is started."""
         container = self._find(job.name)
-        if container is None or container.labels.get(DIGEST_LABEL) != job.request_digest:
+        if container is None:
             return False
         if container.status == "created":
             container.start()

@@ -37,6 +37,7 @@ _PATH = re.compile(
 _DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL_NAME = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+_IMAGE = re.compile(r"[a-z0-9._:/-]+(:[\w.-]+)?(@sha256:[0-9a-f]+)?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 _PLAIN = {"str": str, "int": int, "bool": bool, "float": (int, float)}
 _GRACE_SECONDS = 3.0
@@ -251,6 +252,10 @@ class KubernetesApi:
             pod.object["status"]["conditions"] = [refused | {"message": "0/3 nodes are available: 3 Insufficient gpu."}]
             return
         pod.object["spec"]["nodeName"] = "node-1"
+        if not _IMAGE.fullmatch(container["image"]):
+            message = f'Failed to apply default image tag "{container["image"]}": invalid reference format'
+            self._container(pod, {"waiting": {"reason": "InvalidImageName", "message": message}})
+            return
         if container["image"] in self.missing_images:
             message = f'Back-off pulling image "{container["image"]}"'
             self._container(pod, {"waiting": {"reason": "ImagePullBackOff", "message": message}})

@@ -14,14 +14,22 @@ _PARENT_OF_A_STUBBORN_CHILD = [
     sys.executable,
     "-c",
     "import subprocess, sys, time\n"
-    "code = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)'\n"
+    "ignore = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); '\n"
+    'code = ignore + \'open("stubborn", "w"); time.sleep(60)\'\n'
     "subprocess.Popen([sys.executable, '-c', code])\n"
     "time.sleep(60)",
 ]
 
 
 def start(tmp_path: Path, command: list[str]) -> detached.DetachedProcess:
-    return detached.start("sleeper", command, tmp_path / "process.json", log=tmp_path / "log")
+    return detached.start("sleeper", command, tmp_path / "process.json", log=tmp_path / "log", directory=tmp_path)
+
+
+def wait_for_the_child(tmp_path: Path) -> None:
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "stubborn").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_started_process_is_found_again_by_its_record(tmp_path: Path) -> None:
@@ -37,14 +45,14 @@ def test_a_started_process_is_found_again_by_its_record(tmp_path: Path) -> None:
 
 def test_stopping_ends_children_that_ignore_sigterm(tmp_path: Path) -> None:
     process = start(tmp_path, _PARENT_OF_A_STUBBORN_CHILD)
-    time.sleep(1.0)
+    wait_for_the_child(tmp_path)
     detached.stop(process, grace_seconds=0.5)
     assert not process.group_alive
 
 
 def test_stopping_ends_children_whose_parent_was_killed(tmp_path: Path) -> None:
     process = start(tmp_path, _PARENT_OF_A_STUBBORN_CHILD)
-    time.sleep(1.0)
+    wait_for_the_child(tmp_path)
     os.kill(process.pid, signal.SIGKILL)
     os.waitpid(process.pid, 0)
     assert not process.alive

@@ -51,6 +51,14 @@ def test_a_container_has_no_privilege_and_may_write_only_where_it_works(place, e
     assert list(host["Tmpfs"]) == ["/tmp"]  # noqa: S108
 
 
+@pytest.mark.parametrize(("gpus", "count"), [(2, 2), ("all", -1)])
+def test_gpus_are_asked_for_by_their_number_or_all(place, engine, gpus, count):
+    engine.gpus = True
+    job = place.container("sleep 60", gpus=gpus).submit(place.request(), HERE)
+    (asked,) = engine.container(job.name).options["HostConfig"]["DeviceRequests"]
+    assert (asked["Count"], asked["Capabilities"]) == (count, [["gpu"]])
+
+
 def test_an_image_is_run_and_recorded_by_its_digest(place, engine):
     job = place.container("sleep 60").submit(place.request(), HERE)
     options = engine.container(job.name).options

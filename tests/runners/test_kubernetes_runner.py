@@ -173,6 +173,14 @@ def test_an_image_that_cannot_be_pulled_is_a_terminal_error_for_every_worker(pla
     assert (caught.value.exit_code, "image_pull_secrets" in caught.value.hint) == (ConfigError.exit_code, True)
 
 
+def test_an_image_s_name_that_is_none_is_a_terminal_error_at_once(place):
+    runner = place.pod("", image="No Image")
+    job = runner.submit(place.request(), HERE)
+    ended(runner, job)
+    with pytest.raises(RemoteStageError, match="InvalidImageName"):
+        runner.outcome(job)
+
+
 @pytest.mark.parametrize(("trouble", "says"), [("full", "3 Insufficient gpu"), ("quota_used_up", "exceeded quota")])
 def test_a_pod_without_a_node_waits_for_its_time_and_is_then_tried_again(place, cluster, trouble, says):
     setattr(cluster, trouble, True)
@@ -280,6 +288,28 @@ def test_any_subject_makes_legal_names_and_labels_and_no_two_the_same(place, clu
     values = [label_value(subject) for subject in subjects]
     assert len(set(values)) == len(subjects)
     assert all(_LABEL_VALUE.fullmatch(value) for value in values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"backofLimit": 0, "template": {"spec": {"containers": []}}}},
+        {"spec": {"backoffLimit": "0", "template": {"spec": {"containers": []}}}},
+        {"metadata": {"name": "Upper_Case"}},
+        {"metadata": {"name": "a" * 64}},
+        {"metadata": {"name": "job", "labels": {"llm-pipeline/subject": "cpu:5"}}},
+        {"spec": {}},
+    ],
+)
+def test_the_double_refuses_what_an_api_server_refuses(place, change):
+    from kubernetes_api import Refused, check_job
+
+    environment = place.deployment.environments["control"]
+    job = Job(runner="kubernetes", environment="control", name="llm-1", directory="/nowhere", request_digest="d")
+    manifest = job_manifest(environment, "i@sha256:0", place.request(), job)
+    check_job(manifest)
+    with pytest.raises(Refused):
+        check_job(manifest | change)
 
 
 def test_without_a_way_to_a_cluster_the_error_says_what_to_set(place, monkeypatch, tmp_path):
