@@ -25,11 +25,13 @@ class Capacity(Frozen):
 
     Attributes:
         batches: The largest batch by length: of the target's own longest request, and of usual lengths.
-        longest_request: Tokens of the longest requests of which `limits.maximum_sequences` fit at once, in whole
-            blocks, and no more than the model's context; 0 when not even the shortest do.
+        sequences: The target's `limits.maximum_sequences`.
+        longest_request: Tokens of the longest requests of which so many fit at once, in whole blocks, and no more than
+            the model's context; 0 when not even the shortest do.
     """
 
     batches: tuple[BatchAtLength, ...]
+    sequences: int
     longest_request: int
 
 
@@ -46,6 +48,7 @@ def capacity(target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> C
     fits = [(length, _fit(target, recipe, shape, length)) for length in lengths]
     return Capacity(
         batches=tuple(BatchAtLength(tokens=length, batch=fit.largest_batch) for length, fit in fits if fit),
+        sequences=target.limits.maximum_sequences,
         longest_request=_longest(target, recipe, shape),
     )
 

@@ -56,8 +56,6 @@ class TargetPlan(Frozen):
     Attributes:
         accelerators: GPUs of one engine instance; 0 on a CPU.
         architecture: Compute capability of the GPU; empty on a CPU.
-        sequences: Requests that one engine holds at once.
-        tokens_per_request: The longest of them, prompt and output together.
         container: Image with its tag.
         digest: What the image is pinned to; None for nothing, so that the tag may come to mean another image.
         driver: Driver version that the container was built for, if known.
@@ -68,8 +66,6 @@ class TargetPlan(Frozen):
     accelerators: int
     architecture: str = ""
     engine: EngineBuilderName
-    sequences: int
-    tokens_per_request: int
     runtime_version: str | None = None
     container: str | None = None
     digest: str | None = None

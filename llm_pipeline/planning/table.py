@@ -68,9 +68,11 @@ def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
 
 
 def _header(target: TargetPlan) -> tuple[str, ...]:
-    capacities = [recipe.capacity for recipe in target.recipes if recipe.capacity]
-    lengths = "/".join(_tokens(batch.tokens) for batch in capacities[0].batches) if capacities else "-"
-    return (*_HEADER, f"batch at {lengths}", f"length at {target.sequences}")
+    held = next((recipe.capacity for recipe in target.recipes if recipe.capacity), None)
+    if held is None:
+        return (*_HEADER, "batch", "length")
+    lengths = "/".join(_tokens(batch.tokens) for batch in held.batches)
+    return (*_HEADER, f"batch at {lengths}", f"length at {held.sequences}")
 
 
 def _memory(fit: MemoryFit | None) -> tuple[str, ...]:

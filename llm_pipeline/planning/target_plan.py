@@ -36,8 +36,6 @@ def plan_target(loaded: LoadedRelease, target: Target, shape: ModelShape | None)
         accelerators=target.accelerator_count if gpu else 0,
         architecture=gpu.sm if gpu else "",
         engine=target.engine,
-        sequences=target.limits.maximum_sequences,
-        tokens_per_request=target.limits.maximum_tokens_per_request,
         runtime_version=target.runtime_version,
         container=image or None,
         digest=digest or None,
