@@ -29,7 +29,7 @@ def _compared(plan: Plan) -> list[str]:
         return []
     seen = plan.compared_with
     when, commit = f"{seen.resolved_at:%Y-%m-%d %H:%M} UTC", seen.commit[:8]
-    return [f"  compared with {seen.release_id} of {when}, if the model is still at {commit}"]
+    return [f"  compared with {seen.release_id} of {when}, if the model is still at {commit} and no tool changed"]
 
 
 def _alike(stages: Sequence[PlannedStage]) -> list[list[PlannedStage]]:
