@@ -19,6 +19,7 @@ from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo.traffic import TrafficRecord
 from llm_pipeline.runners import detached
+from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
@@ -157,6 +158,9 @@ class Production:
         shutil.copytree(TOY, directory, ignore=shutil.ignore_patterns("__pycache__"))
         line = json.dumps({"prompt": f"a {release}", "completion": f" a {release}", "max_tokens": 2}) + "\n"
         (directory / "golden.jsonl").write_text(line * 5)
+        (self.root / "linked").mkdir(exist_ok=True)
+        (self.root / "linked/weights").write_text("weights")
+        write_links(directory, {"llm/1/linked": self.store.publish("checkpoint", self.root / "linked")})
         return self.store.publish("model_repository", directory)
 
 
@@ -187,6 +191,7 @@ def test_a_release_is_promoted_settled_brought_back_and_tried_again_without_a_lo
     assert first.judgement.summary == "first deployment on this target"
     result(production.settle("r1"))
     assert production.releases() == ("r1", None)
+    assert (production.state("blue") / "repository/llm/1/linked/weights").is_file()
     production.users()
 
     step = production.canary("r2", 50)

@@ -10,7 +10,7 @@ from llm_pipeline.accuracy.items import ScoredItem, write_items
 from llm_pipeline.serving.golden import read_golden
 from llm_pipeline.serving.repository_layout import OPENVINO_FILES
 from llm_pipeline.serving.repository_lint import lint_repository
-from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
 from llm_pipeline.store import open_store
 
@@ -18,6 +18,8 @@ TARGET = {
     "name": "cpu", "accelerator": "cpu", "accelerator_count": 0, "engine": "openvino_cpu",
     "limits": {"maximum_sequences": 8},
 }  # fmt: skip
+
+GPU_TARGET = {"name": "h100", "accelerator": "H100-SXM5-80GB", "engine": "tensorrt_llm_llmapi"}
 
 
 def make_engine(directory):
@@ -38,12 +40,35 @@ def make_engine(directory):
 
 
 @pytest.fixture
+def gpu_build(tmp_path):
+    from llm_pipeline.config.target import Target
+    from llm_pipeline.engines.builder import EngineDescription, EngineFacts
+    from llm_pipeline.engines.host_facts import GpuFacts, HostFacts
+
+    directory = tmp_path / "gpu_engine"
+    directory.mkdir()
+    (directory / "llm_args.yaml").write_text("backend: pytorch\n")
+    facts = EngineFacts(
+        builder="tensorrt_llm_llmapi", bytes=1, weight_format="native", quantization="FP8", kv_cache="fp8",
+        context_length=512, device="NVIDIA H100", versions={"tensorrt_llm": "1.2.1"}, seconds={},
+    )  # fmt: skip
+    host = HostFacts(
+        gpus=(GpuFacts(name="NVIDIA H100", sm="sm90", memory_bytes=2**36),), driver="590.44.01",
+        container="nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3",
+    )  # fmt: skip
+    checkpoint = ArtifactRef(kind="checkpoint", digest="c" * 64)
+    target = Target(**GPU_TARGET)
+    EngineDescription(facts=facts, target=target, host=host, checkpoint=checkpoint).write(directory)
+    return directory
+
+
+@pytest.fixture
 def package(tmp_path):
     uri = f"file://{tmp_path / 'store'}"
     store = open_store(uri)
-    engine = store.publish("engine", make_engine(tmp_path / "engine"))
 
-    def run(*, generative=True, release="r1"):
+    def run(*, generative=True, release="r1", built=None):
+        engine = store.publish("engine", built or make_engine(tmp_path / f"engine {release}"))
         evaluation = tmp_path / f"evaluation-{generative}"
         evaluation.mkdir(exist_ok=True)
         write_items(
@@ -63,7 +88,7 @@ def package(tmp_path):
         )
         request = StageRequest(
             release_id=release, stage="package", subject="cpu",
-            config={"target": TARGET, "golden_prompts": 20, "maximum_tokens": 6},
+            config={"target": GPU_TARGET if built else TARGET, "golden_prompts": 20, "maximum_tokens": 6},
             inputs={"engine": engine, "evaluation": store.publish("evaluation", evaluation)},
             store=uri, work_root=str(tmp_path / "work"),
         )  # fmt: skip
@@ -98,3 +123,14 @@ def test_an_evaluation_without_generations_cannot_be_packaged(package):
     _, failure = package(generative=False)
     assert isinstance(failure, StageFailure)
     assert "no generative item" in failure.error.message
+
+
+def test_an_engine_of_the_llm_api_is_packaged_with_the_arguments_and_the_link_of_its_build(package, gpu_build):
+    store, result = package(built=gpu_build)
+    assert isinstance(result, StageResult), result
+    repository = store.fetch(result.artifacts["repository"])
+    links = json.loads((repository / "links.json").read_text())
+    assert links == {"llm/1/checkpoint": {"kind": "checkpoint", "digest": "c" * 64}}
+    facts = json.loads((repository / "release.json").read_text())
+    assert (facts["compute_capability"], facts["runtime_version"]) == ("sm90", "1.2.1")
+    assert facts["built_in"] == "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"

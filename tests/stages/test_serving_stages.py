@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.triton_server import find_server, start_server, stop_server
 from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
@@ -36,17 +37,18 @@ class Release:
     def __init__(self, root: Path) -> None:
         self.root, self.state, self.ports = root, root / "slot", free_ports()
         self.store = open_store(f"file://{root}/store")
-        self.repository = self.publish_repository()
         prompts = root / "prompts"
         prompts.mkdir()
         (prompts / "p.jsonl").write_text("".join(json.dumps({"prompt": f"w{n} v{n}"}) + "\n" for n in range(40)))
         self.prompts = self.store.publish("dataset", prompts)
+        self.repository = self.publish_repository()
 
     def publish_repository(self, golden: str = "a b a") -> ArtifactRef:
         directory = self.root / f"repository {golden}"
         shutil.copytree(TOY, directory, ignore=shutil.ignore_patterns("__pycache__"))
         line = json.dumps({"prompt": "a b", "completion": golden, "max_tokens": 3}) + "\n"
         (directory / "golden.jsonl").write_text(line * 20)
+        write_links(directory, {"llm/1/linked": self.prompts})
         return self.store.publish("model_repository", directory)
 
     def run(self, stage: str, config: dict, **inputs: ArtifactRef) -> StageResult | StageFailure:
@@ -88,6 +90,7 @@ def test_a_candidate_is_staged_measured_and_taken_down(release):
     staged = release.stage()
     assert isinstance(staged, StageResult), staged
     assert staged.judgement.verdict is Verdict.GO
+    assert (release.state / "repository/llm/1/linked/p.jsonl").is_file()
     assert staged.metrics["endpoint"] == f"http://127.0.0.1:{release.ports['http']}"
 
     measured = release.load_test()

@@ -112,7 +112,7 @@ def _copy_tokenizer(engine: Path, destination: Path) -> None:
 
 
 def _copy_code(repository: Path) -> None:
-    """Each model's first file is its `model.py`, but for `llm`, which has one already."""
+    """The code of each model, but for the `model.py` of `llm`, which is there already."""
     for model, names in _CODE.items():
         version = repository / model / str(MODEL_VERSION)
         for name in names:

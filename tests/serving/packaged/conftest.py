@@ -93,7 +93,7 @@ def gpu_engine(tmp_path_factory):
         engine = tmp_path_factory.mktemp(builder)
         limits = {"maximum_sequences": 4, "maximum_queued_requests": 4, "maximum_tokens_per_request": 4096}
         target = Target(
-            name="h100", accelerator="h100-80gb-sxm", engine=builder, runtime_version="1.2.1", limits=limits, **options
+            name="h100", accelerator="H100-SXM5-80GB", engine=builder, runtime_version="1.2.1", limits=limits, **options
         )
         facts = EngineFacts(
             builder=builder, bytes=1, weight_format="native", quantization="FP8", kv_cache="fp8", context_length=512,

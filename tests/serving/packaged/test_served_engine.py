@@ -67,7 +67,7 @@ def server(repository, engine, model_python, triton_home, tmp_path_factory):
     path.write_text(text_format.MessageToString(config))
     state = tmp_path_factory.mktemp("slot") / "engine"
     yield start_server(
-        served, ServerPorts(http=18540, grpc=18541, metrics=18542), triton_home=triton_home, python=model_python,
+        served, ServerPorts(http=18570, grpc=18571, metrics=18572), triton_home=triton_home, python=model_python,
         state=state, links={"tensorrt_llm/1/engine": engine[0], "tensorrt_llm/1/model.py": DOUBLE},
         environment={"ENGINE_DOUBLE_COMPLETIONS": str(answers), "ENGINE_DOUBLE_SECONDS_PER_TOKEN": "0.005"},
     )  # fmt: skip

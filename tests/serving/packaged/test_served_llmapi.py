@@ -56,19 +56,29 @@ def checkpoint(byte_tokenizer, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(repository, checkpoint, model_python, triton_home, tmp_path_factory):
+def serve(repository, checkpoint, model_python, triton_home, tmp_path_factory):
     answers = tmp_path_factory.mktemp("answers") / "answers.json"
     answers.write_text(json.dumps(ANSWERS))
-    environment = {
-        "LLM_PIPELINE_DOUBLE_COMPLETIONS": str(answers),
-        "LLM_PIPELINE_DOUBLE_SECONDS_PER_TOKEN": str(SECONDS_PER_TOKEN),
-    }
     links = {"llm/1/checkpoint": checkpoint, "llm/1/tensorrt_llm": DOUBLE}  # what is beside model.py can be imported
+
+    def serve(state, first_port, **environment):
+        environment |= {
+            "LLM_PIPELINE_DOUBLE_COMPLETIONS": str(answers),
+            "LLM_PIPELINE_DOUBLE_SECONDS_PER_TOKEN": str(SECONDS_PER_TOKEN),
+        }
+        ports = ServerPorts(http=first_port, grpc=first_port + 1, metrics=first_port + 2)
+        return start_server(
+            repository, ports, triton_home=triton_home, python=model_python, state=state, environment=environment,
+            links=links,
+        )  # fmt: skip
+
+    return serve
+
+
+@pytest.fixture(scope="module")
+def server(serve, tmp_path_factory):
     state = tmp_path_factory.mktemp("slot") / "llmapi"
-    yield start_server(
-        repository, ServerPorts(http=18530, grpc=18531, metrics=18532), triton_home=triton_home, python=model_python,
-        state=state, environment=environment, links=links,
-    )  # fmt: skip
+    yield serve(state, 18560)
     stop_server(state)
 
 
@@ -167,3 +177,23 @@ def test_a_client_that_leaves_frees_its_place(server):
     assert eventually(lambda: metric(server, "llm_active_requests") == 0)
     assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
     assert metric(server, "llm_tokens_total") < tokens + 490
+
+
+def test_stopping_a_drilled_server_with_live_requests_ends_them_and_leaves_nothing(serve, tmp_path):
+    drill = json.dumps({"delay_milliseconds": 60000, "failure_fraction": 0.25})
+    drilled = serve(tmp_path / "drilled", 18563, LLM_PIPELINE_DRILL=drill)
+
+    async def ask_and_stop():
+        async with GenerationClient(drilled.http_url) as client:
+            answers = asyncio.gather(*(client.stream(asking()) for _ in range(4)))
+            while metric(drilled, "llm_active_requests") < 3:  # noqa: ASYNC110 - a counter of another process
+                await asyncio.sleep(0.05)
+            await asyncio.to_thread(stop_server, tmp_path / "drilled")
+            return await answers
+
+    started = time.monotonic()
+    answers = asyncio.run(asyncio.wait_for(ask_and_stop(), timeout=50))
+    assert not any(answer.ok for answer in answers)
+    assert sum("drill" in answer.error for answer in answers) == 1
+    assert time.monotonic() - started < 25
+    assert not drilled.process.group_alive
