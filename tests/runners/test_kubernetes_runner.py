@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -216,6 +217,19 @@ def test_an_outcome_of_an_earlier_job_is_never_taken_for_a_later_one(kubernetes_
     assert again.name != first.name
     with pytest.raises(StageCrashed):
         runner.outcome(again)
+
+
+def test_pods_that_share_no_file_with_the_worker_answer_through_a_store_in_s3(kubernetes_place, cluster, s3):
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED")
+    cluster.secrets["bucket"] = {name: os.environ[name] for name in names}
+    place, environment = kubernetes_place, kubernetes_place.deployment.environments["control"]
+    pods = environment.model_copy(update={"claims": (), "secrets": ("bucket",)})
+    store = StoreConfig(uri=f"s3://{s3.bucket()}/store", endpoint=s3.endpoint)
+    place.deployment = place.deployment.model_copy(update={"store": store, "environments": {"control": pods}})
+    runner = place.runner()
+    job = runner.submit(place.request(lines=3), HERE)
+    ended(runner, job)
+    assert runner.outcome(job).metrics == {"lines": 3}
 
 
 def test_secrets_and_the_image_reach_the_process_as_variables(place, cluster):
