@@ -26,10 +26,11 @@ test: environments ## All tests, each under the interpreter that it needs
 	$(CONTROL) -m pytest -q -n 3 --dist loadfile --ignore=tests/end_to_end
 	$(CONTROL) -m pytest -q tests/end_to_end
 
-lint: environments ## ruff and mypy
+lint: environments ## ruff, mypy and hadolint
 	$(CONTROL) -m ruff check .
 	$(CONTROL) -m ruff format --check .
 	$(CONTROL) -m mypy
+	.envs/control/bin/hadolint docker/Dockerfile.*
 
 bench-demo: environments ## Time the demo, cold and warm, and each stage's share
 	@$(CONTROL) benchmarks/demo.py

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter, KubernetesEnvironment
+from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.host_facts import HostFacts, read_host_facts
 from llm_pipeline.engines.host_match import driver_warning, target_problems
@@ -72,19 +72,21 @@ def _attempt(subject: str, look: Callable[[], str]) -> Check:
 
 
 def _environment(name: str, environment: Environment) -> Check:
-    look: Callable[[], str]
-    match environment:
-        case Interpreter():
-            look = lambda: _start(environment.python)  # noqa: E731
-        case DockerEnvironment():
-            from llm_pipeline.runners.docker import engine_version
+    return _attempt(f"environment {name}", lambda: _look_at(environment))
 
-            look = lambda: f"Docker engine {engine_version()}, image {environment.image or 'of the target'}"  # noqa: E731
-        case KubernetesEnvironment():
-            from llm_pipeline.runners.kubernetes import cluster_version
 
-            look = lambda: f"Kubernetes {cluster_version(environment)}, namespace {environment.namespace}"  # noqa: E731
-    return _attempt(f"environment {name}", look)
+def _look_at(environment: Environment) -> str:
+    if isinstance(environment, Interpreter):
+        return _start(environment.python)
+    image = environment.image or "of the target"
+    if isinstance(environment, DockerEnvironment):
+        from llm_pipeline.runners.docker import engine_version
+
+        return f"Docker engine {engine_version()}, image {image}"
+    from llm_pipeline.runners.kubernetes_api import Cluster
+
+    running = Cluster(environment.namespace, environment.context).jobs("")
+    return f"namespace {environment.namespace} answers and has {len(running)} Jobs, image {image}"
 
 
 def _start(python: str) -> str:

@@ -288,7 +288,8 @@ def _build(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         inputs["evaluation"] = flow.artifact("accuracy", recipe, "evaluation")  # its answers are the golden ones
     if target.engine == "tensorrt_llm_engine" and (exported := quantized.get("tensorrt_llm_checkpoint")):
         inputs["tensorrt_llm_checkpoint"] = exported
-    target = target.model_copy(update={"description": "", "serving": ServingOptions()})  # neither changes the engine
+    serving = ServingOptions(add_special_tokens=target.serving.add_special_tokens)  # no other option changes the engine
+    target = target.model_copy(update={"description": "", "serving": serving})
     config = BuildConfig(target=target, dtype=flow.release.baseline.dtype, maximum_tokens=_GOLDEN_MAXIMUM_TOKENS)
     return config, inputs
 

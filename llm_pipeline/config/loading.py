@@ -353,3 +353,10 @@ def _check_places(path: Path, release: ResolvedRelease, deployment: Deployment) 
                 where=_where(path, ("targets",)),
                 hint=f"add places.{target.name} to deployments/{deployment.name}.yaml",
             )
+        if target.environment not in deployment.environments:
+            raise ConfigError(
+                f"targets: {target.name} is built in environment {target.environment}, "
+                f"which deployment {deployment.name} does not have",
+                where=_where(path, ("targets",)),
+                hint=f"deployments/{deployment.name}.yaml has: {', '.join(deployment.environments)}",
+            )

@@ -12,7 +12,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import EngineDescription
 from llm_pipeline.engines.host_facts import HostFacts, read_host_facts
 from llm_pipeline.errors import Unsupported
-from llm_pipeline.planning.catalog import containers, find_gpu
+from llm_pipeline.planning.catalog import find_container, find_gpu
 
 _MEMORY_TOLERANCE = 0.06
 """Drivers report a little less than the nominal memory, and differ by version."""
@@ -43,12 +43,14 @@ def target_problems(target: Target, here: HostFacts) -> tuple[str, ...]:
 
 def driver_warning(target: Target, here: HostFacts) -> str | None:
     """What to know of a driver older than the one that the target's container was made for; None when it is not."""
-    image = (target.container or "").partition("@")[0]
-    needed = {known.image: known.driver for known in containers()}.get(image)
+    container = find_container(target.container or "")
+    if container is None:
+        return None
+    needed = container.oldest_driver or container.driver
     if needed is None or driver_numbers(here.driver)[:1] >= driver_numbers(needed)[:1]:
         return None
     return (
-        f"driver {here.driver} is older than {needed}, for which {image} was made: it needs CUDA forward compatibility"
+        f"driver {here.driver} is older than {needed}, which {container.image} needs without CUDA forward compatibility"
     )
 
 

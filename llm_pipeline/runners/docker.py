@@ -113,14 +113,7 @@ class DockerRunner:
 
     def _engine(self) -> Any:
         if self._client is None:
-            try:
-                import docker
-            except ImportError as error:
-                raise Unsupported(
-                    "containers need the Docker SDK, which is not installed in this interpreter",
-                    hint="pip install 'llm-pipeline[docker]'",
-                ) from error
-            self._client = docker.from_env(timeout=_TIMEOUT_SECONDS)
+            self._client = _connect()
         return self._client
 
     def _job(self, placement: Placement, base: Path, number: int, name: str, digest: str) -> Job:
@@ -237,6 +230,28 @@ def _refused(error: Any, job: Job) -> ConfigError | Transient:
         where=f"container {job.name}",
         hint="check image, python, mounts, gpus and network of the environment",
     )
+
+
+def engine_version() -> str:
+    """Version of the Docker engine that containers would run on.
+
+    Raises:
+        Unsupported: The Docker SDK is not installed.
+        Transient: The engine does not answer.
+    """
+    with _engine_answers():
+        return str(_connect().version()["Version"])
+
+
+def _connect() -> Any:
+    try:
+        import docker
+    except ImportError as error:
+        raise Unsupported(
+            "containers need the Docker SDK, which is not installed in this interpreter",
+            hint="pip install 'llm-pipeline[docker]'",
+        ) from error
+    return docker.from_env(timeout=_TIMEOUT_SECONDS)
 
 
 @contextlib.contextmanager

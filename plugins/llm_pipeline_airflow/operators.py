@@ -40,8 +40,8 @@ _RUNNING, _ENDED, _LOST = "running", "ended", "lost"
 class StageOperator(ResumableJobMixin, BaseOperator):
     """Runs one stage of a release.
 
-    The stage is a detached process. When the worker dies, the next try finds the process by the job in the task
-    state store and goes on reading its log; nothing is started twice. A verdict other than GO fails the task
+    The stage is a detached process, a container or a pod. When the worker dies, the next try finds it by the job in the
+    task state store and goes on reading its log; nothing is started twice. A verdict other than GO fails the task
     without a retry, and so does every terminal error; transient ones are tried again.
 
     Args:
