@@ -7,7 +7,8 @@ What it enforces, from the recorded templates and upstream's python twin of the 
 
 What it cannot show: anything about GPUs, batching, speed or the tokens that a model really writes. Tokens are bytes
 plus two (0 begins, 1 ends). It answers a prompt with its line of the JSON object in `ENGINE_DOUBLE_COMPLETIONS`, then
-the end token; `ENGINE_DOUBLE_SECONDS_PER_TOKEN` slows it down. A prompt that begins with `fail` fails.
+the end token; `ENGINE_DOUBLE_SECONDS_PER_TOKEN` slows it down. A prompt that begins with `fail` fails. The metric
+`engine_double_stopped_total` counts the answers that were stopped.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ class TritonPythonModel:
         self._answers = json.loads(Path(os.environ["ENGINE_DOUBLE_COMPLETIONS"]).read_text(encoding="utf-8"))
         self._seconds = float(os.environ.get("ENGINE_DOUBLE_SECONDS_PER_TOKEN", "0"))
         self._stopped: dict[str, threading.Event] = {}
+        self._family = pb_utils.MetricFamily(
+            name="engine_double_stopped_total",
+            description="answers that ended by a request to stop",
+            kind=pb_utils.MetricFamily.COUNTER,
+        )
+        self._stops = self._family.Metric(labels={})
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
@@ -90,6 +97,7 @@ class TritonPythonModel:
             for token in tokens:
                 time.sleep(self._seconds)
                 if stopped.is_set():
+                    self._stops.increment(1)
                     break
                 sender.send(_response([token]))
         sender.send(flags=FINAL)

@@ -133,9 +133,11 @@ def test_a_streamed_answer_is_the_whole_answer_in_pieces(server):
 def test_an_answer_ends_at_its_limit_or_before_its_stop_word(server):
     limited = ask(server, asking(maximum_tokens=8))
     assert (limited.text, limited.output_tokens, limited.finish_reason) == ("The moon", 8, "length")
+    before = metric(server, "engine_double_stopped_total")
     for verb in ("generate", "stream"):
         stopped = ask(server, asking(stop=("never", "said")), verb=verb)
         assert (stopped.text, stopped.finish_reason) == ("The moon is red, ", "stop")
+    assert eventually(lambda: metric(server, "engine_double_stopped_total") == before + 2)
 
 
 def test_what_fails_in_the_engine_is_an_error_and_never_a_text(server):
@@ -155,6 +157,7 @@ def test_requests_run_side_by_side(server):
 
 def test_a_client_that_leaves_frees_its_place(server):
     before, tokens = metric(server, 'llm_requests_total{outcome="cancelled"'), metric(server, "llm_tokens_total")
+    stopped = metric(server, "engine_double_stopped_total")
 
     async def leave():
         async with GenerationClient(server.http_url) as client:
@@ -165,6 +168,7 @@ def test_a_client_that_leaves_frees_its_place(server):
     assert eventually(lambda: metric(server, "llm_active_requests") == 0)
     assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
     assert metric(server, "llm_tokens_total") < tokens + 490
+    assert metric(server, "engine_double_stopped_total") == stopped + 1
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
