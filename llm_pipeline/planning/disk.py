@@ -9,7 +9,7 @@ from llm_pipeline.planning.memory import weight_bytes
 from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.stages.contract import Frozen
 
-_COPIES_PER_TARGET = 2
+_COPIES = 2
 """The engine, and the model repository that holds it."""
 
 
@@ -19,7 +19,7 @@ class DiskNeed(Frozen):
     Attributes:
         download: The model as published.
         recipes: All quantized checkpoints.
-        engines: Engines and model repositories of all targets, if the largest recipe is chosen.
+        engines: Engines that hold the weights, and their model repositories, if the largest recipe is chosen.
         work: The largest of them once more, in the work directory while it is made.
     """
 
@@ -34,8 +34,14 @@ class DiskNeed(Frozen):
         return self.download + self.recipes + self.engines
 
 
-def disk_need(shape: ModelShape, recipes: Sequence[QuantizationRecipe], targets: int) -> DiskNeed:
-    """The need of a release; the recipe `none` passes the download through and adds no checkpoint."""
+def disk_need(shape: ModelShape, recipes: Sequence[QuantizationRecipe], engines: int) -> DiskNeed:
+    """The need of a release; the recipe `none` passes the download through and adds no checkpoint.
+
+    Args:
+        shape: The model.
+        recipes: All that may be tried.
+        engines: Targets whose engine holds the weights: TensorRT-LLM's LLM API serves the checkpoint as it is.
+    """
     plain = QuantizationRecipe(name="none", weights="none")
     download = weight_bytes(shape, plain)
     sizes = [weight_bytes(shape, recipe) for recipe in recipes]
@@ -43,6 +49,6 @@ def disk_need(shape: ModelShape, recipes: Sequence[QuantizationRecipe], targets:
     return DiskNeed(
         download=download,
         recipes=sum(quantized),
-        engines=targets * _COPIES_PER_TARGET * max(sizes),
+        engines=engines * _COPIES * max(sizes),
         work=max(download, *sizes),
     )

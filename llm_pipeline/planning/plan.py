@@ -194,8 +194,9 @@ def _plan_disk(loaded: LoadedRelease, shape: ModelShape) -> DiskPlan:
     deployment: Deployment = loaded.deployment
     store, work = host.store_directory(deployment), host.existing_parent(deployment.work_root)
     parent = host.existing_parent(store) if store else None
+    engines = sum(target.engine != "tensorrt_llm_llmapi" for target in loaded.release.targets)
     return DiskPlan(
-        need=disk_need(shape, loaded.release.recipes, len(loaded.release.targets)),
+        need=disk_need(shape, loaded.release.recipes, engines),
         free_store=host.free_bytes(parent) if parent else None,
         free_work=host.free_bytes(work),
         one_file_system=parent is not None and parent.stat().st_dev == work.stat().st_dev,

@@ -270,7 +270,7 @@ def test_experts_are_not_spread_where_there_are_none():
 
 
 def test_disk_counts_download_recipes_and_two_copies_a_target():
-    need = disk_need(LLAMA_8B, [recipe("fp8"), recipe("int4_awq"), recipe("none")], targets=3)
+    need = disk_need(LLAMA_8B, [recipe("fp8"), recipe("int4_awq"), recipe("none")], engines=3)
     assert need.download / 1e9 == pytest.approx(16.06, abs=0.01)
     assert need.recipes / 1e9 == pytest.approx(9.08 + 5.81, abs=0.01)
     assert need.engines == 3 * 2 * need.download
