@@ -46,6 +46,7 @@ class TritonPythonModel:
             kind=pb_utils.MetricFamily.COUNTER,
         )
         self._stops = self._family.Metric(labels={})
+        self._lock = threading.Lock()  # two threads in the metric calls of one stub end the server (2.51)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
@@ -97,7 +98,8 @@ class TritonPythonModel:
             for token in tokens:
                 time.sleep(self._seconds)
                 if stopped.is_set():
-                    self._stops.increment(1)
+                    with self._lock:
+                        self._stops.increment(1)
                     break
                 sender.send(_response([token]))
         sender.send(flags=FINAL)
