@@ -154,6 +154,23 @@ class Search(ConfigModel):
         return self
 
 
+class CheckpointRanks(ConfigModel):
+    """How a TensorRT-LLM checkpoint is spread over GPUs: as its engine will be, which no flag of the build changes.
+
+    Attributes:
+        tensor: Ranks that share each layer.
+        pipeline: Groups of ranks that hold some of the layers each.
+    """
+
+    tensor: int = Field(default=1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
+
+    @property
+    def world_size(self) -> int:
+        """All ranks, each of which has a file of its own."""
+        return self.tensor * self.pipeline
+
+
 class QuantizationRecipe(ConfigModel):
     """One way to quantize a checkpoint.
 
@@ -170,6 +187,7 @@ class QuantizationRecipe(ConfigModel):
         search: For `weights: auto`: what AutoQuantize may choose from.
         calibration: Required by formats with calibrated scales, refused by others.
         tensorrt_llm_checkpoint: Export a TensorRT-LLM checkpoint too, for the engine builder of 1.0 to 1.2.x.
+        tensorrt_llm_ranks: How that checkpoint is spread: the `parallelism` of the targets that build from it.
     """
 
     name: Name
@@ -181,6 +199,7 @@ class QuantizationRecipe(ConfigModel):
     search: Search | None = None
     calibration: Calibration | None = None
     tensorrt_llm_checkpoint: bool = False
+    tensorrt_llm_ranks: CheckpointRanks = CheckpointRanks()
 
     @property
     def file_name(self) -> str:
@@ -217,6 +236,8 @@ class QuantizationRecipe(ConfigModel):
             raise ValueError("weights: auto and a search section belong together")
         if (self.weights == "modelopt") != (self.modelopt_recipe is not None):
             raise ValueError("weights: modelopt and modelopt_recipe belong together")
+        if self.tensorrt_llm_ranks.world_size > 1 and not self.tensorrt_llm_checkpoint:
+            raise ValueError("tensorrt_llm_ranks is for recipes with tensorrt_llm_checkpoint: true")
         return self
 
     @model_validator(mode="after")

@@ -31,6 +31,7 @@ from llm_pipeline.quantization.calibration import CalibrationSet
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses, forward
 from llm_pipeline.quantization.calibration_state import CalibrationState
 from llm_pipeline.quantization.checkpoint_files import copy_companions
+from llm_pipeline.quantization.checkpoint_ranks import read_decoder_sizes, refuse_uneven_ranks
 from llm_pipeline.quantization.device_memory import (
     Shortage,
     choose_batch,
@@ -97,6 +98,8 @@ class Quantizer:
         refuse_unsupported(recipe, device)
         refuse_partial_blocks(source, recipe)
         refuse_unsupported_tensorrt_llm_checkpoint(recipe)
+        if recipe.tensorrt_llm_checkpoint:
+            refuse_uneven_ranks(recipe, read_decoder_sizes(source))
         self._source, self._recipe, self._calibration = source, recipe, calibration
         self._dtype, self._device, self._work = dtype, device, work
         self._config = None if recipe.search else modelopt_config(recipe)
@@ -208,7 +211,7 @@ class Quantizer:
         partial = _emptied(destination)
         model = self._ready(state)
         with self._timed("export_tensorrt_llm"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
-            export_tensorrt_llm(model, self._dtype, partial)
+            export_tensorrt_llm(model, self._dtype, partial, self._recipe.tensorrt_llm_ranks)
         self._release()
         partial.rename(destination)
 

@@ -1,4 +1,4 @@
-"""The TensorRT-LLM checkpoint: what the engine builder of TensorRT-LLM 1.0 to 1.2.x reads, for one GPU.
+"""The TensorRT-LLM checkpoint: what the engine builder of TensorRT-LLM 1.0 to 1.2.x reads, a file for each rank.
 
 modelopt writes it from the calibrated model; what it may hold (`data/tensorrt_llm_checkpoint.json`) is from the
 checkpoint's documentation and from modelopt's exporter of the release that those versions of TensorRT-LLM pin.
@@ -12,13 +12,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.quantization import CheckpointRanks, QuantizationRecipe
 from llm_pipeline.errors import IntegrityError, Unsupported
 
 if TYPE_CHECKING:
     import torch
 
-_CONFIG, _WEIGHTS = "config.json", "rank0.safetensors"
+_CONFIG = "config.json"
+_OUTSIDE_LAYERS = {"transformer.vocab_embedding.weight": 0, "transformer.ln_f.weight": -1}
+"""Tensors by the group of the pipeline that holds them: the first one embeds, the last one ends."""
+
 _HINT = "remove tensorrt_llm_checkpoint: the Hugging Face checkpoint serves all later versions"
 
 
@@ -47,7 +50,12 @@ def refuse_unsupported_tensorrt_llm_checkpoint(recipe: QuantizationRecipe) -> No
         raise Unsupported(message, where=where, hint=_HINT)
 
 
-def export_tensorrt_llm(model: Any, dtype: torch.dtype, directory: Path) -> None:
+def tensorrt_llm_names(recipe: QuantizationRecipe) -> tuple[str | None, str | None]:
+    """TensorRT-LLM's names for a recipe's weights and KV cache in such a checkpoint; None for what it cannot hold."""
+    return _facts()["algorithms"].get(recipe.weights), _facts()["kv_caches"].get(recipe.kv_cache)
+
+
+def export_tensorrt_llm(model: Any, dtype: torch.dtype, directory: Path, ranks: CheckpointRanks) -> None:
     """Write the checkpoint of a calibrated model, which is of no use afterwards.
 
     Raises:
@@ -60,7 +68,14 @@ def export_tensorrt_llm(model: Any, dtype: torch.dtype, directory: Path) -> None
     if decoder not in _facts()["decoders"]:
         name = type(model).__name__
         raise Unsupported(f"{name} cannot be exported as a TensorRT-LLM checkpoint", where="recipe", hint=_HINT)
-    export_tensorrt_llm_checkpoint(model, decoder, dtype, directory, 1, 1)
+    export_tensorrt_llm_checkpoint(
+        model,
+        decoder,
+        dtype,
+        directory,
+        inference_tensor_parallel=ranks.tensor,
+        inference_pipeline_parallel=ranks.pipeline,
+    )
 
 
 def check_tensorrt_llm_checkpoint(directory: Path, recipe: QuantizationRecipe, dtype: str) -> int:
@@ -78,17 +93,21 @@ def check_tensorrt_llm_checkpoint(directory: Path, recipe: QuantizationRecipe, d
         raise IntegrityError(f"unreadable TensorRT-LLM checkpoint: {error}", where=str(path)) from error
     if missing:
         raise IntegrityError(f"the TensorRT-LLM checkpoint lacks {', '.join(missing)}", where=str(path))
+    algorithm, kv_algorithm = tensorrt_llm_names(recipe)
+    ranks = recipe.tensorrt_llm_ranks
     wanted = {
         "dtype": (config["dtype"], dtype),
-        "quant_algo": (quantization.get("quant_algo"), _facts()["algorithms"][recipe.weights]),
-        "kv_cache_quant_algo": (quantization.get("kv_cache_quant_algo"), _facts()["kv_caches"].get(recipe.kv_cache)),
-        "world_size": (mapping.get("world_size"), 1),
+        "quant_algo": (quantization.get("quant_algo"), algorithm),
+        "kv_cache_quant_algo": (quantization.get("kv_cache_quant_algo"), kv_algorithm),
+        "world_size": (mapping.get("world_size"), ranks.world_size),
+        "tp_size": (mapping.get("tp_size"), ranks.tensor),
+        "pp_size": (mapping.get("pp_size"), ranks.pipeline),
     }
     for name, (found, expected) in wanted.items():
         if found != expected:
             raise IntegrityError(f"{name} is {found}, it should be {expected}", where=str(path))
     _check_groups(config, quantization.get("group_size"), path)
-    return _check_layers(directory / _WEIGHTS, int(config["num_hidden_layers"]))
+    return _check_weights(directory, ranks, int(config["num_hidden_layers"]))
 
 
 def _check_groups(config: dict[str, Any], group: int | None, path: Path) -> None:
@@ -98,15 +117,36 @@ def _check_groups(config: dict[str, Any], group: int | None, path: Path) -> None
             raise IntegrityError(f"{name} {width} is no multiple of the group size {group}", where=str(path))
 
 
-def _check_layers(path: Path, layers: int) -> int:
+def _check_weights(directory: Path, ranks: CheckpointRanks, layers: int) -> int:
+    """Every rank has its file, and in it its layers, counted from 0 in each group of the pipeline."""
+    files = [directory / f"rank{rank}.safetensors" for rank in range(ranks.world_size)]
+    if surplus := sorted({path.name for path in directory.glob("rank*")} - {path.name for path in files}):
+        raise IntegrityError(f"{', '.join(surplus)}: there are {ranks.world_size} ranks", where=str(directory))
+    shapes = [_read_shapes(path) for path in files]
+    for rank, path in enumerate(files):
+        group = rank // ranks.tensor
+        _check_layers(set(shapes[rank]), layers // ranks.pipeline, path)
+        for name, holder in _OUTSIDE_LAYERS.items():
+            if (name in shapes[rank]) != (group == holder % ranks.pipeline):
+                raise IntegrityError(f"{name} is missing, or not where it belongs", where=str(path))
+        if shapes[rank] != shapes[group * ranks.tensor]:
+            raise IntegrityError("the ranks of one group are not of one shape", where=str(path))
+    return sum(path.stat().st_size for path in files)
+
+
+def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as tensors:
-            names = set(tensors.keys())
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise IntegrityError(f"unreadable weights: {error}", where=str(path)) from error
+
+
+def _check_layers(names: set[str], layers: int, path: Path) -> None:
     for layer in range(layers):
         if not any(name.startswith(f"transformer.layers.{layer}.") for name in names):
             raise IntegrityError(f"layer {layer} has no weights", where=str(path))
-    return path.stat().st_size
+    if any(name.startswith(f"transformer.layers.{layers}.") for name in names):
+        raise IntegrityError(f"there are more than {layers} layers", where=str(path))

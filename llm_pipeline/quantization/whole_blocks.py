@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.errors import Unsupported
-from llm_pipeline.quantization.export_structure import intention
 from llm_pipeline.quantization.exported_names import ALGORITHMS
 from llm_pipeline.quantization.modelopt_recipes import formats_of
 
-_BLOCK = 128
+BLOCK = 128
 """Input columns that share a scale of INT4, in modelopt's own configurations."""
-_BLOCKWISE: frozenset[WeightFormat] = frozenset({"int4_blockwise", "int4_awq", "w4a8_awq"})
+
+BLOCKWISE: frozenset[WeightFormat] = frozenset({"int4_blockwise", "int4_awq", "w4a8_awq"})
 
 
 def refuse_partial_blocks(source: Path, recipe: QuantizationRecipe) -> None:
@@ -25,14 +26,29 @@ def refuse_partial_blocks(source: Path, recipe: QuantizationRecipe) -> None:
     Raises:
         Unsupported: There are such layers.
     """
-    if not formats_of(recipe) & _BLOCKWISE:
+    if not formats_of(recipe) & BLOCKWISE:
         return
-    intended, blockwise = intention(source, recipe), {ALGORITHMS[name] for name in _BLOCKWISE}
+    from llm_pipeline.quantization.export_structure import intention
+
+    intended, blockwise = intention(source, recipe), {ALGORITHMS[name] for name in BLOCKWISE}
     layers = {name: intended.layers[name][1] for name, kinds in intended.algorithms.items() if kinds & blockwise}
-    if partial := {name: columns for name, columns in layers.items() if columns % _BLOCK}:
+    refuse_partial_widths(layers, recipe)
+
+
+def refuse_partial_widths(layers: Mapping[str, int], recipe: QuantizationRecipe) -> None:
+    """The same by the widths alone.
+
+    Args:
+        layers: Input columns of each layer that may get a format with such blocks.
+        recipe: What is asked for.
+
+    Raises:
+        Unsupported: Some are no multiple of the block.
+    """
+    if partial := {name: columns for name, columns in layers.items() if columns % BLOCK}:
         name = min(partial)
         raise Unsupported(
-            f"{len(partial)} of {len(layers)} layers are no multiple of {_BLOCK} columns wide, as INT4 needs: "
+            f"{len(partial)} of {len(layers)} layers are no multiple of {BLOCK} columns wide, as INT4 needs: "
             f"{name} has {partial[name]}",
             where=f"recipe {recipe.name}",
             hint="exclude these layers, or take another format, e.g. fp8 or int8_weight_only",

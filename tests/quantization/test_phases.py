@@ -74,16 +74,18 @@ def test_another_export_of_the_same_calibration_calibrates_nothing(quantize, fp8
 
 
 @pytest.mark.parametrize(
-    ("weights", "algorithm"),
-    [("int8_smoothquant", "W8A8_SQ_PER_CHANNEL"), ("int8_weight_only", "W8A16")],
+    ("weights", "algorithm", "ranks"),
+    [("int8_smoothquant", "W8A8_SQ_PER_CHANNEL", 2), ("int8_weight_only", "W8A16", 1)],
 )
-def test_a_tensorrt_llm_checkpoint_is_exported_beside_the_other(quantize, weights, algorithm):
+def test_a_tensorrt_llm_checkpoint_is_exported_beside_the_other(quantize, weights, algorithm, ranks):
     calibration = None if weights == "int8_weight_only" else CALIBRATION
-    result = quantize(make_recipe(weights, calibration=calibration, tensorrt_llm_checkpoint=True))
+    exported = {"tensorrt_llm_checkpoint": True, "tensorrt_llm_ranks": {"tensor": ranks}}
+    result = quantize(make_recipe(weights, calibration=calibration, **exported))
     directory = quantize.store.fetch(result.artifacts["tensorrt_llm_checkpoint"])
     config = json.loads((directory / "config.json").read_text())
     assert config["quantization"]["quant_algo"] == algorithm
-    assert result.metrics["tensorrt_llm_bytes"] == (directory / "rank0.safetensors").stat().st_size
+    files = [directory / f"rank{rank}.safetensors" for rank in range(ranks)]
+    assert result.metrics["tensorrt_llm_bytes"] == sum(path.stat().st_size for path in files)
     assert "transformer.layers.1.mlp.proj.weights_scaling_factor" in load_file(directory / "rank0.safetensors")
 
 

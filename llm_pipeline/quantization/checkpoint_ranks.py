@@ -1,0 +1,81 @@
+"""Whether a model's layers can be spread over the ranks of a TensorRT-LLM checkpoint. Without torch.
+
+modelopt's exporter cuts matrices into equal parts: it knows nothing of the heads in them, pads some of what does not
+divide and fails on the rest, after the calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.errors import Unsupported
+from llm_pipeline.quantization.whole_blocks import BLOCK, BLOCKWISE
+
+_SCALES_BY_ROW: frozenset[WeightFormat] = frozenset({"int8_smoothquant", "int8_weight_only"})
+"""Formats whose key and value heads the exporter cannot repeat, where there are more ranks than such heads."""
+
+
+class DecoderSizes(NamedTuple):
+    """The numbers of a decoder that its ranks divide.
+
+    Attributes:
+        key_value_heads: Heads of the KV cache.
+        head_size: Width of one head.
+        intermediate_size: Width of the MLP.
+    """
+
+    layers: int
+    attention_heads: int
+    key_value_heads: int
+    head_size: int
+    intermediate_size: int
+
+
+def read_decoder_sizes(checkpoint: Path) -> DecoderSizes:
+    """The sizes of a plain checkpoint; only its config is read, by Transformers."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
+    heads = config.num_attention_heads
+    return DecoderSizes(
+        layers=config.num_hidden_layers,
+        attention_heads=heads,
+        key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+    )
+
+
+def refuse_uneven_ranks(recipe: QuantizationRecipe, sizes: DecoderSizes) -> None:
+    """Refuse ranks that a model does not divide into, before any work.
+
+    Raises:
+        Unsupported: It does not; every reason is named.
+    """
+    if problems := [*_problems(recipe, sizes)]:
+        raise Unsupported(
+            f"a TensorRT-LLM checkpoint of this model cannot be exported: {'; '.join(problems)}",
+            where=f"recipe {recipe.name}",
+            hint="change tensorrt_llm_ranks, and the parallelism of the targets with it",
+        )
+
+
+def _problems(recipe: QuantizationRecipe, sizes: DecoderSizes) -> Iterator[str]:
+    tensor, pipeline = recipe.tensorrt_llm_ranks.tensor, recipe.tensorrt_llm_ranks.pipeline
+    heads, kv_heads = sizes.attention_heads, sizes.key_value_heads
+    if sizes.layers % pipeline:
+        yield f"{sizes.layers} layers are not divisible by pipeline {pipeline}"
+    for name, count in (("attention heads", heads), ("columns of the MLP", sizes.intermediate_size)):
+        if count % tensor:
+            yield f"{count} {name} are not divisible by tensor {tensor}"
+    if kv_heads % tensor and tensor % kv_heads:
+        yield f"{kv_heads} key and value heads do not spread over tensor {tensor}"
+    elif tensor > kv_heads and recipe.weights in _SCALES_BY_ROW:
+        yield f"{kv_heads} key and value heads of {recipe.weights} cannot be repeated for tensor {tensor}"
+    if recipe.weights in BLOCKWISE and tensor > 1:
+        for name, width in (("attention", heads * sizes.head_size), ("MLP", sizes.intermediate_size)):
+            if width % (tensor * BLOCK):
+                yield f"the {width} columns of the {name} give no whole blocks of {BLOCK} to each of {tensor} ranks"
