@@ -55,6 +55,8 @@ class TritonPythonModel:
             try:
                 self._check(inputs)
                 if inputs.get("stop", [False])[0]:
+                    if not request.request_id():
+                        raise ValueError("A request id must be provided for request cancellation")
                     self._stopped[request.request_id()].set()
                     sender.send(flags=FINAL)
                     continue
