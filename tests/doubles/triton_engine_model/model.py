@@ -55,9 +55,7 @@ class TritonPythonModel:
             try:
                 self._check(inputs)
                 if inputs.get("stop", [False])[0]:
-                    if not request.request_id():
-                        raise ValueError("A request id must be provided for request cancellation")
-                    self._stopped[request.request_id()].set()
+                    self._stop(request.request_id())
                     sender.send(flags=FINAL)
                     continue
             except (KeyError, ValueError) as error:
@@ -70,6 +68,11 @@ class TritonPythonModel:
                 continue
             self._stopped[request.request_id()] = stopped
             threading.Thread(target=self._answer, args=(inputs, sender, stopped), daemon=True).start()
+
+    def _stop(self, request_id: str) -> None:
+        if not request_id:
+            raise ValueError("A request id must be provided for request cancellation")
+        self._stopped[request_id].set()
 
     def _check(self, inputs: dict[str, Any]) -> None:
         for name in ("input_ids", "input_lengths", "request_output_len"):
