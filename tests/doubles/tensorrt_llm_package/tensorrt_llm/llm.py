@@ -54,8 +54,10 @@ class LLM:
         if self.closed:
             raise RuntimeError("LLM is shutting down")
         params = sampling_params or SamplingParams()
-        prompt = inputs if isinstance(inputs, str) else self.tokenizer.decode(list(inputs))
-        ids = self.tokenizer.encode(prompt, add_special_tokens=False)
+        if isinstance(inputs, str):
+            prompt, ids = inputs, self.tokenizer.encode(inputs, add_special_tokens=False)
+        else:
+            prompt, ids = self.tokenizer.decode(list(inputs)), list(inputs)
         if self._limit is not None and len(ids) + params.max_tokens > self._limit:
             raise ValueError(
                 f"The sum of prompt length ({len(ids)}) and max_tokens ({params.max_tokens}) should not exceed "
