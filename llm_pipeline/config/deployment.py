@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator
 
 from llm_pipeline.config.environment import Environment, Interpreter
 from llm_pipeline.config.model import ConfigModel, Name, PlainUrl, Port
@@ -60,6 +60,36 @@ class QuantizationHost(ConfigModel):
     count: int = Field(default=1, ge=1)
 
 
+AirflowName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,249}$")]
+"""Name of a queue or of a pool."""
+
+
+class WorkerGroup(ConfigModel):
+    """The Airflow workers of one host.
+
+    Attributes:
+        queue: The queue that only they listen to (`airflow celery worker --queues ...`); None for the default one.
+        pool: The pool whose slots are the host's GPUs; None for the default one. It must exist
+            (`airflow pools set ...`): Airflow never starts a task of a pool that does not.
+    """
+
+    queue: AirflowName | None = None
+    pool: AirflowName | None = None
+
+
+class Workers(ConfigModel):
+    """Which Airflow workers run what, where not every one of them is on every host.
+
+    Attributes:
+        quantization: For baseline, quantization and accuracy; they take as many slots as `quantization_host` has GPUs.
+        targets: For everything that is done target by target, by target name: the servers of its place are on that
+            host. Build, staging, served accuracy and load test take as many slots as an engine has GPUs.
+    """
+
+    quantization: WorkerGroup = WorkerGroup()
+    targets: dict[Name, WorkerGroup] = Field(default={})
+
+
 class HubAccess(ConfigModel):
     """The hub that models are read from.
 
@@ -113,6 +143,7 @@ class Deployment(ConfigModel):
         gpu_hour_prices: Price of one hour of one GPU, by its name in the GPU catalog, for what `plan` predicts.
         currency: What prices are in, as three letters.
         places: Servers by target name.
+        workers: Airflow's queues and pools; by default any worker runs anything.
         computing_at_once: Mapped tasks of one kind (quantize, accuracy, build) that a run has going at a time;
             None leaves it to Airflow's pools and parallelism.
         retention: What the retention keeps.
@@ -129,6 +160,7 @@ class Deployment(ConfigModel):
     gpu_hour_prices: dict[str, Annotated[float, Field(gt=0.0)]] = Field(default={})
     currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$")
     places: dict[Name, TargetPlace] = Field(default={})
+    workers: Workers = Workers()
     computing_at_once: int | None = Field(default=None, ge=1)
     retention: Retention = Retention()
 
@@ -139,6 +171,13 @@ class Deployment(ConfigModel):
         if twice := sorted({port for port in ports if ports.count(port) > 1}):
             raise ValueError(f"ports {twice} are used twice")
         return places
+
+    @field_validator("workers")
+    @classmethod
+    def _targets_have_places(cls, workers: Workers, info: ValidationInfo) -> Workers:
+        if unknown := sorted(workers.targets.keys() - info.data.get("places", workers.targets).keys()):
+            raise ValueError(f"targets {', '.join(unknown)} have no place")
+        return workers
 
     def interpreter(self, name: str) -> str:
         """The interpreter of an environment on this host.

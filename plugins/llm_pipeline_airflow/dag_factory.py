@@ -30,6 +30,7 @@ from llm_pipeline_airflow.approvals import LicenseReviewOperator, ReleaseApprova
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.ladder import ChooseOperator, RecipeOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
+from llm_pipeline_airflow.placement import placement_arguments
 from llm_pipeline_airflow.promotion import CanaryStepOperator, RollbackOperator
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
 from llm_pipeline_airflow.retries import task_defaults
@@ -63,24 +64,23 @@ def release_dag(config_path: Path) -> DAG:
         default_args=task_defaults(),
     )
     with dag:
-        _add_tasks(_Tasks(str(loaded.path)), loaded)
+        _add_tasks(_Tasks(loaded), loaded)
     return dag
 
 
 class _Tasks:
     """Makes tasks with what all of them share."""
 
-    def __init__(self, config_path: str) -> None:
-        self.config_path = config_path
+    def __init__(self, loaded: LoadedRelease) -> None:
+        self._loaded = loaded
 
     def stage(self, name: str, subject: str = "", **options: Any) -> StageOperator:
         """The task of a stage, named after it."""
         return StageOperator(stage=name, subject=subject, **self.shared(name), **options)
 
-    def recipe(self, name: str, recipe: str, loaded: LoadedRelease, **options: Any) -> RecipeOperator:
+    def recipe(self, name: str, recipe: str, **options: Any) -> RecipeOperator:
         """The task of a stage that works on a recipe."""
-        at_once = loaded.deployment.computing_at_once
-        options["max_active_tis_per_dagrun"] = at_once
+        options["max_active_tis_per_dagrun"] = self._loaded.deployment.computing_at_once
         return RecipeOperator(stage=name, subject=recipe, **self.shared(name), **options)
 
     def shared(self, name: str) -> dict[str, Any]:
@@ -90,8 +90,9 @@ class _Tasks:
             "task_id": name,
             "task_display_name": display_name,
             "doc_md": documentation,
-            "config_path": self.config_path,
+            "config_path": str(self._loaded.path),
             "map_index_template": LABEL_TEMPLATE,
+            **placement_arguments(name, self._loaded),
         }
 
 
@@ -123,17 +124,16 @@ def _add_recipes(
     """The rungs, each behind the one before; their gates are returned."""
     order = climbing_order(loaded.release)
     if loaded.release.ladder.strategy == "every":
-        return [_add_rung(tasks, loaded, "recipes", order, after=after, before=before)]
+        return [_add_rung(tasks, "recipes", order, after=after, before=before)]
     gates: list[BaseOperator] = []
     for number, recipe in enumerate(order, start=1):
         group_id = f"recipes_{number}"
-        gates.append(_add_rung(tasks, loaded, group_id, (recipe,), after=after, before=before, behind=gates[-1:]))
+        gates.append(_add_rung(tasks, group_id, (recipe,), after=after, before=before, behind=gates[-1:]))
     return gates
 
 
 def _add_rung(
     tasks: _Tasks,
-    loaded: LoadedRelease,
     group_id: str,
     recipes: tuple[str, ...],
     *,
@@ -149,10 +149,10 @@ def _add_rung(
     @task_group(group_id=group_id, group_display_name=title, tooltip="Quantize and judge, recipe by recipe")
     def rung(recipe: str) -> None:
         if behind:
-            quantize = tasks.recipe("quantize", recipe, loaded, needs=_NEEDED, trigger_rule=TriggerRule.ALL_DONE)
+            quantize = tasks.recipe("quantize", recipe, needs=_NEEDED, trigger_rule=TriggerRule.ALL_DONE)
         else:
-            quantize = tasks.recipe("quantize", recipe, loaded)
-        accuracy = tasks.recipe("accuracy", recipe, loaded)
+            quantize = tasks.recipe("quantize", recipe)
+        accuracy = tasks.recipe("accuracy", recipe)
         # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
         quantize << ([*behind, baseline] if behind else download)
         [quantize, baseline] >> accuracy

@@ -1,0 +1,155 @@
+"""Queues and pools of task instances, as Airflow itself creates, clears and stores them."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+
+import pytest
+from airflow import settings
+from airflow.dag_processing.bundles.manager import DagBundlesManager
+from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+from airflow.models.dagbag import DBDagBag
+from airflow.models.taskinstance import TaskInstance, clear_task_instances
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, task_group
+from airflow.utils.types import DagRunTriggeredByType, DagRunType
+from llm_pipeline_airflow import cluster_policy
+from llm_pipeline_airflow.dag_factory import release_dag
+from sqlalchemy import select
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import ConfigError
+
+GPU_TARGET = """
+accelerator: H100-SXM-80GB
+accelerator_count: 2
+parallelism: { tensor: 2 }
+engine: tensorrt_llm_llmapi
+"""
+WORKERS = """
+quantization_host: { accelerator: H200-SXM-141GB, count: 4 }
+workers:
+  quantization: { queue: on-h200, pool: gpus-h200 }
+  targets: { cpu-a: { queue: on-a }, cpu-b: { queue: on-b, pool: gpus-b } }
+"""
+DEFAULT = ("default", "default_pool", 1)
+ON_H200 = ("on-h200", "gpus-h200", 4)
+ON_A = ("on-a", "default_pool", 1)
+ON_B, ON_GPUS_OF_B = ("on-b", "default_pool", 1), ("on-b", "gpus-b", 2)
+Placed = dict[tuple[str, int], tuple[str, str, int]]
+
+
+@pytest.fixture
+def workers(project):
+    """The project with workers of its own for everything that can have them."""
+    (project.root / "configs/targets/cpu-b.yaml").write_text(GPU_TARGET)
+    append(project, WORKERS)
+    return project
+
+
+def append(project, text: str) -> None:
+    with (project.root / "configs/deployments/here.yaml").open("a") as deployment:
+        deployment.write(text)
+
+
+def stored(dag: DAG) -> DAG:
+    """The DAG as the database gives it to scheduler and API server."""
+    bag = DagBag(dag_folder=os.devnull)
+    bag.bag_dag(dag)
+    DagBundlesManager().sync_bundles_to_db()
+    sync_bag_to_db(bag, "dags-folder", None)
+    with settings.Session() as session:
+        return DBDagBag().get_latest_version_of_dag(dag.dag_id, session=session)
+
+
+def created(dag: DAG) -> str:
+    """The id of a new run."""
+    now = datetime.now(UTC)
+    run_id = f"run-{now.isoformat()}"
+    with settings.Session() as session:
+        stored(dag).create_dagrun(
+            run_id=run_id,
+            run_after=now,
+            run_type=DagRunType.MANUAL,
+            triggered_by=DagRunTriggeredByType.TEST,
+            state="running",
+            session=session,
+        )
+        session.commit()
+    return run_id
+
+
+def instances(run_id: str):
+    return select(TaskInstance).where(TaskInstance.run_id == run_id)
+
+
+def placed(run_id: str) -> Placed:
+    with settings.Session() as session:
+        found = session.scalars(instances(run_id))
+        return {(ti.task_id, ti.map_index): (ti.queue, ti.pool, ti.pool_slots) for ti in found}
+
+
+def test_each_target_has_the_queue_and_the_gpus_of_its_own_host(workers, airflow_database):
+    found = placed(created(release_dag(workers.config)))
+    on_gpus = {f"targets.{name}" for name in ("build", "staging", "served_accuracy", "load_test")}
+    of_targets = {key: place for key, place in found.items() if key[0].startswith(("targets.", "promotion."))}
+    assert len(of_targets) == 22
+    for (task_id, index), place in of_targets.items():
+        assert place == (ON_A if index == 0 else ON_GPUS_OF_B if task_id in on_gpus else ON_B), (task_id, index)
+
+
+def test_what_runs_over_recipes_has_the_workers_of_quantization_and_the_rest_has_any(workers):
+    tasks = release_dag(workers.config).task_dict.values()
+    of_quantization = {task.task_id for task in tasks if (task.queue, task.pool, task.pool_slots) == ON_H200}
+    recipes = {f"recipes_{number}.{stage}" for number in (1, 2) for stage in ("quantize", "accuracy")}
+    assert of_quantization == {"baseline"} | recipes
+    assert all((task.queue, task.pool) == DEFAULT[:2] for task in tasks if task.task_id not in of_quantization)
+
+
+def test_a_cleared_task_keeps_its_place(workers, airflow_database):
+    run_id = created(release_dag(workers.config))
+    before = placed(run_id)
+    with settings.Session() as session:
+        for ti in session.scalars(instances(run_id)):
+            ti.state, ti.queue = "failed", "another"
+        session.flush()
+        clear_task_instances(list(session.scalars(instances(run_id))), session)
+        session.commit()
+    assert placed(run_id) == before
+
+
+def test_a_deployment_that_names_no_workers_changes_nothing(project):
+    for task in release_dag(project.config).task_dict.values():
+        assert (task.queue, task.pool, task.pool_slots, task.executor_config) == (*DEFAULT, {})
+
+
+def test_targets_without_workers_of_their_own_stay_where_they_were(project, airflow_database):
+    append(project, "workers: { targets: { cpu-b: { queue: on-b } } }")
+    another = project.config.rename(project.config.with_name("another.yaml"))  # one DAG is stored once in ten seconds
+    found = placed(created(release_dag(another)))
+    assert {found["targets.build", 0], found["promotion.rollback", 0]} == {DEFAULT}
+    assert {found["targets.build", 1], found["promotion.rollback", 1]} == {ON_B}
+
+
+def test_dags_of_others_are_left_alone(airflow_database):
+    with DAG("of_others", schedule=None) as dag:
+
+        @task_group
+        def mapped(name: str) -> None:
+            EmptyOperator(task_id="mine", executor_config={"of": "others"}, queue="theirs")
+
+        mapped.expand(name=["a", "b"])
+        EmptyOperator(task_id="plain")
+    theirs = ("theirs", *DEFAULT[1:])
+    assert placed(created(dag)) == {("mapped.mine", 0): theirs, ("mapped.mine", 1): theirs, ("plain", -1): DEFAULT}
+
+
+def test_workers_of_a_target_without_a_place_are_refused(project):
+    append(project, "workers: { targets: { cpu-c: { queue: on-c } } }")
+    with pytest.raises(ConfigError, match=r"here\.yaml:\d+: workers: targets cpu-c have no place"):
+        load_release(project.config)
+
+
+def test_airflow_itself_loads_the_policy():
+    assert settings.get_policy_plugin_manager().is_registered(cluster_policy)
