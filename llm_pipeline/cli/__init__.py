@@ -9,7 +9,8 @@
 | `formats` | what runs on which GPU, without a release (`formats`) |
 | `lint-repo` | any Triton model repository (`linting`) |
 | `render-args` | what targets give TensorRT-LLM's LLM API (`rendering`) |
-| `stage` | for the runners |
+| `render` | a release's launch plan and Kubernetes manifests (`manifests`) |
+| `stage`, `pod` | for the runners, and for serving pods (`pods`) |
 
 Exit codes: 0 GO, 1 NO_GO, 2 INCONCLUSIVE, 3 ANOMALOUS, 4 bad input, 5 infrastructure (or something is damaged).
 """
@@ -22,7 +23,18 @@ import sys
 from collections.abc import Sequence
 
 from llm_pipeline import __version__
-from llm_pipeline.cli import claiming, diagnosing, formats, inspecting, linting, releasing, rendering, retaining
+from llm_pipeline.cli import (
+    claiming,
+    diagnosing,
+    formats,
+    inspecting,
+    linting,
+    manifests,
+    pods,
+    releasing,
+    rendering,
+    retaining,
+)
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.logging import ReadableFormatter
 
@@ -54,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llm-pipeline", description="Releases of language models, with evidence.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (releasing, formats, inspecting, claiming, retaining, diagnosing, linting, rendering):
+    groups = (releasing, formats, inspecting, claiming, retaining, diagnosing, linting, rendering, manifests, pods)
+    for group in groups:
         group.add_commands(commands)
     return parser
 

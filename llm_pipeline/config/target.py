@@ -60,6 +60,7 @@ class Target(ConfigModel):
         name: The target's name; the file's name without `.yaml`.
         accelerator: `cpu`, or a GPU's name in the GPU catalog.
         accelerator_count: GPUs of one engine instance; 0 on a CPU.
+        gpus_per_node: GPUs of one host; an instance of more GPUs is spread over several.
         engine: The engine builder.
         weight_format: `native` keeps the artifact's own quantized weights; the others let the engine
             compiler quantize again, which only the served-accuracy gate can see.
@@ -76,6 +77,7 @@ class Target(ConfigModel):
     description: str = ""
     accelerator: str
     accelerator_count: int = Field(default=1, ge=0)
+    gpus_per_node: int = Field(default=8, ge=1)
     engine: EngineBuilderName
     weight_format: Literal["native", "fp32", "int8", "int4"] = "native"
     parallelism: Parallelism = Parallelism()
@@ -86,3 +88,8 @@ class Target(ConfigModel):
     runtime: RuntimeOptions = RuntimeOptions()
     build: EngineBuildOptions = EngineBuildOptions()
     serving: ServingOptions = ServingOptions()
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks, which is GPUs, of one engine instance on one host."""
+        return min(self.parallelism.world_size, self.gpus_per_node)

@@ -27,7 +27,7 @@ def target_problems(target: Target, here: HostFacts) -> tuple[str, ...]:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
     gpu, found = find_gpu(target.accelerator), []
-    ranks = target.parallelism.world_size
+    ranks = target.ranks_per_node
     if len(here.gpus) < ranks:
         found.append(f"{ranks} GPUs are needed, {len(here.gpus)} are visible")
     for number, one in enumerate(here.gpus[:ranks]):
@@ -60,7 +60,7 @@ def engine_problems(description: EngineDescription, here: HostFacts) -> tuple[st
     if built is None:
         return ()
     found = []
-    ranks = description.target.parallelism.world_size
+    ranks = description.target.ranks_per_node
     if len(here.gpus) < ranks:
         found.append(f"{ranks} GPUs are needed, {len(here.gpus)} are visible")
     for number, (made_on, one) in enumerate(zip(built.gpus, here.gpus[:ranks], strict=False)):

@@ -1,0 +1,231 @@
+"""The pods that serve: one that answers, and for servers over several nodes workers that only offer their GPUs.
+
+They meet the "restricted" Pod Security Standard. A first container lays out the server's view of the repository, from
+verified artifacts, and refuses a host that the engine was not built for; then the server starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.serving.kubernetes_manifests.gpu_products import product_of
+from llm_pipeline.serving.kubernetes_manifests.options import ServingManifestOptions
+from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
+from llm_pipeline.serving.kubernetes_manifests.volumes import (
+    HOST_KEYS,
+    KEYS,
+    REPOSITORY,
+    Volume,
+    mounts,
+    serving_volumes,
+    ssh_volumes,
+    store_of_pods,
+)
+from llm_pipeline.serving.launch_plan import LaunchPlan
+
+SSH_PORT = 2222
+SSH_OPTIONS = (
+    "-i", f"{KEYS}/id", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
+)  # fmt: skip
+"""Workers make their host keys when they start; what they let in is the key of the secret alone."""
+
+_HOST_KEY = f"{HOST_KEYS}/host_key"
+_CLOSING_SECONDS = 15
+_STARTUP_PERIOD_SECONDS = 10
+_PACKAGE = ("python3", "-m", "llm_pipeline")
+_POD_NAME = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+
+
+def serving_pod(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
+    """The template of the pod that answers; over several nodes, the leader's."""
+    volumes, first = _volumes(plan, options), [_setup(release, plan, options)]
+    if plan.nodes > 1:
+        first.append(_wait_for_workers(release, plan, options))
+    server = {
+        **_container("server", server_image(release, options), plan.command, volumes),
+        "workingDir": plan.working_directory,
+        "env": [*([_POD_NAME] if plan.nodes > 1 else []), *_environment(plan)],
+        "ports": [{"name": name, "containerPort": port} for name, port in plan.ports.model_dump().items()],
+        "resources": _resources(plan, options),
+        **_probes(plan, options),
+        "lifecycle": {"preStop": {"sleep": {"seconds": options.endpoint_seconds}}},
+    }
+    return _template(release, options, volumes, first, server)
+
+
+def worker_pod(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
+    """The template of a worker: an SSH server, through which the leader's mpirun starts the ranks."""
+    volumes, image = _volumes(plan, options), server_image(release, options)
+    make_key = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", _HOST_KEY)
+    worker = {
+        **_container("worker", image, _ssh_server(), volumes),
+        "workingDir": plan.working_directory,
+        "env": _environment(plan),
+        "ports": [{"name": "ssh", "containerPort": SSH_PORT}],
+        "resources": _resources(plan, options),
+        "readinessProbe": {"tcpSocket": {"port": "ssh"}, "periodSeconds": 5},
+    }
+    first = [_setup(release, plan, options), _container("host-key", image, make_key, volumes)]
+    return _template(release, options, volumes, first, worker)
+
+
+def server_image(release: ServedRelease, options: ServingManifestOptions) -> str:
+    """The image of the server.
+
+    Raises:
+        ConfigError: Neither the options nor the target name one.
+    """
+    image = options.image or release.target.container
+    if image is None:
+        raise ConfigError("there is no image to serve with", where=f"target {release.target.name}", hint="name image")
+    return image
+
+
+def _template(
+    release: ServedRelease,
+    options: ServingManifestOptions,
+    volumes: Sequence[Volume],
+    first: Sequence[dict[str, Any]],
+    container: dict[str, Any],
+) -> dict[str, Any]:
+    uid, _, gid = options.user.partition(":")
+    optional = {
+        "serviceAccountName": options.service_account,
+        "imagePullSecrets": [{"name": secret} for secret in options.image_pull_secrets],
+        "nodeSelector": _node_selector(release, options),
+        "tolerations": _tolerations(release, options),
+    }
+    spec = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": options.endpoint_seconds + options.drain_seconds + _CLOSING_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": int(uid),
+            "runAsGroup": int(gid or uid),
+            "fsGroup": int(gid or uid),
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **{name: value for name, value in optional.items() if value},
+        "topologySpreadConstraints": [_spread(release)],
+        "initContainers": list(first),
+        "containers": [container],
+        "volumes": [volume.manifest for volume in volumes],
+    }
+    return {"metadata": {"labels": release.labels(options), "annotations": release.annotations}, "spec": spec}
+
+
+def _container(name: str, image: str, command: Sequence[str], volumes: Sequence[Volume]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": list(command),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": mounts(volumes),
+    }
+
+
+def _setup(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
+    """It sees the GPUs, too: an engine of another host is refused before anything is loaded."""
+    store = store_of_pods(options).model_dump_json(exclude_none=True)
+    repository = f"{release.repository.kind}/{release.repository.digest}"
+    command = (*_PACKAGE, "pod", "lay-out", repository, "--store", store, "--view", REPOSITORY)
+    container = _container("setup", _setup_image(options), command, serving_volumes(options, plan.shared_memory_gib))
+    secrets = [{"secretRef": {"name": secret}} for secret in options.secrets]
+    return {
+        **container,
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - the pod's own
+        **({"envFrom": secrets} if secrets else {}),
+        "resources": _resources(plan, options),
+    }
+
+
+def _wait_for_workers(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
+    workers = [f"{name}:{SSH_PORT}" for name in host_names(release, plan.nodes)[1:]]
+    command = (*_PACKAGE, "pod", "await", *workers, "--minutes", str(options.startup_minutes))
+    return {**_container("workers", _setup_image(options), command, []), "env": [_POD_NAME]}
+
+
+def host_names(release: ServedRelease, nodes: int) -> tuple[str, ...]:
+    """Names of the pods of one group in DNS; Kubernetes puts the leader's name in.
+
+    Source: `SubdomainShared` of `api/leaderworkerset/v1/leaderworkerset_types.go` of kubernetes-sigs/lws at 060ab4da.
+    """
+    leader = "$(POD_NAME)"
+    return (f"{leader}.{release.workload}", *(f"{leader}-{node}.{release.workload}" for node in range(1, nodes)))
+
+
+def _setup_image(options: ServingManifestOptions) -> str:
+    image = options.setup_image or options.image
+    if image is None:
+        raise ConfigError(
+            "no image holds this package, and pods lay out their model repository with it",
+            hint="name image (the one of docker/Dockerfile.serving does), or setup_image",
+        )
+    return image
+
+
+def _volumes(plan: LaunchPlan, options: ServingManifestOptions) -> tuple[Volume, ...]:
+    over_nodes = ssh_volumes(options) if plan.nodes > 1 else ()
+    return (*serving_volumes(options, plan.shared_memory_gib), *over_nodes)
+
+
+def _environment(plan: LaunchPlan) -> list[dict[str, str]]:
+    values = {"HOME": "/tmp", **plan.environment}  # noqa: S108 - the pod's own
+    return [{"name": name, "value": value} for name, value in sorted(values.items())]
+
+
+def _ssh_server() -> tuple[str, ...]:
+    settings = ("PidFile=none", "UsePAM=no", "StrictModes=no", "PasswordAuthentication=no")
+    keys = ("-o", f"AuthorizedKeysFile={KEYS}/authorized_keys", "-h", _HOST_KEY)
+    chosen = (word for setting in settings for word in ("-o", setting))
+    return ("/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", "-p", str(SSH_PORT), *chosen, *keys)
+
+
+def _probes(plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
+    ready, live = ({"httpGet": {"path": path, "port": "http"}} for path in (plan.ready_path, plan.live_path))
+    attempts = options.startup_minutes * 60 // _STARTUP_PERIOD_SECONDS
+    return {
+        "startupProbe": {**ready, "periodSeconds": _STARTUP_PERIOD_SECONDS, "failureThreshold": attempts},
+        "readinessProbe": {**ready, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 2},
+        "livenessProbe": {**live, "periodSeconds": 15, "timeoutSeconds": 10, "failureThreshold": 4},
+    }
+
+
+def _resources(plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, dict[str, str]]:
+    limits = {name: str(count) for name, count in options.extra_resources.items()}
+    if plan.gpus_per_node:
+        limits[options.gpu_resource] = str(plan.gpus_per_node)
+    if options.memory_gib:
+        limits["memory"] = f"{round(options.memory_gib * 1024)}Mi"
+    requests = limits | ({"cpu": f"{round(options.cpu * 1000)}m"} if options.cpu else {})
+    return {name: value for name, value in (("limits", limits), ("requests", requests)) if value}
+
+
+def _node_selector(release: ServedRelease, options: ServingManifestOptions) -> dict[str, str]:
+    if release.target.accelerator == "cpu":
+        return options.node_selector
+    return {"nvidia.com/gpu.product": product_of(release.target, options.gpu_product), **options.node_selector}
+
+
+def _tolerations(release: ServedRelease, options: ServingManifestOptions) -> list[dict[str, Any]]:
+    if release.target.accelerator == "cpu":
+        return []
+    return [toleration.model_dump(exclude_none=True) for toleration in options.tolerations]
+
+
+def _spread(release: ServedRelease) -> dict[str, Any]:
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": release.selector},
+    }

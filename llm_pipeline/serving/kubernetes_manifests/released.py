@@ -1,0 +1,88 @@
+"""What is served: a release's artifacts for one target, and the names, labels and annotations that tell so."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.digest import sha256_json
+from llm_pipeline.runners.job_names import LABEL_PREFIX, label_value
+from llm_pipeline.serving.kubernetes_manifests.options import ServingManifestOptions
+from llm_pipeline.stages.contract import ArtifactRef, Frozen
+
+_LONGEST_NAME = 40
+"""LeaderWorkerSets and autoscalers append to it, and labels take 63 characters."""
+
+
+class ServedRelease(Frozen):
+    """A release on one target, ready to be served.
+
+    Attributes:
+        name: The release config's name.
+        release_id: The release.
+        model_id: The model on the hub.
+        target: What it was built for.
+        repository: Its model repository.
+        engine: The engine in it.
+        checkpoint: The checkpoint that the engine was made from, or links to.
+    """
+
+    name: str
+    release_id: str
+    model_id: str
+    target: Target
+    repository: ArtifactRef
+    engine: ArtifactRef
+    checkpoint: ArtifactRef
+
+    @property
+    def workload(self) -> str:
+        """Name of the workload: a DNS label, the same for every release of one release config on one target."""
+        exact = f"{self.name}-{self.target.name}"
+        readable = re.sub(r"[^a-z0-9]+", "-", f"llm-{exact}").strip("-")
+        if len(readable) <= _LONGEST_NAME:
+            return readable
+        return f"{readable[: _LONGEST_NAME - 9].strip('-')}-{sha256_json(exact)[:8]}"
+
+    @property
+    def endpoint(self) -> str:
+        """Name of the Service; a LeaderWorkerSet takes its own name for a headless one."""
+        return f"{self.workload}-endpoint"
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """Labels that all pods of the workload have, and no others."""
+        return {"app.kubernetes.io/name": "tritonserver", "app.kubernetes.io/instance": self.workload}
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Digests of what is served, and texts that are too free for labels."""
+        return {
+            f"{LABEL_PREFIX}release": self.release_id,
+            f"{LABEL_PREFIX}model": self.model_id,
+            f"{LABEL_PREFIX}repository-digest": self.repository.digest,
+            f"{LABEL_PREFIX}engine-digest": self.engine.digest,
+            f"{LABEL_PREFIX}checkpoint-digest": self.checkpoint.digest,
+        }
+
+    def labels(self, options: ServingManifestOptions) -> dict[str, str]:
+        """Labels of every object."""
+        return {
+            **{name: label_value(value) for name, value in options.labels.items()},
+            **self.selector,
+            "app.kubernetes.io/component": "serving",
+            "app.kubernetes.io/part-of": label_value(self.name),
+            "app.kubernetes.io/managed-by": "llm-pipeline",
+            f"{LABEL_PREFIX}release": label_value(self.release_id),
+            f"{LABEL_PREFIX}target": label_value(self.target.name),
+        }
+
+    def metadata(self, options: ServingManifestOptions, name: str | None = None) -> dict[str, Any]:
+        """Metadata of an object; by default it has the workload's name."""
+        return {
+            "name": name or self.workload,
+            "namespace": options.namespace,
+            "labels": self.labels(options),
+            "annotations": self.annotations,
+        }

@@ -1,0 +1,63 @@
+"""What a serving pod does before its server starts: lay out the repository, and wait for the pods of its group."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.repository_host import refuse_other_host
+from llm_pipeline.serving.repository_links import fetch_links
+from llm_pipeline.serving.triton_runtime import link_repository
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.artifact_store import ArtifactStore
+
+log = get_logger(__name__)
+
+_POLL_SECONDS = 1.0
+_CONNECT_SECONDS = 5.0
+
+
+def lay_out_view(store: ArtifactStore, ref: ArtifactRef, view: Path) -> None:
+    """Make a server's view of a model repository: links to verified artifacts, in place of what is there.
+
+    Raises:
+        IntegrityError: The repository, or what it links to, is missing or damaged.
+        Unsupported: Its engine was built for another kind of host.
+    """
+    repository = store.fetch(ref)
+    refuse_other_host(repository)
+    links = fetch_links(repository, store)
+    link_repository(repository, view, links)
+    log.info("the repository is laid out", repository=str(ref), view=str(view), links=len(links))
+
+
+def await_listeners(addresses: Sequence[str], seconds: float) -> None:
+    """Wait until somebody listens on every `host:port`.
+
+    Raises:
+        ConfigError: An address has no port.
+        Transient: Somebody does not listen in time.
+    """
+    deadline = time.monotonic() + seconds
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"not host:port: {address!r}")
+        while not _listens(host, int(port)):
+            if time.monotonic() >= deadline:
+                raise Transient(f"nobody listens after {seconds:g} s", where=address, hint="see the log of that pod")
+            time.sleep(_POLL_SECONDS)
+        log.info("a pod of the group listens", address=address)
+
+
+def _listens(host: str, port: int) -> bool:
+    """False also while the name does not resolve: pods have their names once they exist."""
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
