@@ -91,13 +91,10 @@ def _size_problems(target: Target, placement: Placement) -> Iterator[str]:
 
 def _instance_problems(target: Target, placement: Placement) -> Iterator[str]:
     sets, ranks = target.serving.gpu_device_ids, target.parallelism.world_size
-    used = [gpu for one in sets for gpu in one]
     if any(len(one) != ranks for one in sets):
         yield f"each set of gpu_device_ids must name {ranks} GPUs, one for each rank"
-    if len(set(used)) != len(used):
-        yield "gpu_device_ids gives a GPU to two ranks"
     if placement.gpus_per_node > target.gpus_per_node:
-        yield f"gpu_device_ids names GPU {max(used)}, a node has {target.gpus_per_node}"
+        yield f"gpu_device_ids names GPU {placement.gpus_per_node - 1}, a node has {target.gpus_per_node}"
 
 
 def _mode_problems(target: Target, mode: LaunchMode, placement: Placement) -> Iterator[str]:

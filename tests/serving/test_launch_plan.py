@@ -1,0 +1,216 @@
+"""Launch plans: the mode that suits a target, the arguments of each rank, and everything that could not start."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.loading import load_yaml
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.host_facts import GpuFacts, HostFacts
+from llm_pipeline.engines.host_match import target_problems
+from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.serving.launch_plan import LaunchPlan, MpiHosts, launch_plan
+from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, server_environment
+
+TARGETS = Path(__file__).parents[2] / "configs" / "targets"
+PORTS = ServerPorts(http=8000, grpc=8001, metrics=8002)
+VIEW = "/srv/view"
+RANK_PARTS = {"--allow-http=false", "--allow-grpc=false", "--allow-metrics=false", "--load-model=tensorrt_llm"}
+HOSTS = MpiHosts(names=("first", "second"), ssh_port=2222, ssh_options=("-i", "/keys/id"))
+SIXTEEN = {"accelerator_count": 16, "parallelism": {"tensor": 8, "pipeline": 2}}
+TWO = {"accelerator_count": 2, "parallelism": {"tensor": 2}}
+
+
+@cache
+def example(name: str) -> Target:
+    return load_yaml(TARGETS / f"{name}.yaml", Target, name=name)
+
+
+def target_with(name: str, **changes: Any) -> Target:
+    return Target.model_validate({**example(name).model_dump(), **changes})
+
+
+def served(document: dict[str, Any]) -> dict[str, Any]:
+    return {"serving": document}
+
+
+def plan_of(name: str, *, mode: Any = None, hosts: MpiHosts | None = None, **changes: Any) -> LaunchPlan:
+    return launch_plan(
+        target_with(name, **changes), repository=VIEW, ports=PORTS, mode=mode, hosts=hosts, digest="0" * 64
+    )
+
+
+@pytest.mark.parametrize("path", sorted(TARGETS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_example_is_one_server_process_with_a_gpu_for_each_rank(path: Path):
+    plan = plan_of(path.stem)
+    target = target_with(path.stem)
+    assert (plan.mode, plan.nodes, plan.gpus_per_node) == ("single", 1, target.accelerator_count)
+    assert plan.command == plan.processes[0].arguments
+    assert plan.instances == (tuple(range(target.accelerator_count)),)
+    assert LaunchPlan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_a_server_loads_its_models_by_name_tells_its_digest_and_reaches_no_hub():
+    plan = plan_of("h100")
+    assert "--model-repository=/srv/view" in plan.command
+    assert [word for word in plan.command if word.startswith("--load-model")] == ["--load-model=llm"]
+    assert f"--id=llm_pipeline:{'0' * 64}" in plan.command
+    assert plan.environment == {"TRTLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    assert plan.ready_path == "/v2/models/llm/ready"
+
+
+def test_an_engines_server_loads_the_whole_set_of_models():
+    loaded = {word.partition("=")[2] for word in plan_of("l40s_engine").command if word.startswith("--load-model")}
+    assert loaded == {"llm", "preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls"}
+
+
+def test_an_engine_of_two_ranks_is_a_leader_that_answers_and_one_that_only_runs_the_engine():
+    plan = plan_of("l40s_engine", **TWO)
+    first, second = plan.processes
+    assert (plan.mode, first.rank, second.rank, first.node, second.node) == ("leader", 0, 1, 0, 0)
+    assert not RANK_PARTS - {"--load-model=tensorrt_llm"} & set(first.arguments)
+    assert set(second.arguments) >= RANK_PARTS
+    assert [word for word in second.arguments if word.startswith("--load-model")] == ["--load-model=tensorrt_llm"]
+    assert all("--disable-auto-complete-config" in process.arguments for process in plan.processes)
+    assert plan.command == ("mpirun", "-n", "1", *first.arguments, ":", "-n", "1", *second.arguments)
+
+
+def test_each_rank_has_shared_memory_of_its_own():
+    arguments = [process.arguments for process in plan_of("l40s_engine", **TWO).processes]
+    prefixes = [word for words in arguments for word in words if "shm-region-prefix-name" in word]
+    assert len(set(prefixes)) == 2
+
+
+def test_several_instances_of_an_engine_of_two_ranks_need_an_orchestrator():
+    plan = plan_of("l40s_engine", **TWO, **served({"gpu_device_ids": [[0, 1], [2, 3]]}))
+    assert (plan.mode, plan.gpus_per_node, plan.instances) == ("orchestrator", 4, ((0, 1), (2, 3)))
+    assert plan.environment["TRTLLM_ORCHESTRATOR"] == "1"
+    assert plan.environment["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "1"
+    assert plan.command == ("mpirun", "-n", "1", *plan.processes[0].arguments)
+    assert "--cuda-memory-pool-byte-size=3:0" in plan.command
+
+
+def test_the_llm_api_runs_several_instances_in_one_process():
+    plan = plan_of("h100_tp2", **served({"gpu_device_ids": [[0, 1], [2, 3]]}))
+    assert (plan.mode, plan.gpus_per_node, len(plan.processes)) == ("single", 4, 1)
+
+
+def test_the_llm_api_over_two_nodes_is_started_by_its_launcher_in_every_rank():
+    plan = plan_of("h200_tp4", hosts=HOSTS, **SIXTEEN)
+    assert (plan.mode, plan.nodes, plan.gpus_per_node, plan.world_size) == ("multi_node_launcher", 2, 8, 16)
+    assert [process.node for process in plan.processes] == [0] * 8 + [1] * 8
+    assert {process.arguments[0] for process in plan.processes} == {"trtllm-llmapi-launch"}
+    words = list(plan.command)
+    assert words[:3] == ["/opt/hpcx/ompi/bin/mpirun", "--host", "first:8,second:8"]
+    assert words[words.index("plm_rsh_args") + 1] == "-p 2222 -i /keys/id"
+    assert words[words.index("-n") + 1] == "16"
+    handed_on = {words[number + 1] for number, word in enumerate(words) if word == "-x"}
+    assert handed_on == {"HOME", "PATH", "LD_LIBRARY_PATH", *plan.environment}
+
+
+def test_where_slurm_knows_the_nodes_srun_starts_the_launcher():
+    command = plan_of("h200_tp4", **SIXTEEN).command
+    assert command[:5] == ("srun", "-N", "2", "--ntasks-per-node=8", "--mpi=pmix")
+    assert command[5] == "trtllm-llmapi-launch"
+
+
+def test_an_engine_over_two_nodes_is_led_across_them():
+    plan = plan_of(
+        "l40s_engine",
+        hosts=HOSTS,
+        gpus_per_node=2,
+        accelerator_count=4,
+        parallelism={"tensor": 4},
+        **served({"extra_parameters": {"num_nodes": 2}}),
+    )
+    assert (plan.mode, [process.node for process in plan.processes]) == ("leader", [0, 0, 1, 1])
+    assert plan.command.count(":") == 3
+    assert plan.command.count("--host") == 1
+    assert [plan.command.count(name) for name in ("PATH", "TRTLLM_NO_USAGE_STATS")] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "mode", "reason"),
+    [
+        ("h100_tp4", {"accelerator_count": 2}, None, "4 ranks need 4 GPUs, accelerator_count is 2"),
+        ("h200_tp4", {**SIXTEEN, "accelerator_count": 12}, None, "16 ranks need 16 GPUs"),
+        ("h200_tp4", {"accelerator_count": 12, "parallelism": {"tensor": 12}}, None, "do not fill 2 nodes of 8 GPUs"),
+        ("h200_tp4", SIXTEEN, "single", "2 nodes are needed, and it is one process"),
+        ("l40s_engine", SIXTEEN, "orchestrator", "2 nodes are needed, and the workers that it starts are on its own"),
+        ("l40s_engine", SIXTEEN, None, "mpirun must know the hosts by name"),
+        ("l40s_engine", SIXTEEN, None, "must say num_nodes: 2"),
+        ("l40s_engine", TWO, "single", "a compiled engine of 2 ranks needs a process for each"),
+        ("h100", {}, "leader", "leader is a mode of compiled engines, not of tensorrt_llm_llmapi"),
+        ("l40s_engine", {}, "multi_node_launcher", "starts the LLM API, not tensorrt_llm_engine"),
+        ("l40s_engine", TWO | served({"gpu_device_ids": [[0, 1], [2, 3]]}), "leader", "2 instances need a server each"),
+        ("h200_tp4", SIXTEEN | served({"gpu_device_ids": [[0], [1]]}), None, "2 instances need a server each"),
+        ("h100_tp2", served({"gpu_device_ids": [[0], [1]]}), None, "must name 2 GPUs, one for each rank"),
+        ("h100_tp2", served({"gpu_device_ids": [[7, 8]]}), None, "names GPU 8, a node has 8"),
+        (
+            "l40s_engine",
+            TWO | served({"extra_parameters": {"participant_ids": "1,2"}}),
+            None,
+            "participant_ids is 1,2, the ranks are 0,1",
+        ),
+        (
+            "l40s_engine",
+            TWO | served({"extra_parameters": {"participant_ids": "0,1"}}),
+            "orchestrator",
+            "this one starts its own",
+        ),
+    ],
+)
+def test_what_could_not_start_is_refused_with_the_reason(name, changes, mode, reason):
+    with pytest.raises(Unsupported, match=reason):
+        plan_of(name, mode=mode, **changes)
+
+
+def test_every_node_must_be_named_or_none():
+    with pytest.raises(Unsupported, match="1 hosts are named, 2 are needed"):
+        plan_of("h200_tp4", hosts=MpiHosts(names=("first",)), **SIXTEEN)
+
+
+def test_a_leader_whose_participants_are_its_ranks_starts():
+    plan = plan_of("l40s_engine", **TWO, **served({"extra_parameters": {"participant_ids": "0,1"}}))
+    assert plan.mode == "leader"
+
+
+@pytest.mark.parametrize("repository", ["view", "/srv/my view"])
+def test_a_repository_that_a_launcher_would_tear_apart_is_refused(repository: str):
+    with pytest.raises(ConfigError, match="not an absolute path without blanks"):
+        launch_plan(target_with("h100"), repository=repository, ports=PORTS)
+
+
+def test_every_flag_is_one_of_the_real_server(tmp_path: Path):
+    home = Path(__file__).parents[2] / ".envs" / "triton"
+    if not home.exists():
+        pytest.skip("no tritonserver here")
+    found = open_home(home)
+    interpreter = inspect_interpreter(home.parent / "model" / "bin" / "python", found)
+    program, environment = [str(found.program), "--help"], server_environment(found, interpreter, None)
+    answer = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    known = set(re.findall(r"^\s*(--[a-z-]+)", answer.stdout + answer.stderr, re.MULTILINE))
+    assert {"--help", "--model-repository"} <= known
+    plans = [
+        plan_of("h100"),
+        plan_of("l40s_engine", **TWO),
+        plan_of("l40s_engine", mode="orchestrator", **TWO),
+        plan_of("h200_tp4", hosts=HOSTS, **SIXTEEN),
+    ]
+    words = [word for plan in plans for process in plan.processes for word in process.arguments]
+    assert {word.partition("=")[0] for word in words if word.startswith("-")} <= known
+
+
+def test_a_host_of_a_target_over_two_nodes_needs_the_gpus_of_one():
+    gpu = GpuFacts(name="NVIDIA H200", sm="sm90", memory_bytes=150_754_820_096)
+    here = HostFacts(gpus=(gpu,) * 8, driver="590.44.01")
+    assert target_problems(target_with("h200_tp4", **SIXTEEN), here) == ()
+    fewer = here.model_copy(update={"gpus": (gpu,) * 7})
+    assert target_problems(target_with("h200_tp4", **SIXTEEN), fewer) == ("8 GPUs are needed, 7 are visible",)
