@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from llm_pipeline.airflow_pools import airflow_pools, pool_problem, slots_needed
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter
 from llm_pipeline.config.target import Target
@@ -59,6 +60,7 @@ def examine(deployment: Deployment, targets: Sequence[Target] = ()) -> tuple[Che
         _attempt("triton", lambda: _triton(deployment)),
         *(Check(subject="credentials", state="warning", detail=line) for line in _credentials(deployment)),
         *_ports(deployment),
+        *_pools(deployment, targets),
         *_gpus(targets),
     )
 
@@ -141,6 +143,23 @@ def _ports(deployment: Deployment) -> Iterator[Check]:
         yield Check(subject="ports", state="failed", detail=line, fix="stop what listens there, or name other ports")
     if not busy:
         yield Check(subject="ports", state="ok", detail=f"free, or our own servers': {len(deployment.places)} places")
+
+
+def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
+    needed = slots_needed(deployment, targets)
+    if not needed:
+        return
+    try:
+        there = airflow_pools()
+    except ConfigError as error:
+        yield Check(subject="pools", state="warning", detail=error.message, fix=error.hint)
+        return
+    for pool, slots in needed.items():
+        if problem := pool_problem(pool, slots, there):
+            fix = f'airflow pools set {pool} <GPUs> "<host>"'
+            yield Check(subject=f"pool {pool}", state="failed", detail=problem, fix=fix)
+        else:
+            yield Check(subject=f"pool {pool}", state="ok", detail=f"{there[pool]} slots, a task takes {slots} at most")
 
 
 def _gpus(targets: Sequence[Target]) -> Iterator[Check]:

@@ -27,21 +27,21 @@ def placement_arguments(stage: str, loaded: LoadedRelease) -> dict[str, Any]:
     workers = loaded.deployment.workers
     if stage in _OF_QUANTIZATION:
         host = loaded.deployment.quantization_host
-        return _arguments(workers.quantization, gpus=host.count if host else 1)
+        return _arguments(workers.quantization, slots=host.count if host else 1)
     if stage not in _OF_TARGETS:
         return {}
     on_gpus = stage in _ON_GPUS_OF_TARGETS
     table = [
-        _arguments(workers.targets.get(target.name), gpus=target.accelerator_count if on_gpus else 0)
+        _arguments(workers.targets.get(target.name), slots=max(1, target.accelerator_count) if on_gpus else 0)
         for target in loaded.release.targets  # the groups are mapped in this order
     ]
     return {"executor_config": {TABLE_KEY: table}} if any(table) else {}
 
 
-def _arguments(group: WorkerGroup | None, *, gpus: int) -> dict[str, Any]:
+def _arguments(group: WorkerGroup | None, *, slots: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     if group and group.queue:
         arguments["queue"] = group.queue
-    if group and group.pool and gpus:
-        arguments |= {"pool": group.pool, "pool_slots": gpus}
+    if group and group.pool and slots:
+        arguments |= {"pool": group.pool, "pool_slots": slots}
     return arguments

@@ -10,6 +10,7 @@ from airflow import settings
 from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 from airflow.models.dagbag import DBDagBag
+from airflow.models.pool import Pool
 from airflow.models.taskinstance import TaskInstance, clear_task_instances
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, task_group
@@ -19,6 +20,7 @@ from llm_pipeline_airflow.dag_factory import release_dag
 from sqlalchemy import select
 
 from llm_pipeline.config.loading import load_release
+from llm_pipeline.doctor import examine
 from llm_pipeline.errors import ConfigError
 
 GPU_TARGET = """
@@ -149,6 +151,22 @@ def test_workers_of_a_target_without_a_place_are_refused(project):
     append(project, "workers: { targets: { cpu-c: { queue: on-c } } }")
     with pytest.raises(ConfigError, match=r"here\.yaml:\d+: workers: targets cpu-c have no place"):
         load_release(project.config)
+
+
+def test_pools_that_are_missing_or_too_small_are_named_before_a_task_waits_for_ever(workers, airflow_database):
+    deployment = workers.root / "configs/deployments/here.yaml"
+    deployment.write_text(deployment.read_text().replace("queue: on-a }", "pool: gpus-a }"))
+    Pool.create_or_update_pool("gpus-h200", 4, "", include_deferred=False)
+    Pool.create_or_update_pool("gpus-b", 1, "", include_deferred=False)
+    loaded = load_release(workers.config)
+    found = {check.subject: check for check in examine(loaded.deployment, loaded.release.targets)}
+    assert {name: check.state for name, check in found.items() if name.startswith("pool ")} == {
+        "pool gpus-h200": "ok",
+        "pool gpus-a": "failed",
+        "pool gpus-b": "failed",
+    }
+    assert found["pool gpus-a"].fix == 'airflow pools set gpus-a <GPUs> "<host>"'
+    assert found["pool gpus-b"].detail == "1 slots, and one task takes 2: it would never start"
 
 
 def test_airflow_itself_loads_the_policy():
