@@ -7,12 +7,19 @@ says so, since a missing entry in a vendor's table proves nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import Unsupported
 from llm_pipeline.planning.catalog import Column, containers, find_family, find_gpu, first_reader_version
+from llm_pipeline.planning.engine_formats import (
+    compiled_formats,
+    compiled_kv_cache,
+    compiled_kv_caches,
+    compiled_weights,
+    export_changes,
+    export_problems,
+)
 from llm_pipeline.planning.formats import (
     CPU_FORMATS,
     CPU_KV_FORMATS,
@@ -37,8 +44,8 @@ from llm_pipeline.planning.runtime_versions import (
     version_problem,
     version_warning,
 )
+from llm_pipeline.planning.target_checks import target_problem
 from llm_pipeline.planning.weight_storage import bits_per_weight
-from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 from llm_pipeline.stages.contract import Frozen
 
 
@@ -110,7 +117,7 @@ def _judge_on_cpu(target: Target, recipe: QuantizationRecipe) -> Legal | Refused
     if unserved:
         cuda = "; modelopt needs CUDA to quantize it, too" if asked.needs_cuda else ""
         reason = f"the CPU engine cannot serve {', '.join(unserved)}{cuda}"
-        return Refused(reason=reason, nearest=", ".join(_changes(recipe, asked, unserved, CPU_FORMATS, kv_cache)))
+        return Refused(reason=reason, nearest=", ".join(_changes(recipe, asked, unserved, CPU_FORMATS, CPU_KV_FORMATS)))
     if asked.kv_cache != kv_cache:
         reason = f"the CPU engine cannot round its KV cache to {asked.kv_cache}"
         return Refused(reason=reason, nearest=f"kv_cache: {kv_cache}")
@@ -124,7 +131,7 @@ def _judge_on_cpu(target: Target, recipe: QuantizationRecipe) -> Legal | Refused
 
 def _judge_runtime(target: Target) -> Refused | None:
     """What is wrong with a GPU target whatever the recipe."""
-    gpus = target.parallelism.tensor * target.parallelism.pipeline
+    gpus = target.parallelism.world_size
     if target.engine == "openvino_cpu":
         return Refused(reason="engine openvino_cpu does not run on a GPU", nearest="engine: tensorrt_llm_llmapi")
     if gpus != target.accelerator_count:
@@ -150,7 +157,7 @@ def _judge_version(target: Target, version: str, container: str) -> Refused | No
     problem = version_problem(version)
     if target.engine == "tensorrt_llm_engine":
         problem = problem or engine_problem(version)
-    problem = problem or container_problem(container, version)
+    problem = problem or container_problem(container, version) or target_problem(target)
     return Refused(reason=problem.reason, nearest=problem.nearest) if problem else None
 
 
@@ -166,44 +173,33 @@ def _judge_transformers(recipe: QuantizationRecipe) -> Legal | Refused:
 def _judge_on_gpu(
     platform: Platform, target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision
 ) -> Legal | Refused:
-    asked = asked_by(recipe)
-    compiled = target.engine == "tensorrt_llm_engine"
-    engine = compiled and recipe.weights != "none"
+    asked, compiled = asked_by(recipe), target.engine == "tensorrt_llm_engine"
     weights = {
         name: weights_support(platform, name, dtype, weight_only=asked.weight_only, mixed=asked.mixed)
         for name in asked.weights
     }
     kv_cache = kv_support(platform, asked.kv_cache)
-    if engine:
-        weights = {name: worse(support, _exported(recipe, kv_cache="none")) for name, support in weights.items()}
     if compiled:
-        kv_cache = worse(kv_cache, _exported(recipe, weights="fp8", modelopt_recipe=None))
+        weights = {name: worse(support, compiled_weights(target, recipe)) for name, support in weights.items()}
+        kv_cache = worse(kv_cache, compiled_kv_cache(target, recipe))
     supports = (*weights.values(), kv_cache)
-    reasons = [*dict.fromkeys(support.text for support in supports if support.value == "no")]
-    if engine and not recipe.tensorrt_llm_checkpoint:
-        reasons.append("engines are built from TensorRT-LLM checkpoints, which the recipe does not export")
-    if reasons:
-        refused = [name for name, support in weights.items() if support.value == "no"]
-        legal, kv_nearest = legal_weights(platform, dtype), asked.kv_cache
-        if engine:
-            legal = tuple(name for name in legal if _exported(recipe, weights=name, kv_cache="none").value == "yes")
-        if kv_cache.value == "no":
-            kv_nearest = nearest_kv_cache(asked.kv_cache, legal_kv_caches(platform))
-        changes = _changes(recipe, asked, refused, legal, kv_nearest)
-        checkpoint = ("tensorrt_llm_checkpoint: true",) if engine and not recipe.tensorrt_llm_checkpoint else ()
-        return Refused(reason="; ".join(reasons), nearest=", ".join((*changes, *checkpoint)))
-    return _legal((*supports, *_runtime_supports(target, recipe)))
-
-
-def _exported(recipe: QuantizationRecipe, **changes: Any) -> Support:
-    """Whether a TensorRT-LLM checkpoint, which engines are built from, can hold what a recipe makes."""
-    try:
-        refuse_unsupported_tensorrt_llm_checkpoint(
-            recipe.model_copy(update={**changes, "tensorrt_llm_checkpoint": True})
-        )
-    except Unsupported as error:
-        return Support("no", error.message)
-    return Support("yes", "")
+    refusals = [support.text for support in supports if support.value == "no"]
+    reasons = [*dict.fromkeys((*refusals, *(export_problems(target, recipe) if compiled else ())))]
+    if not reasons:
+        return _legal((*supports, *_runtime_supports(target, recipe)))
+    refused = [name for name, support in weights.items() if support.value == "no"]
+    legal, kv_caches = legal_weights(platform, dtype), legal_kv_caches(platform)
+    if kv_cache.value != "no":
+        kv_caches = (asked.kv_cache, *kv_caches)
+    if compiled:
+        legal = compiled_formats(target, recipe, legal)
+        chosen = nearest_weights(bits_per_weight(recipe), legal) if refused else recipe.weights
+        kv_caches = compiled_kv_caches(target, chosen, kv_caches)
+    changes = (
+        *_changes(recipe, asked, refused, legal, kv_caches),
+        *(export_changes(target, recipe) if compiled else ()),
+    )
+    return Refused(reason="; ".join(reasons), nearest=", ".join(changes))
 
 
 def _runtime_supports(target: Target, recipe: QuantizationRecipe) -> Iterator[Support]:
@@ -232,7 +228,7 @@ def _changes(
     asked: Asked,
     refused: Collection[WeightFormat],
     legal: Collection[WeightFormat],
-    kv_cache: KvCacheFormat,
+    kv_caches: Collection[KvCacheFormat],
 ) -> Iterator[str]:
     """The fewest lines of the recipe that make it legal."""
     kept = [name for name in asked.weights if name not in refused]
@@ -240,8 +236,8 @@ def _changes(
         yield f"search.formats: [{', '.join(kept)}]"
     elif refused:
         yield f"weights: {nearest_weights(bits_per_weight(recipe), legal)}"
-    if kv_cache != asked.kv_cache:
-        yield f"kv_cache: {kv_cache}"
+    if asked.kv_cache not in kv_caches:
+        yield f"kv_cache: {nearest_kv_cache(asked.kv_cache, kv_caches)}"
 
 
 def _column(target: Target) -> Column:

@@ -20,6 +20,7 @@ from llm_pipeline.config.quantization import (
     QuantizationRecipe,
     WeightFormat,
 )
+from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.catalog import containers, find_gpu, gpus
@@ -33,6 +34,9 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 Verdict = Literal["legal", "partial", "unknown", "illegal"]
 
 _OWN_IMAGE = "nvcr.io/nvidia/tensorrt-llm/release"
+_PLAIN_RUNTIME = RuntimeOptions(chunked_context=False, kv_cache=KvCacheOptions(reuse_blocks=False))
+"""Asks for nothing that only some formats have."""
+
 _CALIBRATION = Calibration(sources=(CalibrationSource(dataset="any.jsonl"),), samples=1, maximum_tokens=1)
 
 
@@ -124,6 +128,7 @@ def _bare_target(accelerator: str, engine: Backend, version: str) -> Target:
         engine=engine,
         runtime_version=version,
         container=images[0] if images else f"{_OWN_IMAGE}:{version}",
+        runtime=_PLAIN_RUNTIME,
     )
 
 
@@ -133,17 +138,19 @@ def _bare_recipes(engine: Backend) -> tuple[QuantizationRecipe, ...]:
     weights = [name for name in get_args(WeightFormat) if name not in ("auto", "modelopt")]
     kv_caches: list[KvCacheFormat] = [name for name in get_args(KvCacheFormat) if name != "none"]
     exported = engine == "tensorrt_llm_engine"
-    plain = QuantizationRecipe(name="none", weights="none")
+    # No release may ask for an export, or for a KV cache, without a format of weights, but only so do these not decide.
+    plain = QuantizationRecipe(name="none", weights="none").model_copy(update={"tensorrt_llm_checkpoint": exported})
     return (
+        plain,
         *(
             QuantizationRecipe(
                 name=name,
                 weights=name,
                 calibration=_CALIBRATION if name in CALIBRATED else None,
-                tensorrt_llm_checkpoint=exported and name != "none",
+                tensorrt_llm_checkpoint=exported,
             )
             for name in weights
+            if name != "none"
         ),
-        # No release may ask for a KV cache without a format of weights, but only so do these not decide.
         *(plain.model_copy(update={"name": f"kv_cache_{name}", "kv_cache": name}) for name in kv_caches),
     )

@@ -59,6 +59,7 @@ class TargetPlan(Frozen):
         container: Image with its tag.
         digest: What the image is pinned to; None for nothing, so that the tag may come to mean another image.
         driver: Driver version that the container was built for, if known.
+        warnings: What works there though not as written, whatever the recipe.
     """
 
     name: str
@@ -70,6 +71,7 @@ class TargetPlan(Frozen):
     container: str | None = None
     digest: str | None = None
     driver: str | None = None
+    warnings: tuple[str, ...] = ()
     recipes: tuple[RecipePlan, ...]
 
 

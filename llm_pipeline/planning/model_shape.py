@@ -62,6 +62,12 @@ class ModelShape(ConfigModel):
             for name, parameters in self._layer_linears():
                 yield f"model.layers.{layer}.{name}", parameters
 
+    def input_widths(self) -> Iterator[tuple[str, int]]:
+        """Module name and input columns of each linear module inside the layers."""
+        columns = {"o_proj": self.attention_heads * self.head_size, "down_proj": self.intermediate_size}
+        for name, _ in self.linears():
+            yield name, columns.get(name.rpartition(".")[2], self.hidden_size)
+
     def _layer_linears(self) -> tuple[tuple[str, int], ...]:
         queries = self.hidden_size * self.attention_heads * self.head_size
         keys = self.hidden_size * self.key_value_heads * self.head_size

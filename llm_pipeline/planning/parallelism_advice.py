@@ -1,7 +1,7 @@
 """Which split of a model over GPUs is the best one: the fewest that hold it, by tensor parallelism first. Pure.
 
 Tensor parallel ranks talk in every layer, so they stay inside one node of `_NODE` GPUs with NVLink between them; a
-pipeline goes beyond, and costs latency.
+pipeline goes beyond, and costs latency. Where there is no NVLink, the advice says so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Parallelism, Target
+from llm_pipeline.planning.interconnect import pcie_reason
 from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.target_memory import judge_memory
 from llm_pipeline.stages.contract import Frozen
@@ -50,13 +51,16 @@ def advise_split(target: Target, recipe: QuantizationRecipe, shape: ModelShape) 
     now = target.parallelism
     if best is None or (best.tensor, best.pipeline) == (now.tensor, now.pipeline):
         return None
-    why = _why(now, best, fits=_fits(target, recipe, shape, now))
+    over_pcie = pcie_reason(target, best.tensor)
+    why = _why(now, best, fits=_fits(target, recipe, shape, now), over_pcie=over_pcie is not None)
     if why is None:
         return None
+    if over_pcie:
+        why += f"; its ranks would talk over PCIe in every layer ({over_pcie})"
     return SplitAdvice(tensor=best.tensor, pipeline=best.pipeline, gpus=best.world_size, why=why)
 
 
-def _why(now: Parallelism, best: Parallelism, *, fits: bool) -> str | None:
+def _why(now: Parallelism, best: Parallelism, *, fits: bool, over_pcie: bool) -> str | None:
     gpus = f"{best.world_size} GPU{'s' if best.world_size > 1 else ''}"
     if not fits:
         return f"it fits on {gpus}"
@@ -64,7 +68,9 @@ def _why(now: Parallelism, best: Parallelism, *, fits: bool) -> str | None:
         return f"what the limits ask for fits on {gpus} of the {now.world_size}: more are only faster"
     if now.tensor > _NODE:
         return f"tensor parallelism {now.tensor} leaves the NVLink of one node of {_NODE}"
-    return "tensor parallel ranks answer sooner than the stages of a pipeline" if best.tensor > now.tensor else None
+    if best.tensor > now.tensor and not over_pcie:
+        return "tensor parallel ranks answer sooner than the stages of a pipeline"
+    return None
 
 
 def _splits(shape: ModelShape) -> Iterator[Parallelism]:

@@ -36,6 +36,7 @@ def target_warnings(targets: Sequence[TargetPlan]) -> tuple[str, ...]:
     """What is not known or refused of recipes on targets, and images that are not pinned."""
     found = [*_pin_warnings(targets)]
     for target in targets:
+        found += [f"{target.name}: {warning}" for warning in target.warnings]
         for recipe in target.recipes:
             name = f"{recipe.recipe} on {target.name}"
             found += [f"{name}: {warning}" for warning in recipe.warnings]

@@ -11,30 +11,62 @@ from llm_pipeline.errors import Unsupported
 from llm_pipeline.planning import host
 from llm_pipeline.planning.formats import asked_by
 from llm_pipeline.planning.model_shape import ModelShape
-from llm_pipeline.planning.weight_storage import least_effective_bits
-from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe
+from llm_pipeline.planning.weight_storage import is_excluded, least_effective_bits
+from llm_pipeline.quantization.checkpoint_ranks import DecoderSizes, refuse_uneven_ranks
+from llm_pipeline.quantization.modelopt_recipes import formats_of, known_modelopt_recipe
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
+from llm_pipeline.quantization.whole_blocks import BLOCKWISE, refuse_partial_widths
 
 
 def check_recipes(loaded: LoadedRelease, shape: ModelShape | None) -> None:
-    """Refuse what can be exported nowhere, and searches for fewer bits than their formats can reach on the model.
+    """Refuse what cannot be exported of the model, and searches for fewer bits than their formats can reach on it.
 
     Raises:
-        Unsupported: A TensorRT-LLM checkpoint cannot hold the format; or the head and what the recipe excludes stay at
-            16 bits, and leave too few for the rest.
+        Unsupported: A TensorRT-LLM checkpoint cannot hold the format, or the model does not divide into its ranks;
+            layers are no multiple of a format's blocks wide; or the head and what the recipe excludes stay at 16 bits,
+            and leave too few for the rest.
     """
     for recipe in loaded.release.recipes:
         refuse_unsupported_tensorrt_llm_checkpoint(recipe)
-        if recipe.search is None or shape is None:
-            continue
-        bits, least = recipe.search.effective_bits[0], least_effective_bits(shape, recipe)
-        if bits < least:
-            raise Unsupported(
-                f"effective_bits {bits:g} cannot be reached on {loaded.release.model.id}: with all that may be "
-                f"quantized in {', '.join(recipe.search.formats)}, the mean over all linear layers is {least:.2f}",
-                where=str(loaded.configs_root / "quantization" / f"{recipe.file_name}.yaml"),
-                hint=f"search.effective_bits from {ceil(least * 10) / 10:g} on, or formats of fewer bits",
-            )
+        if shape is not None:
+            _check_sizes(recipe, shape)
+            _check_search(loaded, recipe, shape)
+
+
+def _check_sizes(recipe: QuantizationRecipe, shape: ModelShape) -> None:
+    if _is_blockwise(recipe):
+        widths = {name: width for name, width in shape.input_widths() if not is_excluded(name, recipe.exclude)}
+        refuse_partial_widths(widths, recipe)
+    if recipe.tensorrt_llm_checkpoint:
+        sizes = DecoderSizes(
+            layers=shape.layers,
+            attention_heads=shape.attention_heads,
+            key_value_heads=shape.key_value_heads,
+            head_size=shape.head_size,
+            intermediate_size=shape.intermediate_size,
+        )
+        refuse_uneven_ranks(recipe, sizes)
+
+
+def _is_blockwise(recipe: QuantizationRecipe) -> bool:
+    """Whether any layer may get a format with blocks of INT4; which layers modelopt's own recipes mix is not known."""
+    formats = formats_of(recipe)
+    if recipe.modelopt_recipe and not known_modelopt_recipe(recipe.modelopt_recipe).whole_model:
+        return False
+    return formats <= BLOCKWISE if recipe.modelopt_recipe else bool(formats & BLOCKWISE)
+
+
+def _check_search(loaded: LoadedRelease, recipe: QuantizationRecipe, shape: ModelShape) -> None:
+    if recipe.search is None:
+        return
+    bits, least = recipe.search.effective_bits[0], least_effective_bits(shape, recipe)
+    if bits < least:
+        raise Unsupported(
+            f"effective_bits {bits:g} cannot be reached on {loaded.release.model.id}: with all that may be "
+            f"quantized in {', '.join(recipe.search.formats)}, the mean over all linear layers is {least:.2f}",
+            where=str(loaded.configs_root / "quantization" / f"{recipe.file_name}.yaml"),
+            hint=f"search.effective_bits from {ceil(least * 10) / 10:g} on, or formats of fewer bits",
+        )
 
 
 def recipe_warnings(loaded: LoadedRelease) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def release_numbers(version: str) -> tuple[int, int]:
 def known_versions() -> tuple[str, ...]:
     """Every version that is known as a release or to be in a container, oldest first."""
     known = {release.version for release in runtime_releases()} | {one.tensorrt_llm for one in containers()}
-    return tuple(sorted(known, key=_order))
+    return tuple(sorted(known, key=version_order))
 
 
 def nearest_version(version: str) -> str:
@@ -65,7 +65,7 @@ def nearest_version(version: str) -> str:
     if asked is None:
         return containers()[0].tensorrt_llm
     of_minor = [one for one in known if release_numbers(one) == release_numbers(version)]
-    before = [one for one in of_minor or known if _order(one) < asked]
+    before = [one for one in of_minor or known if version_order(one) < asked]
     return before[-1] if before else (of_minor or known)[0]
 
 
@@ -82,8 +82,6 @@ def version_warning(version: str) -> str | None:
     nearest = nearest_version(version)
     if nearest != version:
         return f"TensorRT-LLM {version} is not in our tables and taken for {nearest}"
-    if release_numbers(version) < _FIRST_SUPPORTED:
-        return f"what our tables say begins with TensorRT-LLM 1.0, this is {version}"
     return None
 
 
@@ -105,7 +103,7 @@ def engine_problem(version: str) -> Problem | None:
     last = [release.version for release in runtime_releases() if release.has_engine_path][-1]
     if release_numbers(version) < _FIRST_SUPPORTED:
         reason += "engines of versions before 1.0 are built differently"
-    elif _order(version) > _order(last):
+    elif version_order(version) > version_order(last):
         reason += f"its engine compiler was removed upstream, {last} is the last that has it"
     else:
         reason += "the flags of its engine compiler are not known"
@@ -141,5 +139,6 @@ def version_inside(image: str) -> str | None:
     return tag if repository == _RELEASE_REPOSITORY and parse_version(tag) else None
 
 
-def _order(version: str) -> Version:
+def version_order(version: str) -> Version:
+    """What versions sort by; what is none comes first."""
     return parse_version(version) or Version((), 0.0, 0)

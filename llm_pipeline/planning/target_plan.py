@@ -13,6 +13,7 @@ from llm_pipeline.planning.compatibility import Refused, judge_compatibility
 from llm_pipeline.planning.model import RecipePlan, TargetPlan
 from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.parallelism_advice import advise_split
+from llm_pipeline.planning.target_checks import target_warnings
 from llm_pipeline.planning.target_memory import judge_memory
 from llm_pipeline.planning.target_speed import expected_throughput, judge_speed
 
@@ -28,6 +29,7 @@ def plan_target(loaded: LoadedRelease, target: Target, shape: ModelShape | None)
     except ConfigError as error:
         where = str(loaded.configs_root / "targets" / f"{target.name}.yaml")
         raise ConfigError(f"accelerator: {error.message}", where=where, hint=error.hint) from error
+    recipes = tuple(_plan_recipe(loaded.release, target, recipe, shape) for recipe in loaded.release.recipes)
     image, _, digest = (target.container or "").partition("@")
     known = find_container(image)
     return TargetPlan(
@@ -40,7 +42,8 @@ def plan_target(loaded: LoadedRelease, target: Target, shape: ModelShape | None)
         container=image or None,
         digest=digest or None,
         driver=known.driver if known else None,
-        recipes=tuple(_plan_recipe(loaded.release, target, recipe, shape) for recipe in loaded.release.recipes),
+        warnings=target_warnings(target) if gpu and any(recipe.legal for recipe in recipes) else (),
+        recipes=recipes,
     )
 
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.config.quantization import CheckpointRanks, QuantizationRecipe
+from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.errors import IntegrityError, Unsupported
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def refuse_unsupported_tensorrt_llm_checkpoint(recipe: QuantizationRecipe) -> No
         raise Unsupported(message, where=where, hint=_HINT)
 
 
-def tensorrt_llm_names(recipe: QuantizationRecipe) -> tuple[str | None, str | None]:
-    """TensorRT-LLM's names for a recipe's weights and KV cache in such a checkpoint; None for what it cannot hold."""
-    return _facts()["algorithms"].get(recipe.weights), _facts()["kv_caches"].get(recipe.kv_cache)
+def tensorrt_llm_names(weights: WeightFormat, kv_cache: KvCacheFormat) -> tuple[str | None, str | None]:
+    """TensorRT-LLM's names of formats in such a checkpoint; None for what it cannot hold, or what is not quantized."""
+    return _facts()["algorithms"].get(weights), _facts()["kv_caches"].get(kv_cache)
 
 
 def export_tensorrt_llm(model: Any, dtype: torch.dtype, directory: Path, ranks: CheckpointRanks) -> None:
@@ -93,7 +93,7 @@ def check_tensorrt_llm_checkpoint(directory: Path, recipe: QuantizationRecipe, d
         raise IntegrityError(f"unreadable TensorRT-LLM checkpoint: {error}", where=str(path)) from error
     if missing:
         raise IntegrityError(f"the TensorRT-LLM checkpoint lacks {', '.join(missing)}", where=str(path))
-    algorithm, kv_algorithm = tensorrt_llm_names(recipe)
+    algorithm, kv_algorithm = tensorrt_llm_names(recipe.weights, recipe.kv_cache)
     ranks = recipe.tensorrt_llm_ranks
     wanted = {
         "dtype": (config["dtype"], dtype),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 Edit = Callable[[str, str, str], None]

@@ -4,53 +4,17 @@ import re
 from typing import Any
 
 import pytest
+from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, cpu_target, gpu_target, judge, recipe, refusal
 
-from llm_pipeline.config.quantization import CALIBRATED, WEIGHT_BITS, QuantizationRecipe
-from llm_pipeline.config.target import Target
+from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
 from llm_pipeline.planning.runtime_versions import has_engine_compiler, parse_version, release_numbers
 from llm_pipeline.quantization.modelopt_recipes import modelopt_recipes
 
-TRITON_1_2_1 = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 TRITON_1_1_0 = "nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3"
 KV_CACHES = ("none", "fp8", "int8", "nvfp4")
 RELEASE_1_3 = "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc22"
-
-
-def gpu_target(accelerator: str = "H100-SXM5-80GB", **changes: Any) -> Target:
-    fields = {
-        "name": "t",
-        "accelerator": accelerator,
-        "engine": "tensorrt_llm_llmapi",
-        "runtime_version": "1.2.1",
-        "container": TRITON_1_2_1,
-    }
-    return Target.model_validate(fields | changes)
-
-
-def cpu_target(**changes: Any) -> Target:
-    fields = {"name": "cpu", "accelerator": "cpu", "accelerator_count": 0, "engine": "openvino_cpu"}
-    return Target.model_validate(fields | changes)
-
-
-def recipe(weights: str, kv_cache: str = "none", **changes: Any) -> QuantizationRecipe:
-    fields: dict[str, Any] = {"name": "r", "weights": weights, "kv_cache": kv_cache} | changes
-    if weights in CALIBRATED or kv_cache != "none":
-        fields["calibration"] = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
-    return QuantizationRecipe.model_validate(fields)
-
-
-def judge(
-    target: Target, weights: str, kv_cache: str = "none", dtype: Any = "bfloat16", **changes: Any
-) -> Legal | Refused:
-    return judge_compatibility(target, recipe(weights, kv_cache, **changes), dtype)
-
-
-def refusal(target: Target, weights: str = "fp8", kv_cache: str = "none", **changes: Any) -> Refused:
-    judged = judge(target, weights, kv_cache, **changes)
-    assert isinstance(judged, Refused), judged
-    return judged
 
 
 @pytest.mark.parametrize("accelerator", ["L40S", "L4", "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB"])
@@ -96,7 +60,7 @@ def test_what_the_matrix_does_not_know_is_legal_with_a_warning_that_says_so(weig
 
 def test_an_fp8_kv_cache_is_judged_with_the_weights():
     assert judge(gpu_target(), "fp8", "fp8") == Legal()
-    target = gpu_target("A100-SXM4-80GB", engine="tensorrt_llm_engine")
+    target = gpu_target("A100-SXM4-80GB", engine="tensorrt_llm_engine", runtime=WITHOUT_PAGED_CONTEXT)
     judged = judge(target, "int4_awq", "fp8", tensorrt_llm_checkpoint=True)
     assert isinstance(judged, Legal)
     assert "fp8 KV cache on sm80 with TensorRT engines is unknown" in judged.warnings[0]
@@ -156,7 +120,7 @@ def test_a_version_of_a_release_that_no_table_has_is_refused_with_the_nearest_kn
 
 
 @pytest.mark.parametrize(
-    ("version", "taken_for"), [("1.2.7", "1.2.1"), ("1.3.0rc18", "1.3.0rc15"), ("1.3.0", "1.3.0rc29")]
+    ("version", "taken_for"), [("1.2.7", "1.2.1"), ("1.3.0rc23", "1.3.0rc22"), ("1.3.0", "1.3.0rc29")]
 )
 def test_a_version_between_known_ones_is_a_warning_that_says_which_it_is_taken_for(version: str, taken_for: str):
     judged = judge(gpu_target(runtime_version=version, container="registry.example.com/own:1"), "fp8")
@@ -166,10 +130,15 @@ def test_a_version_between_known_ones_is_a_warning_that_says_which_it_is_taken_f
     assert "registry.example.com/own:1 is not in our tables" in judged.warnings[1]
 
 
-def test_a_version_before_1_0_is_a_warning_for_the_llm_api():
-    judged = judge(gpu_target(runtime_version="0.21.0", container=TRITON_1_2_1.replace("26.07", "25.08")), "none")
-    assert isinstance(judged, Legal)
-    assert judged.warnings == ("what our tables say begins with TensorRT-LLM 1.0, this is 0.21.0",)
+@pytest.mark.parametrize(
+    ("version", "nearest"), [("1.3.0rc15", "1.3.0rc22"), ("1.3.0rc18", "1.3.0rc22"), ("0.21.0", "1.0.0")]
+)
+def test_a_version_whose_llm_args_are_not_recorded_is_refused_towards_the_next_whose_are(version: str, nearest: str):
+    judged = refusal(gpu_target(runtime_version=version, container="registry.example.com/own:1"))
+    assert judged.reason == f"the LLM args of TensorRT-LLM {version} are not recorded"
+    changes = dict(change.split(": ", 1) for change in judged.nearest.split(", "))
+    assert changes["runtime_version"] == nearest
+    assert judge(gpu_target(**changes), "none") == Legal()
 
 
 def test_a_mirror_of_a_known_container_is_known():
@@ -329,7 +298,7 @@ def test_a_kv_cache_format_that_does_not_run_is_refused_towards_the_nearest_that
 
 
 def test_an_int8_kv_cache_is_for_engines_and_an_nvfp4_one_for_blackwell_on_1_3():
-    engine = gpu_target(H200, engine="tensorrt_llm_engine")
+    engine = gpu_target(H200, engine="tensorrt_llm_engine", runtime=WITHOUT_PAGED_CONTEXT)
     assert judge(engine, "int8_smoothquant", "int8", tensorrt_llm_checkpoint=True) == Legal()
     assert judge(gpu_target(B200, runtime_version="1.3.0rc22", container=RELEASE_1_3), "nvfp4", "nvfp4") == Legal()
     judged = judge(gpu_target(B200), "nvfp4", "nvfp4")
@@ -345,7 +314,7 @@ def test_engines_are_built_from_tensorrt_llm_checkpoints_only():
     target = gpu_target(H200, engine="tensorrt_llm_engine")
     assert refusal(target, "fp8").nearest == "tensorrt_llm_checkpoint: true"
     assert judge(target, "fp8", tensorrt_llm_checkpoint=True) == Legal()
-    assert judge(target, "none") == Legal()
+    assert refusal(target, "none").nearest == "weights: fp8, tensorrt_llm_checkpoint: true"
 
 
 def test_what_such_a_checkpoint_cannot_hold_is_refused_towards_what_it_can():
@@ -469,7 +438,7 @@ def test_a_format_that_nvidia_lists_for_no_model_of_the_family_is_a_warning(
 
 
 def test_a_kv_cache_that_nvidia_does_not_list_for_the_family_is_a_warning():
-    target = gpu_target(H200, engine="tensorrt_llm_engine")
+    target = gpu_target(H200, engine="tensorrt_llm_engine", runtime=WITHOUT_PAGED_CONTEXT)
     asked = recipe("int4_awq", "int8", tensorrt_llm_checkpoint=True)
     assert judge_compatibility(target, asked, "bfloat16", LLAMA) == Legal()
     judged = judge_compatibility(target, asked, "bfloat16", QWEN)

@@ -73,8 +73,8 @@ def refuse_other_ranks(target: Target, tensor: int, pipeline: int) -> None:
             f"the TensorRT-LLM checkpoint is for {tensor} x {pipeline} ranks (tensor x pipeline parallelism), "
             f"{target.name} has {wanted.tensor} x {wanted.pipeline}",
             where=f"targets/{target.name}.yaml",
-            hint="use engine: tensorrt_llm_llmapi, which spreads the Hugging Face checkpoint when it loads it, "
-            f"or parallelism {{tensor: {tensor}, pipeline: {pipeline}}}",
+            hint=f"set the recipe's tensorrt_llm_ranks: {{tensor: {wanted.tensor}, pipeline: {wanted.pipeline}}}, or "
+            "use engine: tensorrt_llm_llmapi, which spreads the Hugging Face checkpoint when it loads it",
         )
 
 

@@ -22,12 +22,7 @@ def apply_queue(config: ModelConfig, serving: ServingOptions, maximum_batch_size
     Raises:
         ConfigError: A preferred batch is larger than the largest, which the server refuses.
     """
-    if too_large := [size for size in serving.preferred_batch_sizes if size > maximum_batch_size]:
-        raise ConfigError(
-            f"preferred batches of {too_large} requests exceed the largest batch, {maximum_batch_size}",
-            where=f"model {config.name}",
-            hint="lower serving.preferred_batch_sizes, or raise limits.maximum_sequences",
-        )
+    refuse_large_batches(serving, maximum_batch_size)
     config.max_batch_size = maximum_batch_size
     batching = config.dynamic_batching
     batching.preferred_batch_size[:] = serving.preferred_batch_sizes or (maximum_batch_size,)
@@ -37,6 +32,20 @@ def apply_queue(config: ModelConfig, serving: ServingOptions, maximum_batch_size
     _set_policy(batching.default_queue_policy, serving.queue)
     for level, policy in serving.priority_queues.items():
         _set_policy(batching.priority_queue_policy[level], policy)
+
+
+def refuse_large_batches(serving: ServingOptions, maximum_batch_size: int) -> None:
+    """Refuse preferred batches that are larger than the largest.
+
+    Raises:
+        ConfigError: There are such.
+    """
+    if too_large := [size for size in serving.preferred_batch_sizes if size > maximum_batch_size]:
+        raise ConfigError(
+            f"preferred batches of {too_large} requests exceed the largest batch, {maximum_batch_size}",
+            where="serving.preferred_batch_sizes",
+            hint="lower serving.preferred_batch_sizes, or raise limits.maximum_sequences",
+        )
 
 
 def _set_policy(message: ModelQueuePolicy, policy: QueuePolicy) -> None:

@@ -1,0 +1,178 @@
+"""What the builders of GPU targets refuse is refused by the plan, with what to change; what they ignore is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, gpu_target, judge, recipe, refusal
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.config.target import Target
+from llm_pipeline.errors import Unsupported
+from llm_pipeline.planning.catalog import gpus
+from llm_pipeline.planning.compatibility import Legal
+from llm_pipeline.planning.interconnect import interconnect_warnings
+from llm_pipeline.planning.model_shape import ModelShape, known_shape
+from llm_pipeline.planning.parallelism_advice import advise_split
+from llm_pipeline.planning.plan import plan_release
+from llm_pipeline.planning.recipe_checks import check_recipes
+from llm_pipeline.planning.target_checks import target_problem, target_warnings
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def engine(accelerator: str = "L40S", **changes: Any) -> Target:
+    return gpu_target(accelerator, engine="tensorrt_llm_engine", **changes)
+
+
+def split(tensor: int = 1, pipeline: int = 1, **more: Any) -> dict[str, Any]:
+    parallelism = {"tensor": tensor, "pipeline": pipeline, **more}
+    return {"parallelism": parallelism, "accelerator_count": tensor * pipeline}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"build": {"flags": {"max_batch_sise": 4}}}, "trtllm-build has no --max_batch_sise"),
+        ({"build": {"flags": {"max_batch_size": 4}}}, "is set by limits.maximum_sequences"),
+        ({"build": {"workers": 2}}, "build.workers is 2, the engine has 1 ranks"),
+        ({"build": {"reduce_fusion": True}}, "build.reduce_fusion needs tensor parallelism"),
+        ({"build": {"paged_context_fmha": False}}, "runtime.chunked_context and runtime.kv_cache.reuse_blocks need"),
+        ({"runtime": {"chunked_context": False}, "limits": {"maximum_batched_tokens": 512}}, "would be refused at run"),
+        ({"runtime": {"speculative": {"method": "ngram"}}}, "ngram is for the LLM API"),
+        ({"runtime": {"guided_decoding": "llguidance"}}, "guided by xgrammar only"),
+        ({"serving": {"extra_parameters": {"no_such": 1}}}, "the backend reads no parameter 'no_such'"),
+        ({"serving": {"preferred_batch_sizes": [64]}}, "exceed the largest batch, 32"),
+        (split(2, expert=2), "engines do not spread experts"),
+    ],
+)
+def test_what_the_engine_builder_and_its_repository_refuse(changes: dict[str, Any], reason: str):
+    judged = refusal(engine(**changes), "fp8", tensorrt_llm_checkpoint=True)
+    assert reason in judged.reason
+    assert judged.nearest
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"runtime": {"extra_llm_args": {"max_batchsize": 8}}}, "max_batchsize: unknown key"),
+        ({"runtime": {"extra_llm_args": {"max_beam_width": 8}}}, "max_beam_width is rendered from the target already"),
+        ({"runtime": {"moe_backend": "FASTEST"}}, "moe_config.backend: 'FASTEST' is not legal"),
+        (split(2, expert=4), "moe_expert_parallel_size 4 must divide tensor_parallel_size 2"),
+    ],
+)
+def test_llm_args_that_the_version_refuses(changes: dict[str, Any], reason: str):
+    judged = refusal(gpu_target(**changes))
+    assert reason in judged.reason
+    assert judged.nearest
+
+
+def test_an_engine_is_built_from_a_checkpoint_of_its_own_ranks():
+    target = engine(**split(2, 2))
+    judged = refusal(target, "fp8", tensorrt_llm_checkpoint=True)
+    assert "is for 1 x 1 ranks (tensor x pipeline parallelism), t has 2 x 2" in judged.reason
+    assert judged.nearest == "tensorrt_llm_ranks: {tensor: 2, pipeline: 2}"
+    ranks = {"tensor": 2, "pipeline": 2}
+    assert judge(target, "fp8", tensorrt_llm_checkpoint=True, tensorrt_llm_ranks=ranks) == Legal()
+    assert refusal(engine(), "fp8", tensorrt_llm_checkpoint=True, tensorrt_llm_ranks=ranks).nearest.endswith(
+        "{tensor: 1, pipeline: 1}"
+    )
+
+
+@pytest.mark.parametrize(("weights", "kv_cache"), [("int8_smoothquant", "int8"), ("int4_awq", "fp8")])
+def test_a_kv_cache_that_takes_from_an_engine_what_the_target_asks_for(weights: str, kv_cache: str):
+    judged = refusal(engine(), weights, kv_cache, tensorrt_llm_checkpoint=True)
+    assert "need paged context attention, which the engine would not have" in judged.reason
+    assert judged.nearest == "kv_cache: none"
+    assert judge(engine(runtime=WITHOUT_PAGED_CONTEXT), weights, kv_cache, tensorrt_llm_checkpoint=True).legal
+
+
+def test_options_that_an_engine_does_not_read_are_one_line():
+    assert target_warnings(gpu_target(serving={"gpu_device_ids": [[0]], "skip_special_tokens": False})) == ()
+    unread = {"streaming": False, "bls_instances": 2}
+    assert target_warnings(gpu_target(serving=unread, build={"workers": 1, "time_limit_minutes": 5})) == (
+        "the LLM API does not read serving.streaming, serving.bls_instances",
+    )
+    runtime = {"cuda_graphs": None, "scheduler": "max_utilization", "stream_interval": 4}
+    assert target_warnings(engine(serving=unread, runtime=runtime)) == (
+        "a compiled engine does not read runtime.cuda_graphs, runtime.stream_interval",
+    )
+
+
+def test_doubtful_llm_args_are_told():
+    target = gpu_target(limits={"maximum_sequences": 64, "maximum_batched_tokens": 32})
+    assert target_problem(target) is None
+    assert any("64 sequences never fit max_num_tokens 32" in line for line in target_warnings(target))
+
+
+def test_warnings_of_a_target_are_in_its_plan_once_whatever_the_recipes(configs, edit):
+    edit("targets/l40s.yaml", "runtime_version", "serving: { streaming: false }\nruntime_version")
+    plan = plan_release(configs / "releases" / "llama-3.1-8b-instruct.yaml", store_seconds=0)
+    assert len(plan.targets[0].recipes) > 1
+    assert [line for line in plan.warnings if "does not read" in line] == [
+        "l40s: the LLM API does not read serving.streaming"
+    ]
+
+
+def test_every_gpu_says_whether_it_has_nvlink():
+    joined = {name for name, gpu in gpus().items() if gpu.nvlink is True}
+    assert {"H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB"} <= joined
+    assert joined.isdisjoint({"L40S", "L4", "A10", "H100-PCIe-80GB"})
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "tensor", "over_pcie"),
+    [("L40S", 1, False), ("L40S", 2, True), ("H100-PCIe-80GB", 2, False), ("H100-PCIe-80GB", 4, True),
+     ("H100-SXM5-80GB", 8, False)],
+)  # fmt: skip
+def test_tensor_parallel_ranks_without_nvlink_between_them_are_told(accelerator: str, tensor: int, over_pcie: bool):
+    found = interconnect_warnings(gpu_target(accelerator, **split(tensor)))
+    assert bool(found) is over_pcie
+    assert all(f"tensor parallelism {tensor} goes over PCIe" in line for line in found)
+
+
+def test_the_advice_on_splits_says_when_it_leads_over_pcie_and_prefers_no_tensor_ranks_there():
+    shape = known_shape("meta-llama/Llama-3.1-70B")
+    assert shape is not None
+    asked = {"engine": "tensorrt_llm_llmapi", "container": TRITON_1_2_1}
+    advice = advise_split(gpu_target("L40S", **asked), recipe("fp8"), shape)
+    assert advice is not None
+    assert advice.tensor > 1
+    assert "over PCIe in every layer (L40S has no NVLink)" in advice.why
+    pipeline = gpu_target("L40S", **split(1, advice.gpus), **asked)
+    assert advise_split(pipeline, recipe("fp8"), shape) is None
+
+
+def released(configs, recipe_yaml: str) -> Any:
+    """The engine release with another recipe."""
+    (configs / "quantization" / "fp8_chat_engine.yaml").write_text(recipe_yaml)
+    return load_release(configs / "releases" / "llama-3.1-8b-instruct-engine.yaml")
+
+
+def shape_of(**changes: int) -> ModelShape:
+    known = known_shape(LLAMA)
+    assert known is not None
+    return known.model_copy(update=changes)
+
+
+INT4 = "weights: int4_blockwise\n"
+SPREAD = "weights: int8_weight_only\ntensorrt_llm_checkpoint: true\ntensorrt_llm_ranks: { tensor: 3 }\n"
+
+
+def test_layers_that_blocks_of_int4_do_not_divide_are_refused_before_the_download(configs):
+    loaded = released(configs, INT4)
+    check_recipes(loaded, shape_of())
+    with pytest.raises(Unsupported, match=r"32 of 224 layers .* model\.layers\.0\.mlp\.down_proj has 14400"):
+        check_recipes(loaded, shape_of(intermediate_size=14400))
+    with pytest.raises(Unsupported, match=r"32 of 224 layers .*self_attn\.o_proj has 4000"):
+        check_recipes(loaded, shape_of(head_size=125))
+    excluding = released(configs, INT4 + 'exclude: ["*lm_head*", "*.down_proj"]\n')
+    check_recipes(excluding, shape_of(intermediate_size=14400))
+    check_recipes(released(configs, "weights: int8_weight_only\n"), shape_of(intermediate_size=14400))
+
+
+def test_ranks_that_the_model_does_not_divide_into_are_refused_before_the_download(configs):
+    with pytest.raises(Unsupported, match="32 attention heads are not divisible by tensor 3"):
+        check_recipes(released(configs, SPREAD), shape_of())
+    check_recipes(released(configs, SPREAD.replace("3", "4")), shape_of())
