@@ -12,11 +12,20 @@ from llm_pipeline.engines.builder import EngineDescription, EngineFacts
 from llm_pipeline.engines.llm_args.checking import check_llm_args
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.engines.trtllm_build.command import render_build_command
+from llm_pipeline.serving.kubernetes_manifests import (
+    ServedRelease,
+    ServingManifestOptions,
+    pod_launch_plan,
+    render_manifests,
+    to_yaml,
+)
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.stages.contract import ArtifactRef
 
 _ENGINE = ArtifactRef(kind="engine", digest="0" * 64)
 _CHECKPOINT = ArtifactRef(kind="checkpoint", digest="1" * 64)
+_REPOSITORY = ArtifactRef(kind="model_repository", digest="2" * 64)
+_OPTIONS = ServingManifestOptions(setup_image="registry.example.com/llm-pipeline-serving:0.1.0")
 
 
 def render_target(target: Target, directory: Path) -> tuple[Path, ...]:
@@ -43,6 +52,7 @@ def render_target(target: Target, directory: Path) -> tuple[Path, ...]:
     )
     EngineDescription(facts=facts, target=target, checkpoint=_CHECKPOINT).write(engine)
     write_repository(engine, [], {}, target, directory / "repository", engine_ref=_ENGINE)
+    _manifests(target, directory)
     return tuple(sorted(path for path in directory.rglob("*") if path.is_file()))
 
 
@@ -59,6 +69,22 @@ def _build_command(target: Target, engine: Path) -> None:
     (engine / "tokenizer").mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (engine / "tokenizer" / name).write_text("{}")
+
+
+def _manifests(target: Target, directory: Path) -> None:
+    release = ServedRelease(
+        name="example",
+        release_id="example",
+        model_id="example/example",
+        target=target,
+        repository=_REPOSITORY,
+        engine=_ENGINE,
+        checkpoint=_CHECKPOINT,
+    )
+    (directory / "launch_plan.json").write_text(pod_launch_plan(release, _OPTIONS).model_dump_json(indent=1))
+    (directory / "kubernetes").mkdir()
+    for name, manifest in render_manifests(release, _OPTIONS).items():
+        (directory / "kubernetes" / name).write_text(to_yaml(manifest))
 
 
 _RENDERERS: Mapping[EngineBuilderName, Callable[[Target, Path], None]] = {

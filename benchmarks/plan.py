@@ -5,7 +5,8 @@
 
 Plans are the median of several processes, from start to exit, on the committed configs and without a network. Rendered
 is all that a GPU target's build and server are given: LLM args with their check against the recorded schema, the
-`trtllm-build` command, linted model repositories. One line a goal; exit code 1 when one is missed.
+`trtllm-build` command, linted model repositories, launch plans and Kubernetes manifests. One line a goal; exit code 1
+when one is missed.
 """
 
 from __future__ import annotations

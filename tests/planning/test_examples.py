@@ -88,7 +88,7 @@ def test_70b_in_nvfp4_leaves_one_b200_twice_the_room_of_fp8_weights():
     assert nvfp4.memory.largest_batch > fp8.memory.largest_batch
 
 
-def test_the_llm_args_of_every_example_are_what_its_target_says(tmp_path: Path):
+def test_the_llm_args_and_the_pods_of_every_example_are_what_its_target_says(tmp_path: Path):
     targets = targets_with("tensorrt_llm_llmapi")
     assert len(targets) == 10
     for target in targets:
@@ -97,6 +97,9 @@ def test_the_llm_args_of_every_example_are_what_its_target_says(tmp_path: Path):
         assert model["model"] == "checkpoint"
         assert model["tensor_parallel_size"] == target.accelerator_count
         assert model["max_batch_size"] == target.limits.maximum_sequences
+        workload = yaml.safe_load((tmp_path / target.name / "kubernetes/deployment.yaml").read_text())
+        (server,) = workload["spec"]["template"]["spec"]["containers"]
+        assert server["resources"]["limits"]["nvidia.com/gpu"] == str(target.accelerator_count)
 
 
 def test_the_engine_example_has_a_build_command_and_a_model_for_each_part_of_the_batcher(tmp_path: Path):
