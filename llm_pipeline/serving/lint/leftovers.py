@@ -11,6 +11,7 @@ from llm_pipeline.serving.lint.pbtxt import is_in_string_or_comment, line_of
 _LEFTOVER = re.compile(r"\$\{[^}\n]*\}|\{\{\s*[A-Za-z_][^}\n]*\}\}")
 _FIELD_BEFORE = re.compile(r"(\w+)\s*:\s*\[?\s*$")
 _KEY_BEFORE = re.compile(r'key\s*:\s*"([^"]*)"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"[^"]*$')
+_IN_KEY = re.compile(r'key\s*:\s*"([^"]*)$')
 _STAND_INS = {"data_type": "TYPE_FP16", "max_queue_delay_microseconds": "0", "decoupled": "true", "kind": "KIND_CPU"}
 
 
@@ -22,7 +23,8 @@ class Leftover:
         text: With its brackets.
         line: From 1.
         in_string: The parser takes it as it is; elsewhere it refuses the file.
-        parameter: The key of the parameter whose value it is, or an empty string.
+        parameter: The key of the parameter whose value it is, or the beginning of the key that it is in, or an empty
+            string.
     """
 
     text: str
@@ -41,7 +43,8 @@ def find_leftovers(text: str) -> Iterator[Leftover]:
     for match in _LEFTOVER.finditer(text):
         where = is_in_string_or_comment(text, match.start())
         if where != "comment":
-            key = _KEY_BEFORE.search(text[: match.start()])
+            before = text[: match.start()]
+            key = _KEY_BEFORE.search(before) or _IN_KEY.search(before)
             yield Leftover(match[0], line_of(text, match.start()), where == "string", key[1] if key else "")
 
 
