@@ -351,7 +351,7 @@ def test_the_table_says_what_evidence_and_gpus_will_cost():
     assert f"{needed[0].pooled}/{needed[1].pooled}/{needed[2].pooled}" in text
     assert "quantization on 1 x H200-SXM-141GB" in text
     assert "scoring: baseline" in text
-    assert re.search(r"canary +h100, h200, l40s at 1/5/25/50/100 % +5 min each, model +1\.250\n", text)
+    assert re.search(r"canary +h100, h200, l40s at 1/5/25/50/100 % +5 min each, model +1\.250 +4\.58\n", text)
 
 
 def test_nothing_is_predicted_of_gpus_for_a_release_without_any():

@@ -10,8 +10,7 @@ from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
 from llm_pipeline.planning.stage_cost import StepCost
 
-PRICES = "quantization_host: { accelerator: H200-SXM-141GB, count: 1 }\ngpu_hour_prices: { H100-SXM5-80GB: 4.0"
-HOST = "quantization_host: { accelerator: H200-SXM-141GB, count: 1 }"
+DEPLOYMENT = "deployments/gpu-cluster.yaml"
 
 
 @pytest.fixture
@@ -34,7 +33,6 @@ def test_a_load_test_holds_the_targets_gpus_for_its_window_and_warm_up(real: Pat
     assert cost.seconds == 300 + 50 / 4
     assert (cost.basis, cost.measurements, cost.accelerator, cost.gpus) == ("model", 0, "H100-SXM5-80GB", 2)
     assert cost.gpu_hours == pytest.approx(2 * 312.5 / 3600)
-    assert cost.price is None
 
 
 def test_a_build_takes_minutes_by_the_size_of_the_largest_checkpoint(real: Path):
@@ -44,7 +42,7 @@ def test_a_build_takes_minutes_by_the_size_of_the_largest_checkpoint(real: Path)
 
 def test_a_download_takes_what_the_deployment_allows_and_is_not_known_without_a_limit(real: Path, edit):
     assert costs(plan_of(real))["download"].seconds is None
-    edit("deployments/gpu-cluster.yaml", "connections: 8", "connections: 8\n  megabytes_per_second: 100")
+    edit(DEPLOYMENT, "connections: 8", "connections: 8\n  megabytes_per_second: 100")
     download = costs(plan_of(real))["download"]
     assert download.seconds == pytest.approx(160.6, rel=0.01)
     assert (download.gpus, download.gpu_hours) == (0, 0.0)
@@ -68,7 +66,8 @@ def test_a_canary_bakes_at_least_as_long_as_the_policy_says_and_an_approval_take
 
 
 def test_gpu_hours_cost_what_the_deployment_says(real: Path, edit):
-    edit("deployments/gpu-cluster.yaml", HOST, f"{PRICES}, H200-SXM-141GB: 5.0, L40S: 1.5 }}\ncurrency: EUR")
+    edit(DEPLOYMENT, "L40S: 2.0", "L40S: 1.5")
+    edit(DEPLOYMENT, "currency: USD", "currency: EUR")
     plan = plan_of(real)
     hours = plan.total.gpu_hours
     assert costs(plan)["canary h100:5"].price == pytest.approx(4.0 * 300 / 3600)
@@ -79,7 +78,7 @@ def test_gpu_hours_cost_what_the_deployment_says(real: Path, edit):
 
 
 def test_without_a_price_of_every_gpu_there_is_no_sum(real: Path, edit):
-    edit("deployments/gpu-cluster.yaml", HOST, f"{PRICES} }}")
+    edit(DEPLOYMENT, "  L40S: 2.0\n", "")
     plan = plan_of(real)
     assert costs(plan)["canary h100:5"].price is not None
     assert plan.total.price is None
@@ -87,7 +86,7 @@ def test_without_a_price_of_every_gpu_there_is_no_sum(real: Path, edit):
 
 
 def test_a_price_of_an_unknown_gpu_is_refused_with_near_names(real: Path, edit):
-    edit("deployments/gpu-cluster.yaml", HOST, f"{PRICES.replace('H100-SXM5-80GB', 'H100')} }}")
+    edit(DEPLOYMENT, "H100-SXM5-80GB: 4.0", "H100: 4.0")
     with pytest.raises(ConfigError, match="gpu_hour_prices: unknown accelerator 'H100'") as caught:
         plan_of(real)
     assert caught.value.where == "deployment gpu-cluster"
