@@ -81,9 +81,9 @@ def _place(target: Target) -> Placement:
 
 def _size_problems(target: Target, placement: Placement) -> Iterator[str]:
     ranks, gpus = target.parallelism.world_size, target.accelerator_count
-    if target.accelerator == "cpu":
+    if target.engine not in (_COMPILED, _LLM_API):
         return
-    if ranks > gpus:
+    if ranks != gpus:
         yield f"{ranks} ranks need {ranks} GPUs, accelerator_count is {gpus}"
     elif placement.nodes > 1 and ranks != placement.nodes * target.gpus_per_node:
         yield f"{ranks} ranks do not fill {placement.nodes} nodes of {target.gpus_per_node} GPUs"

@@ -234,6 +234,13 @@ def test_a_pod_may_end_as_slowly_as_its_requests():
     assert template["terminationGracePeriodSeconds"] > 60 + server["lifecycle"]["preStop"]["sleep"]["seconds"]
 
 
+def test_all_pods_of_a_group_stay_for_its_last_requests_because_mpirun_does_not_wait():
+    for template in pod_templates(workload_of("two_nodes_h200_tp16")):
+        (container,) = template["spec"]["containers"]
+        assert container["lifecycle"]["preStop"]["sleep"]["seconds"] == 10 + 60
+        assert template["spec"]["terminationGracePeriodSeconds"] > 10 + 60
+
+
 def test_a_start_may_take_as_long_as_is_said():
     server = pod_templates(workload_of("llama_8b_h100_hpa"))[0]["spec"]["containers"][0]
     probe = server["startupProbe"]

@@ -140,6 +140,7 @@ def test_an_engine_over_two_nodes_is_led_across_them():
     ("name", "changes", "mode", "reason"),
     [
         ("h100_tp4", {"accelerator_count": 2}, None, "4 ranks need 4 GPUs, accelerator_count is 2"),
+        ("h100_tp2", {"accelerator_count": 4}, None, "2 ranks need 2 GPUs, accelerator_count is 4"),
         ("h200_tp4", {**SIXTEEN, "accelerator_count": 12}, None, "16 ranks need 16 GPUs"),
         ("h200_tp4", {"accelerator_count": 12, "parallelism": {"tensor": 12}}, None, "do not fill 2 nodes of 8 GPUs"),
         ("h200_tp4", SIXTEEN, "single", "2 nodes are needed, and it is one process"),

@@ -50,7 +50,7 @@ def serving_pod(release: ServedRelease, plan: LaunchPlan, options: ServingManife
         "ports": [{"name": name, "containerPort": port} for name, port in plan.ports.model_dump().items()],
         "resources": _resources(plan, options),
         **_probes(plan, options),
-        "lifecycle": {"preStop": {"sleep": {"seconds": options.endpoint_seconds}}},
+        **_lifecycle(plan, options),
     }
     return _template(release, options, volumes, first, server)
 
@@ -66,6 +66,7 @@ def worker_pod(release: ServedRelease, plan: LaunchPlan, options: ServingManifes
         "ports": [{"name": "ssh", "containerPort": SSH_PORT}],
         "resources": _resources(plan, options),
         "readinessProbe": {"tcpSocket": {"port": "ssh"}, "periodSeconds": 5},
+        **_lifecycle(plan, options),
     }
     first = [_setup(release, plan, options), _container("host-key", image, make_key, volumes)]
     return _template(release, options, volumes, first, worker)
@@ -198,6 +199,12 @@ def _probes(plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]
         "readinessProbe": {**ready, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 2},
         "livenessProbe": {**live, "periodSeconds": 15, "timeoutSeconds": 10, "failureThreshold": 4},
     }
+
+
+def _lifecycle(plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, Any]:
+    """A server waits for its last requests by itself; mpirun kills it after a second, so there the pod waits."""
+    drain = 0 if plan.mode == "single" else options.drain_seconds
+    return {"lifecycle": {"preStop": {"sleep": {"seconds": options.endpoint_seconds + drain}}}}
 
 
 def _resources(plan: LaunchPlan, options: ServingManifestOptions) -> dict[str, dict[str, str]]:
