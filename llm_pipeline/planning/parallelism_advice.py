@@ -1,7 +1,7 @@
 """Which split of a model over GPUs is the best one: the fewest that hold it, by tensor parallelism first. Pure.
 
-Tensor parallel ranks talk in every layer, so they stay inside one node of `_NODE` GPUs with NVLink between them; a
-pipeline goes beyond, and costs latency. Where there is no NVLink, the advice says so.
+Tensor parallel ranks talk in every layer, so they stay inside one host, with NVLink between its GPUs; a pipeline goes
+beyond, and costs latency. Where there is no NVLink, the advice says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.target_memory import judge_memory
 from llm_pipeline.stages.contract import Frozen
 
-_NODE = 8
 _STEPS = (1, 2, 4, 8)
 
 
@@ -47,12 +46,12 @@ def advise_split(target: Target, recipe: QuantizationRecipe, shape: ModelShape) 
     """
     if target.accelerator == "cpu":
         return None
-    best = next((split for split in _splits(shape) if _fits(target, recipe, shape, split)), None)
+    best = next((split for split in _splits(shape, target.gpus_per_node) if _fits(target, recipe, shape, split)), None)
     now = target.parallelism
     if best is None or (best.tensor, best.pipeline) == (now.tensor, now.pipeline):
         return None
     over_pcie = pcie_reason(target, best.tensor)
-    why = _why(now, best, fits=_fits(target, recipe, shape, now), over_pcie=over_pcie is not None)
+    why = _why(target, best, fits=_fits(target, recipe, shape, now), over_pcie=over_pcie is not None)
     if why is None:
         return None
     if over_pcie:
@@ -60,24 +59,26 @@ def advise_split(target: Target, recipe: QuantizationRecipe, shape: ModelShape) 
     return SplitAdvice(tensor=best.tensor, pipeline=best.pipeline, gpus=best.world_size, why=why)
 
 
-def _why(now: Parallelism, best: Parallelism, *, fits: bool, over_pcie: bool) -> str | None:
+def _why(target: Target, best: Parallelism, *, fits: bool, over_pcie: bool) -> str | None:
+    now = target.parallelism
     gpus = f"{best.world_size} GPU{'s' if best.world_size > 1 else ''}"
     if not fits:
         return f"it fits on {gpus}"
     if best.world_size < now.world_size:
         return f"what the limits ask for fits on {gpus} of the {now.world_size}: more are only faster"
-    if now.tensor > _NODE:
-        return f"tensor parallelism {now.tensor} leaves the NVLink of one node of {_NODE}"
+    if now.tensor > target.gpus_per_node:
+        return f"tensor parallelism {now.tensor} leaves the NVLink of one node of {target.gpus_per_node}"
     if best.tensor > now.tensor and not over_pcie:
         return "tensor parallel ranks answer sooner than the stages of a pipeline"
     return None
 
 
-def _splits(shape: ModelShape) -> Iterator[Parallelism]:
+def _splits(shape: ModelShape, gpus_per_node: int) -> Iterator[Parallelism]:
     """Fewest GPUs first; of as many, the shortest pipeline."""
     splits = [
         Parallelism(tensor=tensor, pipeline=pipeline)
         for tensor in _STEPS
+        if tensor <= gpus_per_node
         for pipeline in _STEPS
         if shape.attention_heads % tensor == 0 and pipeline <= shape.layers
     ]

@@ -1,6 +1,6 @@
-"""What the engine builders and the model repositories would refuse of a GPU target, asked before anything is spent.
+"""What builders, model repositories and servers would refuse of a GPU target, asked before anything is spent.
 
-Nothing is judged here: each check is the builder's own, so a plan and a build cannot disagree.
+Nothing is judged here: each check is their own, so a plan and a build cannot disagree.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from llm_pipeline.planning.interconnect import interconnect_warnings
 from llm_pipeline.planning.runtime_versions import Problem, known_versions, version_order
 from llm_pipeline.planning.unread_options import unread_warnings
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import tensorrt_llm_names
+from llm_pipeline.serving.launch_rules import default_mode, nodes_of, require_launchable
 from llm_pipeline.serving.triton_config.parameters import extra_parameters, target_parameters
 from llm_pipeline.serving.triton_config.queueing import refuse_large_batches
 
@@ -33,7 +34,8 @@ def target_problem(target: Target) -> Problem | None:
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
-    return _llm_api_problem(target) if target.engine == "tensorrt_llm_llmapi" else _engine_problem(target)
+    check = _llm_api_problem if target.engine == "tensorrt_llm_llmapi" else _engine_problem
+    return check(target) or _launch_problem(target)
 
 
 def ranks_problem(target: Target, ranks: CheckpointRanks) -> str | None:
@@ -116,3 +118,13 @@ def _engine_problem(target: Target) -> Problem | None:
     except (ConfigError, Unsupported) as error:
         return Problem(error.message, error.hint)
     return features_problem(target, "none", "none")
+
+
+def _launch_problem(target: Target) -> Problem | None:
+    """Why no server of the target can be started; which hosts it takes is said when it is."""
+    hosts = tuple(f"host-{number}" for number in range(nodes_of(target)))
+    try:
+        require_launchable(target, default_mode(target), host_names=hosts)
+    except Unsupported as error:
+        return Problem(error.message, "correct gpus_per_node, parallelism and serving of the target")
+    return None

@@ -60,9 +60,11 @@ def test_what_the_engine_builder_and_its_repository_refuse(changes: dict[str, An
         ({"runtime": {"extra_llm_args": {"max_beam_width": 8}}}, "max_beam_width is rendered from the target already"),
         ({"runtime": {"moe_backend": "FASTEST"}}, "moe_config.backend: 'FASTEST' is not legal"),
         (split(2, expert=4), "moe_expert_parallel_size 4 must divide tensor_parallel_size 2"),
+        (split(2) | {"serving": {"gpu_device_ids": [[0], [1]]}}, "gpu_device_ids must name 2 GPUs, one for each rank"),
+        (split(4, 3), "12 ranks do not fill 2 nodes of 8 GPUs"),
     ],
 )
-def test_llm_args_that_the_version_refuses(changes: dict[str, Any], reason: str):
+def test_what_the_llm_api_and_its_server_refuse(changes: dict[str, Any], reason: str):
     judged = refusal(gpu_target(**changes))
     assert reason in judged.reason
     assert judged.nearest
@@ -140,6 +142,9 @@ def test_the_advice_on_splits_says_when_it_leads_over_pcie_and_prefers_no_tensor
     assert advice is not None
     assert advice.tensor > 1
     assert "over PCIe in every layer (L40S has no NVLink)" in advice.why
+    alone = advise_split(gpu_target("L40S", gpus_per_node=1, **asked), recipe("fp8"), shape)
+    assert alone is not None
+    assert (alone.tensor, "PCIe" in alone.why) == (1, False)
     pipeline = gpu_target("L40S", **split(1, advice.gpus), **asked)
     assert advise_split(pipeline, recipe("fp8"), shape) is None
 
