@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,17 @@ def options_with(**changes: Any) -> ServingManifestOptions:
     return ServingManifestOptions(**{"image": IMAGE, **changes})
 
 
+@cache
+def example(target: str) -> Manifest:
+    return load_yaml(TARGETS / f"{target}.yaml", Target, name=target).model_dump()
+
+
 def released(target: str, release: str = "llama-3.1-8b-instruct", **changes: Any) -> ServedRelease:
-    document = load_yaml(TARGETS / f"{target}.yaml", Target, name=target).model_dump()
     return ServedRelease(
         name=release,
         release_id=f"{release}-0e9e39f2-5b1c77aa",
         model_id="meta-llama/Llama-3.1-8B-Instruct",
-        target=Target.model_validate({**document, **changes}),
+        target=Target.model_validate({**example(target), **changes}),
         repository=ArtifactRef(kind="model_repository", digest="0" * 64),
         engine=ArtifactRef(kind="engine", digest="1" * 64),
         checkpoint=ArtifactRef(kind="checkpoint", digest="2" * 64),
@@ -98,6 +103,7 @@ VARIANTS = {
 WITH_GOLDEN_FILES = ("llama_8b_h100_hpa", "llama_70b_h200_tp2_keda", "two_nodes_h200_tp16")
 
 
+@cache
 def manifests_of(variant: str) -> dict[str, Manifest]:
     return {manifest["kind"]: manifest for manifest in render_manifests(*VARIANTS[variant]).values()}
 
