@@ -12,7 +12,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.errors import Unsupported
 from llm_pipeline.planning.catalog import gpus
 from llm_pipeline.planning.compatibility import Legal
-from llm_pipeline.planning.interconnect import interconnect_warnings
+from llm_pipeline.planning.engine_formats import compiled_weights
 from llm_pipeline.planning.model_shape import ModelShape, known_shape
 from llm_pipeline.planning.parallelism_advice import advise_split
 from llm_pipeline.planning.plan import plan_release
@@ -90,6 +90,13 @@ def test_a_kv_cache_that_takes_from_an_engine_what_the_target_asks_for(weights: 
     assert judge(engine(runtime=WITHOUT_PAGED_CONTEXT), weights, kv_cache, tensorrt_llm_checkpoint=True).legal
 
 
+def test_weights_that_the_engine_compiler_refuses_on_a_gpu():
+    exported = recipe("int8_smoothquant", tensorrt_llm_checkpoint=True)
+    assert compiled_weights(engine(), exported).value == "yes"
+    refused = compiled_weights(engine("B200-SXM-180GB"), exported)
+    assert (refused.value, "cannot be built on sm100" in refused.text) == ("no", True)
+
+
 def test_options_that_an_engine_does_not_read_are_one_line():
     assert target_warnings(gpu_target(serving={"gpu_device_ids": [[0]], "skip_special_tokens": False})) == ()
     unread = {"streaming": False, "bls_instances": 2}
@@ -129,9 +136,8 @@ def test_every_gpu_says_whether_it_has_nvlink():
      ("H100-SXM5-80GB", 8, False)],
 )  # fmt: skip
 def test_tensor_parallel_ranks_without_nvlink_between_them_are_told(accelerator: str, tensor: int, over_pcie: bool):
-    found = interconnect_warnings(gpu_target(accelerator, **split(tensor)))
-    assert bool(found) is over_pcie
-    assert all(f"tensor parallelism {tensor} goes over PCIe" in line for line in found)
+    found = target_warnings(gpu_target(accelerator, **split(tensor)))
+    assert any(f"tensor parallelism {tensor} goes over PCIe" in line for line in found) is over_pcie
 
 
 def test_the_advice_on_splits_says_when_it_leads_over_pcie_and_prefers_no_tensor_ranks_there():
