@@ -30,13 +30,13 @@ STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)
 FIRST_PORT = 18540 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 FAST_POLICY = {
-    "steps_percent": [5, 25, 50, 100],
-    "minimum_bake_seconds": 1.5,
+    "steps_percent": [20, 50, 100],
+    "minimum_bake_seconds": 1.0,
     "maximum_bake_seconds": 25,
     "minimum_requests": 10,
     "slow_ratio": 3.0,
     "slow_quantile": 0.95,
-    "look_seconds": 0.4,
+    "look_seconds": 0.2,
 }
 
 
