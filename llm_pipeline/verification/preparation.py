@@ -45,10 +45,11 @@ def recipes(calibration_texts: int) -> tuple[QuantizationRecipe, ...]:
     """The baseline, and the formats that a release on GPUs chooses from."""
     formats: dict[str, dict[str, Any]] = {
         "none": {"weights": "none"},
-        "fp8": {"weights": "fp8", "tensorrt_llm_checkpoint": True},
+        "fp8": {"weights": "fp8"},
         "fp8_kv_fp8": {"weights": "fp8", "kv_cache": "fp8"},
         "nvfp4": {"weights": "nvfp4", "kv_cache": "fp8"},
         "int4_awq": {"weights": "int4_awq"},
+        "fp8_engine": {"weights": "fp8", "tensorrt_llm_checkpoint": True},
     }
     source = CalibrationSource(dataset=_CALIBRATION_FILE)
     calibration = Calibration(sources=(source,), samples=calibration_texts, maximum_tokens=64)

@@ -39,7 +39,7 @@ class Prepared(Frozen):
     Attributes:
         model: The hub's name and commit, or what was trained.
         dtype: Precision of the baseline.
-        checkpoints: One for each recipe; the first is the baseline.
+        checkpoints: One for each recipe; the first is the baseline, and one is for the engine compiler.
     """
 
     model: str

@@ -31,9 +31,9 @@ def run_steps(bench: Bench, only: Collection[str] = ()) -> tuple[Row, ...]:
 
 def steps_of(bench: Bench) -> dict[str, Step]:
     """Every step by its name."""
-    checkpoints = bench.prepared.checkpoints
+    compiled = next(one for one in bench.prepared.checkpoints if one.recipe.tensorrt_llm_checkpoint)
+    checkpoints = [one for one in bench.prepared.checkpoints if one is not compiled]
     baseline = checkpoints[0]
-    compiled = next((one for one in checkpoints if one.recipe.tensorrt_llm_checkpoint), baseline)
     return {
         "container": partial(look_at_container, bench),
         "build_flags": partial(engine_steps.compare_flags, bench),

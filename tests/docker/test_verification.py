@@ -70,13 +70,13 @@ def gpu_host(monkeypatch, tmp_path):
 
 @pytest.fixture
 def prepared(tmp_path):
-    """What the model image would hand over: three formats, one of which it could not make."""
+    """What the model image would hand over: the baseline, four formats, one of which it could not make."""
     wanted = [recipe for recipe in recipes(64) if recipe.name != "fp8_kv_fp8"]
     directory, made = tmp_path / "prepared", []
     for recipe in wanted:
         refused = "RuntimeError: no compiler" if recipe.name == "int4_awq" else ""
         made.append(PreparedCheckpoint(recipe=recipe, refused=refused))
-        algorithm = None if recipe.name == "none" else recipe.name.upper()
+        algorithm = None if recipe.name == "none" else recipe.weights.upper()
         _write_checkpoint(directory / recipe.name, algorithm)
         if recipe.tensorrt_llm_checkpoint:
             write_trtllm_checkpoint(directory / recipe.name / "tensorrt_llm_checkpoint", kv_algorithm=None)
