@@ -1,9 +1,10 @@
-"""The demo's release by Airflow's Celery executor: PostgreSQL, Redis and two workers, all real, on loopback.
+"""The demo's release by Airflow's Celery executor: PostgreSQL, Redis and three workers, all real, on loopback.
 
     PYTHONPATH=CLUSTER_SITE python benchmarks/celery_executor.py
 
 What leaves one machine leaves it this way: the same DAG, on Airflow's own executor. One worker is killed in the
-middle of a stage; its next try must find that stage, or what it made, and start no other. Needs the packages of
+middle of a stage; its next try must find that stage, or what it made, and start no other. The target has a worker of
+its own, as one on another host would be: all of its tasks must run there, and no others. Needs the packages of
 docker/constraints/cluster-py311.txt beside the control environment, and the programs of PostgreSQL and Redis
 (`apt-get install postgresql redis-server`). One line a goal; exit code 1 when one is missed.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -31,11 +33,12 @@ from llm_pipeline.demo.__main__ import Demo
 from llm_pipeline.demo.airflow_client import AirflowAccess
 from llm_pipeline.demo.airflow_services import start_airflow
 from llm_pipeline.demo.console import Console
-from llm_pipeline.demo.layout import DemoLayout
+from llm_pipeline.demo.layout import TARGET, DemoLayout
 from llm_pipeline.runners import detached
 
 POSTGRES_PORT, REDIS_PORT, AIRFLOW_PORT = 18932, 18979, 18090
-WORKERS = ("worker-1", "worker-2")
+WORKERS = {"worker-1": "default", "worker-2": "default", "worker-of-target": "target-host"}
+"""The queue that each worker listens to."""
 DATABASE = "airflow"
 WATCHED_SECONDS = 500.0
 FOUND = ("still runs; following it", "already completed successfully, skipping resubmission")
@@ -57,8 +60,11 @@ class CeleryDemo(Demo):
             releases=self._layout.configs / "releases",
             settings=self._settings,
             workers={
-                name: ("celery", "worker", "--concurrency", "3", "--skip-serve-logs", "--celery-hostname", name)
-                for name in WORKERS
+                name: (
+                    *("celery", "worker", "--concurrency", "3", "--skip-serve-logs"),
+                    *("--celery-hostname", name, "--queues", queue),
+                )
+                for name, queue in WORKERS.items()
             },
         )
         return self.access
@@ -67,7 +73,7 @@ class CeleryDemo(Demo):
 def main() -> int:
     """Run the release."""
     _require_programs()
-    layout = DemoLayout(airflow_port=AIRFLOW_PORT)
+    layout = DemoLayout(airflow_port=AIRFLOW_PORT, configs=_configs())
     for kept in (layout.root / "store", layout.root / "work", layout.airflow):
         shutil.rmtree(kept, ignore_errors=True)  # all of the work is to be done
     with ExitStack() as until_done:
@@ -88,9 +94,40 @@ def main() -> int:
             goal("worker_killed", killer.killed or "none", "one", met=bool(killer.killed)),
             goal("stage_found_by_the_next_try", killer.found or "no", "yes", met=bool(killer.found)),
             goal("starts_of_that_stage", str(killer.starts), "1", met=killer.starts == 1),
+            _placed(layout.airflow),
             at_most("release_seconds", seconds, 600, "s"),
         ]
     return 0 if all(goals) else 1
+
+
+def _configs() -> Path:
+    """The repository's configs, where the demo's target has a queue."""
+    given = DemoLayout()
+    configs = given.root / "celery" / "configs"
+    shutil.copytree(given.configs, configs, dirs_exist_ok=True)
+    text = given.deployment.read_text().replace("../..", str(given.configs.parent))
+    workers = f"workers: {{ targets: {{ {TARGET}: {{ queue: {WORKERS['worker-of-target']} }} }} }}\n"
+    DemoLayout(configs=configs).deployment.write_text(text + workers)
+    return configs
+
+
+def _placed(home: Path) -> bool:
+    """Whether the target's worker ran all tasks of the target, and no others."""
+    ran = {name: _ran(home / "logs" / f"{name}.log") for name in WORKERS}
+    own = ran.pop("worker-of-target")
+    astray = [task for task in own if not _of_target(task)]
+    astray += [task for tasks in ran.values() for task in tasks if _of_target(task)]
+    reading = f"{len(own)} tasks, astray: {', '.join(astray) or 'none'}"
+    return goal("tasks_on_the_targets_worker", reading, "all of the target's, no others", met=bool(own) and not astray)
+
+
+def _ran(log: Path) -> list[str]:
+    """The tasks that a worker executed."""
+    return re.findall(r"Executing workload in Celery: .*? task_id='([^']+)'", log.read_text(errors="replace"))
+
+
+def _of_target(task_id: str) -> bool:
+    return task_id.startswith(("targets.", "promotion."))
 
 
 class _Killer(threading.Thread):
