@@ -82,6 +82,11 @@ def test_an_engine_is_built_from_a_checkpoint_of_its_own_ranks():
     )
 
 
+def test_ranks_of_a_checkpoint_that_is_not_exported_are_a_mistake():
+    with pytest.raises(ValueError, match="tensorrt_llm_ranks is for recipes with tensorrt_llm_checkpoint: true"):
+        recipe("fp8", tensorrt_llm_ranks={"tensor": 2})
+
+
 @pytest.mark.parametrize(("weights", "kv_cache"), [("int8_smoothquant", "int8"), ("int4_awq", "fp8")])
 def test_a_kv_cache_that_takes_from_an_engine_what_the_target_asks_for(weights: str, kv_cache: str):
     judged = refusal(engine(), weights, kv_cache, tensorrt_llm_checkpoint=True)
