@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from airflow.models.dagrun import DagRun
@@ -23,6 +24,7 @@ def release(tmp_path_factory, make_project, airflow_database) -> Callable[..., D
 
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("LLM_PIPELINE_RELEASES", str(project.config.parent))
+        environment.setattr("llm_pipeline_airflow.retries._FIRST_DELAY", timedelta(seconds=1))
         yield run
 
 

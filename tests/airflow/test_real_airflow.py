@@ -9,7 +9,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,14 +23,17 @@ from llm_pipeline.runners import detached
 
 pytestmark = pytest.mark.slow
 
-DAG = "release__tiny"
+DAG, DAG_OF_ONE_TARGET = "release__tiny", "release__one_target"
 PORT = 18591
 USERS = {"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,nobody:"}
 
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory, make_project):
-    return make_project(tmp_path_factory.mktemp("release"), approval=True)
+    project = make_project(tmp_path_factory.mktemp("release"), approval=True)
+    one_target = project.config.read_text().replace("[cpu-a, cpu-b]", "[cpu-a]")
+    project.config.with_name("one_target.yaml").write_text(one_target)
+    return project
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +52,9 @@ def client(access, release) -> Iterator[AirflowClient]:
     shutil.rmtree(release.root / "store", ignore_errors=True)  # nothing to reuse
     release.script()
     with AirflowClient(access) as client:
-        until(lambda: client.has_dag(DAG))
-        client.unpause(DAG)
+        for dag_id in (DAG, DAG_OF_ONE_TARGET):
+            until(lambda dag_id=dag_id: client.has_dag(dag_id))
+            client.unpause(dag_id)
         yield client
 
 
@@ -59,23 +65,44 @@ def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
         time.sleep(0.3)
 
 
-def task(client: AirflowClient, run_id: str, task_id: str, index: int):
-    found = [one for one in client.task_states(DAG, run_id) if (one.task_id, one.map_index) == (task_id, index)]
-    return found[0] if found else None
+@dataclass(frozen=True)
+class Run:
+    """A run of a DAG, and what its users see and do."""
+
+    client: AirflowClient
+    dag_id: str
+    run_id: str
+
+    def task(self, task_id: str, index: int):
+        states = self.client.task_states(self.dag_id, self.run_id)
+        return next((one for one in states if (one.task_id, one.map_index) == (task_id, index)), None)
+
+    def details(self, task_id: str, index: int) -> dict[str, Any]:
+        return self.client._call("GET", self._path(task_id, index))
+
+    def mark_failed(self, task_id: str, index: int) -> None:
+        self.client._call("PATCH", self._path(task_id, index), json={"new_state": "failed"})
+
+    def log(self, task_id: str, attempt: int) -> list[str]:
+        return self.client.task_log(self.dag_id, self.run_id, task_id, attempt=attempt, map_index=0)
+
+    def finish(self, *, approve: bool) -> str:
+        """Answer what is asked until the run has ended; its state."""
+
+        def ended() -> bool:
+            for task_id, _, _ in self.client.pending_approvals(self.dag_id, self.run_id):
+                self.client.answer_approval(self.dag_id, self.run_id, task_id, approve=approve)
+            return self.client.run_state(self.dag_id, self.run_id) in ("success", "failed")
+
+        until(ended, 240)
+        return self.client.run_state(self.dag_id, self.run_id)
+
+    def _path(self, task_id: str, index: int) -> str:
+        return f"/api/v2/dags/{self.dag_id}/dagRuns/{self.run_id}/taskInstances/{task_id}/{index}"
 
 
-def finish(client: AirflowClient, run_id: str, *, approve: bool) -> str:
-    def ended() -> bool:
-        for task_id, _, _ in client.pending_approvals(DAG, run_id):
-            client.answer_approval(DAG, run_id, task_id, approve=approve)
-        return client.run_state(DAG, run_id) in ("success", "failed")
-
-    until(ended, 240)
-    return client.run_state(DAG, run_id)
-
-
-def instance(run_id: str, task_id: str, index: int) -> str:
-    return f"/api/v2/dags/{DAG}/dagRuns/{run_id}/taskInstances/{task_id}/{index}"
+def trigger(client: AirflowClient, dag_id: str) -> Run:
+    return Run(client, dag_id, client.trigger(dag_id))
 
 
 def started(marker: Path) -> bool:
@@ -83,44 +110,44 @@ def started(marker: Path) -> bool:
 
 
 def test_a_killed_worker_finds_its_stage_again_and_a_rejection_moves_no_traffic(client, release, tmp_path):
-    marker = tmp_path / "started"
-    release.script(**{"quantize/small": {"seconds": 20, "file": str(marker)}})
-    run_id = client.trigger(DAG)
+    marker, found_again = tmp_path / "started", tmp_path / "found again"
+    release.script(**{"quantize/small": {"until": str(found_again), "file": str(marker)}})
+    run = trigger(client, DAG_OF_ONE_TARGET)
     until(lambda: started(marker))
-    worker = client._call("GET", instance(run_id, "recipes_1.quantize", 0))["pid"]
-    os.kill(worker, signal.SIGKILL)
+    os.kill(run.details("recipes_1.quantize", 0)["pid"], signal.SIGKILL)
+    until(lambda: (run.task("recipes_1.quantize", 0).tries, run.task("recipes_1.quantize", 0).state) == (2, "running"))
+    until(lambda: any("the stage of an earlier try still runs" in line for line in run.log("recipes_1.quantize", 2)))
+    found_again.touch()
 
-    assert finish(client, run_id, approve=False) == "success"
-    quantize = task(client, run_id, "recipes_1.quantize", 0)
+    assert run.finish(approve=False) == "success"
+    quantize = run.task("recipes_1.quantize", 0)
     assert (quantize.state, quantize.tries) == ("success", 2)
     assert marker.read_text().splitlines() == ["started"]
-    log = client.task_log(DAG, run_id, "recipes_1.quantize", attempt=2, map_index=0)
-    assert any("the stage of an earlier try still runs" in line for line in log)
-    assert "WARNING a warning of the stage  subject=small" in log
-    passed_over = client._call("GET", instance(run_id, "recipes_2.quantize", 0))
+    assert "WARNING a warning of the stage  subject=small" in run.log("recipes_1.quantize", 2)
+    passed_over = run.details("recipes_2.quantize", 0)
     assert (passed_over["state"], passed_over["rendered_map_index"]) == ("skipped", "large · passed over")
-    log = client.task_log(DAG, run_id, "recipes_2.quantize", attempt=1, map_index=0)
+    log = run.log("recipes_2.quantize", 1)
     assert any("large is passed over: a cheaper recipe passed (small)" in line for line in log)
-    assert task(client, run_id, "promotion.canary_5", 0).state == "skipped"
-    assert task(client, run_id, "report", -1).state == "success"
+    assert run.task("promotion.canary_5", 0).state == "skipped"
+    assert run.task("report", -1).state == "success"
 
 
 def test_a_task_that_is_marked_failed_takes_its_stage_with_it(client, release, tmp_path):
     marker = tmp_path / "started"
     release.script(**{"quantize/small": {"seconds": 300, "file": str(marker)}, "quantize/large": {"error": "terminal"}})
-    run_id = client.trigger(DAG)
+    run = trigger(client, DAG_OF_ONE_TARGET)
     until(lambda: started(marker))
     records = (release.root / "work" / "jobs").glob("*/quantize.small/*/process.json")
     process = detached.load(max(records, key=lambda path: path.stat().st_mtime))
     assert process.group_alive
-    client._call("PATCH", instance(run_id, "recipes_1.quantize", 0), json={"new_state": "failed"})
+    run.mark_failed("recipes_1.quantize", 0)
     until(lambda: not process.group_alive)
-    assert finish(client, run_id, approve=True) == "failed"
+    assert run.finish(approve=True) == "failed"
 
 
 def test_the_report_is_shown_to_who_may_read_the_dag_and_to_nobody_else(client, access, home):
-    run_id = client.latest_run(DAG)
-    report = f"{access.url}/llm-pipeline/dags/{DAG}/runs/{run_id}/report"
+    run_id = client.latest_run(DAG_OF_ONE_TARGET)
+    report = f"{access.url}/llm-pipeline/dags/{DAG_OF_ONE_TARGET}/runs/{run_id}/report"
     assert httpx.get(report).status_code == 401
     assert httpx.get(f"{access.url}/llm-pipeline/releases").status_code == 401
 
@@ -132,14 +159,14 @@ def test_the_report_is_shown_to_who_may_read_the_dag_and_to_nobody_else(client, 
     unknown = httpx.get(report.replace(run_id, "no-such-<run>"), headers=admin)
     assert unknown.status_code == 404
     assert "no-such-<run>" not in unknown.text
-    assert httpx.get(report.replace(DAG, "no_such_dag"), headers=admin).status_code == 404
+    assert httpx.get(report.replace(DAG_OF_ONE_TARGET, "no_such_dag"), headers=admin).status_code == 404
 
 
 def test_a_reports_page_runs_no_script_and_the_releases_page_lists_it(client, access, home, release):
-    run_id = client.trigger(DAG)
-    assert finish(client, run_id, approve=True) == "success"
+    run = trigger(client, DAG)
+    assert run.finish(approve=True) == "success"
     admin = token(access.url, "admin", home)
-    report = httpx.get(f"{access.url}/llm-pipeline/dags/{DAG}/runs/{run_id}/report", headers=admin)
+    report = httpx.get(f"{access.url}/llm-pipeline/dags/{DAG}/runs/{run.run_id}/report", headers=admin)
     assert report.status_code == 200
     assert "the report" in report.text
     assert "default-src 'none'" in report.headers["content-security-policy"]

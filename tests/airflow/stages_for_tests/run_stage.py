@@ -11,12 +11,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.logging import get_logger
-from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline.release_record import PROMPTS_DATASET, ReleaseRecord, record_name
 from llm_pipeline.stages import execute, registry
 from llm_pipeline.stages.contract import ArtifactRef, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.verdict import Evidence, Verdict, judge
@@ -51,6 +47,8 @@ def run(context: StageContext) -> StageOutput:
     log.info("working", stage=request.stage)
     log.warning("a warning of the stage", subject=request.subject)
     for _ in range(int(plan.get("seconds", 0) * 10)):
+        time.sleep(0.1)
+    while "until" in plan and not Path(plan["until"]).exists():
         time.sleep(0.1)
     if plan.get("error") == "terminal":
         raise ConfigError("the test asked for a terminal error", hint="nothing to do")
@@ -96,6 +94,11 @@ def output(context: StageContext, plan: dict) -> StageOutput:
 
 
 def resolve(context: StageContext) -> StageOutput:
+    from llm_pipeline.config.loading import load_release
+    from llm_pipeline.hub.pinned import HubFile, PinnedModel
+    from llm_pipeline.planning.ladder import climbing_order
+    from llm_pipeline.release_record import PROMPTS_DATASET, ReleaseRecord, record_name
+
     loaded = load_release(Path(context.config.config_path))
     release_id = f"{loaded.config.name}-{(context.config.revision or COMMIT)[:8]}-00000000"
     prompts = context.workdir / "prompts"
