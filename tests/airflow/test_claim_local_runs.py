@@ -81,10 +81,13 @@ def test_the_second_waits_for_the_first_and_says_so(project, run):
 
 
 def test_the_newer_one_ends_the_older_ones_canary_which_is_rolled_back_first(project, run):
-    project.script(**{"canary/cpu-a:5": {"seconds": 4, "file": str(project.root / "started")}})
+    asked = project.root / "asked"
+    project.script(**{"canary/cpu-a:5": {"until": str(asked), "file": str(project.root / "started")}})
     older = run("older")
     until((project.root / "started").exists)
     newer = run("newer", "supersede")
+    until(lambda: newer.said("waiting for release older"))
+    asked.touch()
     until(lambda: newer.said("resolve"))
     assert older.said("rollback cpu-a")
     assert older.said("report")
