@@ -52,7 +52,7 @@ def test_every_secret_comes_from_the_environment_and_is_in_the_example():
     asked = set(re.findall(r"\$\{(\w+)", text))
     example = dict(re.findall(r"^(\w+)=(.*)$", (DOCKER / "compose.env.example").read_text(), re.MULTILINE))
     assert asked == set(example)
-    assert [name for name, value in example.items() if value] == ["LLM_PIPELINE_ROOT"]
+    assert [name for name, value in example.items() if value] == ["LLM_PIPELINE_QUEUES", "LLM_PIPELINE_ROOT"]
     assert "docker/compose.env" in (DOCKER.parent / ".gitignore").read_text().splitlines()
 
 
