@@ -4,7 +4,8 @@ CONTROL := .envs/control/bin/python
 MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help environments demo demo-rollback down test lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan
+unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
+.PHONY: help environments demo demo-rollback down test test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,9 +22,14 @@ demo-rollback: environments ## A release that turns slow in production, and is r
 down: ## Stop every process of the demo
 	@test ! -x $(CONTROL) || $(CONTROL) -m llm_pipeline.demo down
 
-test: environments ## All tests, each under the interpreter that it needs
-	$(MODEL) -m pytest -q
-	$(CONTROL) -m pytest -q -n 3 --dist loadfile --ignore=tests/end_to_end
+test: environments ## All tests, each under the interpreter that it needs; the end-to-end ones leave a core idle half the time
+	$(CONTROL) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/end_to_end
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-model test-end-to-end
+
+test-model:
+	nice -n 19 $(MODEL) -m pytest -q
+
+test-end-to-end:
 	$(CONTROL) -m pytest -q tests/end_to_end
 
 lint: environments ## ruff, mypy and hadolint

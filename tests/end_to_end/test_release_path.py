@@ -13,10 +13,13 @@ import yaml
 from llm_pipeline.demo.airflow_services import read_access
 from llm_pipeline.demo.layout import MODEL_ID, TARGET
 from llm_pipeline.demo.services import generate, read_traffic, stop_traffic
+from llm_pipeline.engines.builder import EngineDescription
 from llm_pipeline.errors import ExitCode
 from llm_pipeline.stages.report import report_name
 from llm_pipeline.store.pointers import Pointers, read_pointers
 from llm_pipeline.verdict import Verdict
+
+from .gpu_site import gpu_site
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.slow]
 
@@ -145,6 +148,28 @@ def test_production_goes_back_to_the_previous_release_on_request(site) -> None:
     assert before.previous is not None
     assert pointers(site).production.repository == before.previous.repository
     assert generate(site.deployment, "7 + 5 =") == "12"
+
+
+def test_a_gpu_target_goes_the_same_path_and_its_engine_is_loaded_on_no_other_host(site, tmp_path) -> None:
+    with gpu_site(site, tmp_path / "host") as host:
+        wrong = host.run(gpu="H200")  # the double knows no answers yet
+        assert wrong.returncode == ExitCode.INFRASTRUCTURE
+        assert "golden prompts as the checkpoint that was judged" in wrong.stderr
+        host.learn_answers()
+        done = host.run(gpu="H200")
+        assert done.returncode == ExitCode.GO, done.stderr
+        flow = site.flow("gpu")
+        assert flow.result("quantize", flow.chosen_recipe("h200")).reused
+        engine = EngineDescription.read(site.store.fetch(flow.artifact("build", "h200", "engine")))
+        assert engine.host.gpus[0].name == "NVIDIA H200"
+        assert engine.checkpoint == flow.artifact("quantize", flow.chosen_recipe("h200"), "checkpoint")
+        assert verdict(site, "gpu", "served_accuracy", "h200") is Verdict.GO
+        assert read_pointers(site.store, MODEL_ID, "h200")[0].production.repository == flow.artifact(
+            "package", "h200", "repository"
+        )
+        elsewhere = host.run(gpu="L40S")
+        assert elsewhere.returncode == ExitCode.BAD_INPUT
+        assert "GPU 0 is NVIDIA L40S (sm89), it was built on NVIDIA H200 (sm90)" in elsewhere.stderr
 
 
 def test_down_leaves_no_process_no_port_and_no_shared_memory(site) -> None:
