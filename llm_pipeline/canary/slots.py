@@ -26,6 +26,9 @@ log = get_logger(__name__)
 
 DRILL_VARIABLE = "LLM_PIPELINE_DRILL"
 WARM_UP_PROMPTS = 24
+LONGEST_LOAD_SECONDS = 3600.0
+"""Staging has loaded the same repository within its policy's time; a server that fails ends at once, not after this."""
+
 _REQUEST_TIMEOUT_SECONDS = 30.0
 
 
@@ -179,6 +182,7 @@ class TritonSlots:
             environment=environment,
             digest=repository.digest,
             links=fetch_links(directory, self._store),
+            wait_seconds=LONGEST_LOAD_SECONDS,
         )
 
 

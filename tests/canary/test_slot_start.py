@@ -1,0 +1,27 @@
+"""How long a production slot waits for its server; no server is started here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+from llm_pipeline.canary.slots import TritonSlots
+from llm_pipeline.config.policy import Policy
+from llm_pipeline.serving import triton_server
+from llm_pipeline.stages.contract import ArtifactRef
+
+PRODUCTION = Path(__file__).parents[2] / "configs" / "policies" / "production.yaml"
+
+
+def test_a_slot_waits_for_weights_at_least_as_long_as_staging_did(tmp_path, monkeypatch):
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(triton_server, "start_server", lambda *_, **options: started.append(options))
+    place: Any = SimpleNamespace(blue="ports", green="ports")
+    store: Any = SimpleNamespace(fetch=lambda _: tmp_path)
+    slots = TritonSlots(store, place, target="h100", state_root=tmp_path, triton_home=tmp_path, python=tmp_path)
+    slots.ensure("blue", ArtifactRef(kind="repository", digest="sha256:" + "0" * 64))
+    policy = Policy.model_validate({"name": "production", **yaml.safe_load(PRODUCTION.read_text())})
+    assert started[0]["wait_seconds"] >= policy.staging.ready_timeout_seconds
