@@ -7,7 +7,7 @@ history.seconds("quantize", "fp8")  # (11.2, 10.9): of the releases in which it 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,10 +56,10 @@ class History:
         found = (past.results.get((stage, subject)) for past in self.releases)
         return next((result for result in found if result), None)
 
-    def tools(self, stage: str) -> dict[str, str]:
-        """Versions of the tools that a stage ran with last, whatever it worked on."""
+    def tools(self, stage: str, names: Collection[str]) -> dict[str, str]:
+        """Versions of these tools when a stage last ran with them, whatever it worked on."""
         results = (result for past in self.releases for result in past.results.values() if result.stage == stage)
-        return next((result.tools for result in results), {})
+        return next((result.tools for result in results if result.tools.keys() == set(names)), {})
 
     def seconds(self, stage: str, subject: str) -> tuple[float, ...]:
         """How long a stage took in the releases of this very config that computed it."""

@@ -135,7 +135,7 @@ def _foresee(flow: _ForeseenFlow, history: History, step: Step) -> StepReuse:
 
 
 def _look_up(flow: _ForeseenFlow, history: History, request: StageRequest) -> StepReuse:
-    content = _content(request, history.tools(request.stage))
+    content = _content(request, history)
     record = _readable_record(flow.store, content.key)
     if record is None:
         return StepReuse(outcome="computed", why=_why_computed(flow, history, content))
@@ -152,12 +152,12 @@ def _passed_over(flow: _ForeseenFlow, recipe: str) -> str | None:
         return None  # a cheaper recipe is judged first; until then this one counts as needed
 
 
-def _content(request: StageRequest, tools: Mapping[str, str]) -> KeyContent:
+def _content(request: StageRequest, history: History) -> KeyContent:
     """As the stage's process will find it, with tools whose versions that process alone can tell."""
-    stage = dataclasses.replace(load_stage(request.stage), tools=())
+    stage = load_stage(request.stage)
     config = stage.config.model_validate(request.config)
-    content = key_content(stage, config, request.inputs, request.subject)
-    return content.model_copy(update={"tools": dict(tools)})
+    content = key_content(dataclasses.replace(stage, tools=()), config, request.inputs, request.subject)
+    return content.model_copy(update={"tools": history.tools(stage.name, stage.tool_names(config))})
 
 
 def _readable_record(store: ArtifactStore, key: str) -> StageRecord | None:

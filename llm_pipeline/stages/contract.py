@@ -185,3 +185,7 @@ class Stage(Generic[ConfigT]):
     imports: tuple[str, ...] = ()
     places: frozenset[str] = frozenset()
     reusable: bool = True
+
+    def tool_names(self, config: ConfigT) -> tuple[str, ...]:
+        """Distributions whose versions are part of the key of such a config."""
+        return self.tools if isinstance(self.tools, tuple) else self.tools(config)

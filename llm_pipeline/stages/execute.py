@@ -140,7 +140,7 @@ def tool_versions(stage: Stage[Any], config: Any) -> dict[str, str]:
         Unsupported: One is not installed here.
     """
     versions = {}
-    for tool in stage.tools(config) if callable(stage.tools) else stage.tools:
+    for tool in stage.tool_names(config):
         try:
             versions[tool] = metadata.version(tool)
         except metadata.PackageNotFoundError as error:

@@ -17,6 +17,7 @@ import pytest
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, resolve_request
 from llm_pipeline.planning import datasets, reuse
+from llm_pipeline.planning.history import History, PastRelease
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
 from llm_pipeline.planning.stage_graph import planned_steps
 from llm_pipeline.release_record import read_record
@@ -243,6 +244,15 @@ def test_an_artifact_that_was_removed_is_made_again(releases: Releases):
     plan = releases.plan()
     assert states(plan)["build cpu"] == ("computed", "its artifact is not in the store any more")
     assert states(plan)["package cpu"] == ("computed", "build is computed")
+
+
+def test_a_build_for_a_gpu_tells_nothing_of_what_compiles_for_a_cpu(releases: Releases):
+    record = read_record(releases.store, releases.release_id)
+    result = Flow(releases.store, record).result("build", "cpu")
+    on_gpu, on_cpu = result.model_copy(update={"tools": {}}), result.model_copy(update={"tools": {"openvino": "1"}})
+    history = History("demo", (PastRelease(record, {("build", "a-gpu"): on_gpu, ("build", "cpu"): on_cpu}),))
+    assert history.tools("build", ("openvino",)) == {"openvino": "1"}
+    assert history.tools("build", ()) == {}
 
 
 def test_where_no_recipe_passed_nothing_after_the_choice_is_reached(releases: Releases, configs: Path):
