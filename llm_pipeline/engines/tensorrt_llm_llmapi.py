@@ -25,6 +25,7 @@ from llm_pipeline.engines.llm_args.checking import check_llm_args
 from llm_pipeline.engines.llm_args.checkpoint_preflight import CheckpointFacts, check_checkpoint
 from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
 from llm_pipeline.engines.llmapi_smoke import SmokeReport
+from llm_pipeline.engines.offline import OFFLINE
 from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.errors import ConfigError, IntegrityError
 from llm_pipeline.logging import get_logger
@@ -38,9 +39,6 @@ MODEL = "checkpoint"
 
 LEAST_GOLDEN_MATCH = 0.5
 """Kernels and batch sizes differ between runtimes, and greedy texts part at near ties; a broken load matches none."""
-
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRTLLM_NO_USAGE_STATS": "1"}
-"""Nothing is fetched and nothing is sent: TensorRT-LLM reports its use to NVIDIA unless it is told not to."""
 
 
 @dataclass(frozen=True)

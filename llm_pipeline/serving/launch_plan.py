@@ -24,15 +24,13 @@ from pydantic import Field
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.target import Target
+from llm_pipeline.engines.offline import OFFLINE
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.serving.launch_command import MpiHosts, ServerOptions, launcher_command, rank_arguments
 from llm_pipeline.serving.launch_rules import LaunchMode, default_mode, require_launchable
 from llm_pipeline.serving.repository_layout import MODEL_NAME
 
 __all__ = ["LaunchMode", "LaunchPlan", "MpiHosts", "RankProcess", "launch_plan"]
-
-_OFFLINE = {"TRTLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-"""A server reads what it was given, and tells nobody."""
 
 _ORCHESTRATOR = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
 _PROCESS_A_RANK = ("leader", "multi_node_launcher")
@@ -122,7 +120,7 @@ def launch_plan(
     mode = mode or default_mode(target)
     placement = require_launchable(target, mode, host_names=hosts.names if hosts else ())
     server = ServerOptions(repository, ports, digest, drain_seconds)
-    environment = _OFFLINE | (_ORCHESTRATOR if mode == "orchestrator" else {})
+    environment = OFFLINE | (_ORCHESTRATOR if mode == "orchestrator" else {})
     processes = tuple(
         RankProcess(
             rank=rank,

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_pipeline.engines.offline import OFFLINE
 from llm_pipeline.errors import ConfigError, Unsupported
 
 STUB = "triton_python_backend_stub"
@@ -169,10 +170,10 @@ def server_environment(
 ) -> dict[str, str]:
     """The server's whole environment: of ours, nothing but the locale, the time zone and the home leaks into it.
 
-    An installed server also gets what its container says of libraries and GPUs.
+    An installed server also gets what its container says of libraries and GPUs. Servers fetch and report nothing.
     """
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return {**inherited, **_places(home, interpreter), **(additions or {})}
+    return {**inherited, **_places(home, interpreter), **OFFLINE, **(additions or {})}
 
 
 def _places(home: TritonHome, interpreter: StubInterpreter) -> dict[str, str]:

@@ -18,7 +18,6 @@ from llm_pipeline.config.target import EngineBuilderName, EngineLimits, Target
 from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription
 from llm_pipeline.engines.host_facts import HostFacts
-from llm_pipeline.engines.tensorrt_llm_llmapi import OFFLINE
 from llm_pipeline.errors import Unsupported
 from llm_pipeline.planning.catalog import Gpu, find_container, gpus
 from llm_pipeline.planning.model_shape import ModelShape
@@ -61,7 +60,7 @@ class Bench:
         image: The container's base image, as the table of containers names it; empty outside one.
         triton_home: `/opt/tritonserver`, or an unpacked wheel.
         python: Interpreter of the models' code where Triton is a wheel.
-        server_environment: Variables that servers are given.
+        server_environment: Variables that servers are given besides those of production's.
     """
 
     source: Path
@@ -72,7 +71,7 @@ class Bench:
     image: str
     triton_home: Path
     python: Path
-    server_environment: Mapping[str, str] = field(default_factory=lambda: dict(OFFLINE))
+    server_environment: Mapping[str, str] = field(default_factory=dict)
 
     def checkpoint(self, recipe: PreparedCheckpoint) -> Path:
         """The checkpoint of a recipe."""
