@@ -17,6 +17,8 @@ CONTAINER_VARIABLE = "LLM_PIPELINE_CONTAINER"
 
 _QUERY = ("name", "compute_cap", "memory.total", "driver_version")
 _TIMEOUT_SECONDS = 60
+_NO_GPU = "No devices were found"
+"""What it says with exit code 6 where a driver has no GPU, or a container was given none."""
 
 
 class GpuFacts(Frozen):
@@ -61,10 +63,12 @@ def read_host_facts() -> HostFacts:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         detail = (getattr(error, "stdout", "") or "").strip() or str(error)
+        if _NO_GPU in detail:
+            raise _no_gpu() from error
         raise Transient(f"nvidia-smi does not answer: {detail}", hint="look at the driver: nvidia-smi -q") from error
     rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(answer.stdout)) if row]
     if not rows:
-        raise Unsupported("nvidia-smi lists no GPU", hint="run it on a GPU host")
+        raise _no_gpu()
     visible = [rows[index] for index in _visible(len(rows))]
     return HostFacts(
         gpus=tuple(_gpu(row) for row in visible),
@@ -73,9 +77,20 @@ def read_host_facts() -> HostFacts:
     )
 
 
+def _no_gpu() -> Unsupported:
+    return Unsupported("nvidia-smi lists no GPU", hint="run it on a GPU host")
+
+
 def _gpu(row: list[str]) -> GpuFacts:
     name, capability, memory, _ = row
-    return GpuFacts(name=name, sm=f"sm{capability.replace('.', '')}", memory_bytes=int(float(memory) * 2**20))
+    try:
+        mebibytes = float(memory)
+    except ValueError as error:
+        raise Unsupported(
+            f"nvidia-smi gives {memory} as the memory of {name}",
+            hint="targets are for GPUs with a memory of their own: use another host",
+        ) from error
+    return GpuFacts(name=name, sm=f"sm{capability.replace('.', '')}", memory_bytes=int(mebibytes * 2**20))
 
 
 def _visible(count: int) -> Iterator[int]:

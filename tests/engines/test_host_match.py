@@ -133,6 +133,12 @@ def test_a_host_without_a_driver_or_with_a_broken_one_says_so(driver, tmp_path: 
     driver("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", exit_code=9)
     with pytest.raises(Transient, match="couldn't communicate"):
         read_host_facts()
+    driver("No devices were found", exit_code=6)
+    with pytest.raises(Unsupported, match="lists no GPU"):
+        read_host_facts()
+    driver("NVIDIA GB10, 12.1, [N/A], 590.44.01")
+    with pytest.raises(Unsupported, match=r"\[N/A\] as the memory of NVIDIA GB10"):
+        read_host_facts()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(Unsupported, match="no NVIDIA driver"):
         read_host_facts()
