@@ -33,6 +33,12 @@ def test_plan_prints_a_table_and_ends_with_0():
     assert done.stderr == ""
 
 
+def test_names_keep_their_capitals_in_help(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["lint-repo", "--help"])
+    assert "Find mistakes in a Triton model repository" in capsys.readouterr().out
+
+
 def test_plan_prints_json_for_programs(capsys: pytest.CaptureFixture[str]):
     assert main(["plan", "--json", str(REAL)]) == 0
     plan = json.loads(capsys.readouterr().out)

@@ -7,6 +7,7 @@
 | `claims` | which release of each model is on its way (`claiming`) |
 | `gc` | what it need not hold any more (`retaining`) |
 | `formats` | what runs on which GPU, without a release (`formats`) |
+| `doctor` | what this host has of what a deployment asks for (`diagnosing`) |
 | `lint-repo` | any Triton model repository (`linting`) |
 | `render-args` | what targets give TensorRT-LLM's LLM API (`rendering`) |
 | `render` | a release's launch plan and Kubernetes manifests (`manifests`) |

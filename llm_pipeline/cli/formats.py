@@ -7,6 +7,7 @@ import json
 import sys
 
 from llm_pipeline.cli.deployment_option import Commands
+from llm_pipeline.cli.texts import sentence
 from llm_pipeline.errors import ExitCode
 
 
@@ -16,7 +17,7 @@ def add_commands(commands: Commands) -> None:
     parser = commands.add_parser(
         "formats",
         help=summary,
-        description=f"{summary.capitalize()}. `plan` judges a release by the same rules.",
+        description=f"{sentence(summary)} `plan` judges a release by the same rules.",
         epilog="Each option may be given several times. "
         "yes: known to run; partial; ?: no table knows, so that plan warns; no: plan refuses.",
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.cli.texts import sentence
 from llm_pipeline.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.", epilog=_REFERENCES)
+    parser = commands.add_parser(name, help=summary, description=sentence(summary), epilog=_REFERENCES)
     add_deployment_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llm_pipeline.cli.deployment_option import Commands
+from llm_pipeline.cli.texts import sentence
 from llm_pipeline.errors import ExitCode
 
 
@@ -18,7 +19,7 @@ def add_commands(commands: Commands) -> None:
     linting = commands.add_parser(
         "lint-repo",
         help=summary,
-        description=f"{summary.capitalize()}.",
+        description=sentence(summary),
         epilog="Exit code 1 if there is an error; warnings alone are 0, or 1 with --strict.",
     )
     linting.add_argument("directory", type=Path, metavar="DIR", help="the repository: a directory of models")

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.cli.texts import sentence, write_files
 from llm_pipeline.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from llm_pipeline.serving.kubernetes_manifests import ServedRelease, ServingManifestOptions
 
 
 def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
     summary = "render a packaged release's launch plan and Kubernetes manifests"
-    rendering = commands.add_parser("render", help=summary, description=f"{summary.capitalize()}.")
+    rendering = commands.add_parser("render", help=summary, description=sentence(summary))
     rendering.add_argument("release", metavar="RELEASE", help="a release (or the beginning of its id), or a pointer")
     rendering.add_argument("--target", dest="gpu_target", metavar="TARGET", help="needed if the release has several")
     rendering.add_argument("--output", type=Path, required=True, metavar="DIR", help="directory to write into")
@@ -40,7 +39,7 @@ def _render(options: argparse.Namespace) -> int:
         for name, manifest in render_manifests(release, manifest_options).items()
     }
     plan = pod_launch_plan(release, manifest_options)
-    _write(options.output, {"launch_plan.json": plan.model_dump_json(indent=1) + "\n", **files})
+    write_files(options.output, {"launch_plan.json": plan.model_dump_json(indent=1) + "\n", **files})
     sys.stdout.writelines(f"{options.output / name}\n" for name in ("launch_plan.json", *files))
     if "@" not in (image := server_image(release, manifest_options)):
         sys.stderr.write(f"warning: {image} is named by a tag, which may move: name its digest\n")
@@ -86,13 +85,3 @@ def _chosen_target(asked: str | None, known: tuple[str, ...], release_id: str) -
         problem = f"no target {asked!r}" if asked else "--target is needed"
         raise ConfigError(problem, where=release_id, hint=f"it has {', '.join(known)}")
     return asked
-
-
-def _write(directory: Path, files: Mapping[str, str]) -> None:
-    try:
-        for name, content in files.items():
-            path = directory / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename)) from error

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.errors import ConfigError, ExitCode, from_document
+from llm_pipeline.cli.texts import write_files
+from llm_pipeline.errors import ExitCode, from_document
 
 
 def add_commands(commands: Commands) -> None:
@@ -71,18 +71,9 @@ def _plan(options: argparse.Namespace) -> int:
     plan = plan_release(options.config, store_seconds=options.store_seconds, predict=options.predict)
     document, text = plan.model_dump_json(indent=1) + "\n", format_plan(plan)
     if options.output:
-        _write(options.output, {"plan.json": document, "plan.txt": text})
+        write_files(options.output, {"plan.json": document, "plan.txt": text})
     sys.stdout.write(document if options.json else text)
     return ExitCode.GO
-
-
-def _write(directory: Path, files: Mapping[str, str]) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (directory / name).write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename)) from error
 
 
 def _stage_run(options: argparse.Namespace) -> int:

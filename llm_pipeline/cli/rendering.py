@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from llm_pipeline.cli.deployment_option import Commands
+from llm_pipeline.cli.texts import sentence
 from llm_pipeline.errors import ExitCode
 
 
@@ -16,7 +17,7 @@ def add_commands(commands: Commands) -> None:
     rendering = commands.add_parser(
         "render-args",
         help=summary,
-        description=f"{summary.capitalize()}: YAML on stdout, warnings on stderr.",
+        description=f"{sentence(summary)} YAML on stdout, warnings on stderr.",
         epilog="Exit code 1 if a version refuses what is rendered for it.",
     )
     rendering.add_argument("targets", type=Path, nargs="+", metavar="TARGET", help="file of a target")

@@ -6,13 +6,14 @@ import argparse
 import sys
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.cli.texts import sentence
 from llm_pipeline.errors import ExitCode
 
 
 def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
     summary = "say what nobody needs any more, why, and how much it is; remove it only with --delete"
-    collecting = commands.add_parser("gc", help=summary, description=f"{summary.capitalize()}.")
+    collecting = commands.add_parser("gc", help=summary, description=sentence(summary))
     collecting.add_argument("--delete", action="store_true", help="really remove it")
     collecting.add_argument("--json", action="store_true", help="print JSON")
     add_deployment_option(collecting)

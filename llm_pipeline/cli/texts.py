@@ -1,0 +1,28 @@
+"""What commands have in common: sentences of help, and files for `--output`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from llm_pipeline.errors import ConfigError
+
+
+def sentence(summary: str) -> str:
+    """A summary as a sentence; names in it keep their capitals."""
+    return f"{summary[:1].upper()}{summary[1:]}."
+
+
+def write_files(directory: Path, files: Mapping[str, str]) -> None:
+    """Write texts by their relative path into a directory, which is made.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    try:
+        for name, content in files.items():
+            path = directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename)) from error
