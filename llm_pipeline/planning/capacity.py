@@ -10,7 +10,6 @@ from llm_pipeline.planning.target_memory import judge_memory
 from llm_pipeline.stages.contract import Frozen
 
 _LENGTHS = (2048, 8192, 32_768, 131_072)
-_BLOCK = 32
 
 
 class BatchAtLength(Frozen):
@@ -55,12 +54,13 @@ def capacity(target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> C
 
 def _longest(target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> int:
     """By bisection: more tokens never fit better."""
-    held, too_long = 0, shape.maximum_positions // _BLOCK + 1
+    block = target.runtime.kv_cache.tokens_per_block
+    held, too_long = 0, shape.maximum_positions // block + 1
     while too_long - held > 1:
         middle = (held + too_long) // 2
-        fit = _fit(target, recipe, shape, middle * _BLOCK)
+        fit = _fit(target, recipe, shape, middle * block)
         held, too_long = (middle, too_long) if fit and fit.fits else (held, middle)
-    return held * _BLOCK
+    return held * block
 
 
 def _fit(target: Target, recipe: QuantizationRecipe, shape: ModelShape, tokens: int) -> MemoryFit | None:
