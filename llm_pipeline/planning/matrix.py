@@ -25,7 +25,12 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.catalog import containers, find_gpu, gpus
 from llm_pipeline.planning.compatibility import Refused, judge_compatibility
-from llm_pipeline.planning.runtime_versions import known_versions, release_numbers, version_problem
+from llm_pipeline.planning.runtime_versions import (
+    RELEASE_REPOSITORY,
+    known_versions,
+    release_numbers,
+    version_problem,
+)
 from llm_pipeline.stages.contract import Frozen
 
 Backend = Literal["tensorrt_llm_llmapi", "tensorrt_llm_engine"]
@@ -33,7 +38,6 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 Verdict = Literal["legal", "partial", "unknown", "illegal"]
 
-_OWN_IMAGE = "nvcr.io/nvidia/tensorrt-llm/release"
 _PLAIN_RUNTIME = RuntimeOptions(chunked_context=False, kv_cache=KvCacheOptions(reuse_blocks=False))
 """Asks for nothing that only some formats have."""
 
@@ -127,7 +131,7 @@ def _bare_target(accelerator: str, engine: Backend, version: str) -> Target:
         accelerator=accelerator,
         engine=engine,
         runtime_version=version,
-        container=images[0] if images else f"{_OWN_IMAGE}:{version}",
+        container=images[0] if images else f"{RELEASE_REPOSITORY}:{version}",
         runtime=_PLAIN_RUNTIME,
     )
 

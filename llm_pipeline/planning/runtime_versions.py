@@ -10,7 +10,7 @@ from typing import NamedTuple
 from llm_pipeline.planning.catalog import containers, find_container, runtime_releases
 
 _VERSION = re.compile(r"(\d+(?:\.\d+)+)(?:rc(\d+))?(?:\.?post(\d+))?")
-_RELEASE_REPOSITORY = "nvcr.io/nvidia/tensorrt-llm/release"
+RELEASE_REPOSITORY = "nvcr.io/nvidia/tensorrt-llm/release"
 """NVIDIA's own images of TensorRT-LLM, whose tags are versions."""
 
 _LISTED_REPOSITORY = "nvcr.io/nvidia/tritonserver"
@@ -136,7 +136,7 @@ def version_inside(image: str) -> str | None:
     if known:
         return known.tensorrt_llm
     repository, _, tag = image.partition("@")[0].partition(":")
-    return tag if repository == _RELEASE_REPOSITORY and parse_version(tag) else None
+    return tag if repository == RELEASE_REPOSITORY and parse_version(tag) else None
 
 
 def version_order(version: str) -> Version:

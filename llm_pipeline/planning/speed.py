@@ -97,7 +97,7 @@ def tokens_per_second(
     """
     if target.accelerator == "cpu":
         return None
-    model = _Model(shape, recipe, find_gpu(target.accelerator), target.parallelism.tensor * target.parallelism.pipeline)
+    model = _Model(shape, recipe, find_gpu(target.accelerator), target.parallelism.world_size)
     seconds = model.prompt_seconds(requests, tokens.prompt) + tokens.output * model.step_seconds(requests, tokens)
     return requests * tokens.output / seconds
 
