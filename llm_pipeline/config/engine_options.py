@@ -8,7 +8,6 @@ from pydantic import Field
 
 from llm_pipeline.config.model import ConfigModel
 
-Switch = Literal["enable", "disable"]
 PluginType = Literal["auto", "float16", "float32", "bfloat16", "fp8", "nvfp4", "disable"]
 
 

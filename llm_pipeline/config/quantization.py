@@ -55,9 +55,6 @@ WEIGHT_BITS: Mapping[WeightFormat, int | None] = {
 }
 """Bits of a stored weight, without its scales; None where the format alone does not say."""
 
-STATIC_ACTIVATIONS: frozenset[WeightFormat] = frozenset({"fp8", "int8_smoothquant", "w4a8_awq", "nvfp4", "nvfp4_awq"})
-"""Formats that quantize activations too, at a calibrated scale."""
-
 NEEDS_CUDA: frozenset[WeightFormat] = frozenset({"nvfp4", "nvfp4_awq", "mxfp4"})
 """Formats whose quantization runs on an NVIDIA GPU only (modelopt's dynamic block quantizers are CUDA code)."""
 

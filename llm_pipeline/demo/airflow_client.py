@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,6 @@ import httpx
 
 from llm_pipeline.errors import ConfigError, Transient
 
-_FINISHED = frozenset({"success", "failed"})
 _SECONDS_TO_PARK = 5.0
 
 
@@ -108,19 +106,6 @@ class AirflowClient:
     def run_state(self, dag_id: str, run_id: str) -> str:
         """Airflow's state of a run: queued, running, success or failed."""
         return str(self._call("GET", _run_path(dag_id, run_id))["state"])
-
-    def wait_for_run(self, dag_id: str, run_id: str, *, timeout_seconds: float, look_seconds: float = 1.0) -> str:
-        """Wait until a run has finished and return its state.
-
-        Raises:
-            Transient: It is still running after the time.
-        """
-        deadline = time.monotonic() + timeout_seconds
-        while (state := self.run_state(dag_id, run_id)) not in _FINISHED:
-            if time.monotonic() > deadline:
-                raise Transient(f"run {run_id} is still {state} after {timeout_seconds:g} s", where=dag_id)
-            time.sleep(look_seconds)
-        return state
 
     def task_states(self, dag_id: str, run_id: str) -> list[TaskState]:
         """Every task instance of a run, in the order in which they started."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from llm_pipeline.serving.kubernetes_manifests.options import ServingManifestOptions
-from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
+from llm_pipeline.serving.kubernetes_manifests.released import INSTANCE_LABEL, ServedRelease
 from llm_pipeline.serving.kubernetes_manifests.workloads import answering_pods
 from llm_pipeline.serving.launch_plan import LaunchPlan
-
-INSTANCE_LABEL = "app.kubernetes.io/instance"
-"""Prometheus has it on every series, as `app_kubernetes_io_instance`."""
 
 _SCRAPE_INTERVAL = "15s"
 

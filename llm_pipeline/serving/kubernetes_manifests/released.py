@@ -11,6 +11,9 @@ from llm_pipeline.runners.job_names import LABEL_PREFIX, label_value
 from llm_pipeline.serving.kubernetes_manifests.options import ServingManifestOptions
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+"""Prometheus has it on every series, as `app_kubernetes_io_instance`."""
+
 _LONGEST_NAME = 40
 """LeaderWorkerSets and autoscalers append to it, and labels take 63 characters."""
 
@@ -53,7 +56,7 @@ class ServedRelease(Frozen):
     @property
     def selector(self) -> dict[str, str]:
         """Labels that all pods of the workload have, and no others."""
-        return {"app.kubernetes.io/name": "tritonserver", "app.kubernetes.io/instance": self.workload}
+        return {"app.kubernetes.io/name": "tritonserver", INSTANCE_LABEL: self.workload}
 
     @property
     def annotations(self) -> dict[str, str]:
