@@ -46,14 +46,14 @@ class EngineCall:
         return self._answers
 
     def stop(self) -> None:
-        """Have the engine give up what is left of the answer, and wait until it has."""
-        with contextlib.suppress(CallError):
+        """Have the engine give up what is left of the answer, and wait until it has; never raises, like `drain`."""
+        with contextlib.suppress(CallError, pb_utils.TritonModelException):
             deque(self._exchange({**self._inputs, "stop": np.array([[True]], bool)}), maxlen=0)
         self.drain()
 
     def drain(self) -> None:
         """Wait for the end of an answer that is complete."""
-        with contextlib.suppress(CallError):
+        with contextlib.suppress(CallError, pb_utils.TritonModelException):
             deque(self._answers, maxlen=0)
 
     def _exchange(self, inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
