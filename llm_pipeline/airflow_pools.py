@@ -45,7 +45,8 @@ def airflow_pools() -> dict[str, int]:
     """Slots by pool, as Airflow's own command says.
 
     Raises:
-        ConfigError: There is no Airflow in this interpreter, or no database of it that this host reaches.
+        ConfigError: There is no Airflow in this interpreter, no database of it that this host reaches, or its answer
+            cannot be read.
     """
     try:
         answer = subprocess.run(
@@ -57,5 +58,11 @@ def airflow_pools() -> dict[str, int]:
             f"Airflow cannot be asked for its pools here: {error}",
             hint="run it where Airflow's scheduler runs, with its settings",
         ) from error
-    rows = json.loads(answer.stdout[answer.stdout.index("[{") :])
-    return {str(row["pool"]): int(row["slots"]) for row in rows}
+    try:
+        rows = json.loads(answer.stdout[answer.stdout.index("[{") :])
+        return {str(row["pool"]): int(row["slots"]) for row in rows}
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            f"what Airflow says of its pools cannot be read: {error}",
+            hint="compare the pools yourself: airflow pools list",
+        ) from error

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_pipeline.airflow_pools import airflow_pools
 from llm_pipeline.cli import main
 from llm_pipeline.config.target import Target
 from llm_pipeline.doctor import Check, examine
+from llm_pipeline.errors import ConfigError
 
 TRITON = Path(__file__).parents[1] / ".envs" / "triton"
 
@@ -91,6 +93,16 @@ def test_a_port_that_somebody_listens_on_is_named(deployment_file: Path, capsys)
         code, checks = doctor(deployment_file, capsys)
     assert code == 4
     assert str(port) in checks["ports"]["detail"]
+
+
+@pytest.mark.parametrize(("ends", "says"), [("exit 1", "cannot be asked"), ("echo '[{}]'", "cannot be read")])
+def test_pools_that_airflow_does_not_tell_of_are_an_error_that_says_so(tmp_path: Path, monkeypatch, ends, says):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{ends}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(ConfigError, match=says):
+        airflow_pools()
 
 
 def targets() -> list[Target]:
