@@ -23,6 +23,9 @@ COMPANIONS = (
 )
 """What belongs to a checkpoint and is never changed by quantization: tokenizer, generation config, chat template."""
 
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""The files that a tokenizer can be read from: a checkpoint has one of them at least."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a checkpoint's directory.

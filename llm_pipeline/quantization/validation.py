@@ -18,7 +18,7 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.digest import sha256_file
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint import Checkpoint
-from llm_pipeline.quantization.checkpoint_files import COMPANIONS, read_json
+from llm_pipeline.quantization.checkpoint_files import COMPANIONS, TOKENIZERS, read_json
 from llm_pipeline.quantization.export_metadata import check_metadata
 from llm_pipeline.quantization.export_structure import (
     BITS_TOLERANCE,
@@ -29,8 +29,6 @@ from llm_pipeline.quantization.export_structure import (
 )
 from llm_pipeline.quantization.export_weights import changed_norms, check_scales, compare_weights
 from llm_pipeline.quantization.stored_tensors import StoredTensors
-
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def validate_export(
 
 
 def _check_companions(source: Path, export: Path) -> None:
-    if not any((export / name).is_file() for name in _TOKENIZERS):
+    if not any((export / name).is_file() for name in TOKENIZERS):
         raise IntegrityError("there is no tokenizer", where=str(export))
     for name in COMPANIONS:
         if not (source / name).is_file():

@@ -14,10 +14,9 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.dialects import dialect_of
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.planning.catalog import SupportCell, find_reader_support
-from llm_pipeline.quantization.checkpoint_files import read_json
+from llm_pipeline.quantization.checkpoint_files import TOKENIZERS, read_json
 from llm_pipeline.quantization.checkpoint_metadata import QUANTIZATION_FILE, QuantizationMetadata, read_quantization
 
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
@@ -69,9 +68,9 @@ def check_checkpoint(checkpoint: Path, target: Target) -> CheckpointFacts:
 def _require_files(checkpoint: Path) -> None:
     if not any(checkpoint.glob("*.safetensors")):
         raise IntegrityError("the checkpoint has no safetensors weights", where=str(checkpoint))
-    if not any((checkpoint / name).is_file() for name in _TOKENIZERS):
+    if not any((checkpoint / name).is_file() for name in TOKENIZERS):
         raise IntegrityError(
-            f"the checkpoint has no tokenizer: none of {', '.join(_TOKENIZERS)}",
+            f"the checkpoint has no tokenizer: none of {', '.join(TOKENIZERS)}",
             where=str(checkpoint),
             hint="copy the tokenizer's files beside the weights",
         )
