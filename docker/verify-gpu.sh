@@ -83,11 +83,12 @@ run_container() {
     shift
     docker run --rm --init --name "$container" --gpus "device=$gpu" --user "$user" --entrypoint python3 \
         --read-only --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777 --cap-drop ALL --security-opt no-new-privileges \
-        --shm-size 8g --ulimit memlock=-1 --env HOME=/tmp --env HF_TOKEN \
+        --shm-size 8g --ulimit memlock=-1 --env HOME=/tmp "${secrets[@]}" \
         --env "LLM_PIPELINE_CONTAINER=$serving of $base" --volume "$output:/verification" --workdir /verification \
         "$image" -m llm_pipeline.verification "$@"
 }
 
+secrets=(--env HF_TOKEN) # by its name, so that its value is on no command line; for the download alone
 run_container llm-pipeline-model:verification prepare --output /verification/prepared "${model[@]}"
 
 check=(check --prepared /verification/prepared --output /verification/results --image "$base")
@@ -95,6 +96,7 @@ if ((${#only[@]})); then
     check+=(--only "${only[@]}")
 fi
 status=0
+secrets=()
 run_container llm-pipeline-serving:verification "${check[@]}" || status=$?
 printf 'results: %s/results/verification.json and verification.txt\n' "$output"
 exit "$status"

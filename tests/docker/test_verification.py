@@ -335,6 +335,7 @@ def test_the_script_builds_both_images_and_runs_both_commands_without_privileges
                for run in runs)  # fmt: skip
     assert all(not run[run.index("--user") + 1].startswith("0:") for run in runs)
     assert all(f"{tmp_path / 'out put'}:/verification" in run for run in runs)
+    assert ["HF_TOKEN" in run for run in runs] == [True, False]
     assert runs[0][-5:] == ["prepare", "--output", "/verification/prepared", "--model", "a/model"]
     assert runs[1][-2:] == ["--image", image]
     assert asked[-1][:2] == ["rm", "--force"]
