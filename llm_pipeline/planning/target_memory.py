@@ -104,8 +104,8 @@ def _advice(fit: MemoryFit, target: Target, recipe: QuantizationRecipe, shape: M
     if _is_capped(fit, target):
         return f"runtime.kv_cache.maximum_tokens: {ceil(fit.kv_wanted / fit.kv_per_token)}"
     pipeline = target.parallelism.pipeline
-    for tensor in (step for step in _TENSOR_STEPS if step > target.parallelism.tensor):
-        if shape.attention_heads % tensor:
+    for tensor in _TENSOR_STEPS:
+        if not target.parallelism.tensor < tensor <= target.gpus_per_node or shape.attention_heads % tensor:
             continue
         parallelism = Parallelism(tensor=tensor, pipeline=pipeline)
         if target.accelerator != "cpu" and _fit(target, recipe, shape, parallelism).fits:

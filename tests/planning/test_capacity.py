@@ -68,6 +68,20 @@ def test_no_request_is_longer_than_the_models_context():
     assert held.longest_request == 131_072
 
 
+@pytest.mark.parametrize(
+    ("gpus_per_node", "nearest"),
+    [
+        (8, "parallelism.tensor: 8 with accelerator_count: 8"),
+        (4, "an accelerator with more memory, or a smaller format"),
+    ],
+)
+def test_tensor_parallel_ranks_beyond_one_host_are_no_advice(gpus_per_node: int, nearest: str):
+    one = target("L40S").model_copy(update={"gpus_per_node": gpus_per_node})
+    _, refused = judge_memory(one, PLAIN, shape("Llama-3.1-70B"))
+    assert refused is not None
+    assert refused.nearest == nearest
+
+
 def test_weights_that_fill_the_gpu_leave_no_length_at_all():
     held = capacity(target("L40S"), PLAIN, shape("Llama-3.1-70B"))
     assert held is not None
