@@ -121,7 +121,8 @@ class ProcessRunner:
 
 def stage_environment(withheld: tuple[str, ...] = _WITHHELD) -> dict[str, str]:
     """Our environment for a stage's process, without the variables whose names begin with one of `withheld`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(withheld)}
+    prefixes = tuple(filter(None, withheld))  # every name begins with an empty one
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     return kept | STAGE_VARIABLES
 
 

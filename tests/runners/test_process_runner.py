@@ -29,3 +29,8 @@ def test_airflow_settings_and_connections_do_not_reach_a_stage(monkeypatch: pyte
     environment = stage_environment()
     assert not [name for name in environment if name.startswith(("AIRFLOW__", "AIRFLOW_CONN_"))]
     assert environment["HF_TOKEN"] == "needed"
+
+
+def test_a_deployment_without_a_webhook_secret_withholds_no_more_than_airflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "needed")
+    assert stage_environment(("AIRFLOW__", ""))["HF_TOKEN"] == "needed"
