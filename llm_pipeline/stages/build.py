@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -72,10 +73,9 @@ def _inputs(context: StageContext[BuildConfig]) -> BuildInputs:
 
 
 def _report(facts: EngineFacts) -> None:
+    details: dict[str, Any] = facts.details
     log.info("built the engine", megabytes=facts.bytes / 1e6, weight_format=facts.weight_format,
-             artifact_quantization=facts.quantization or "none")  # fmt: skip
-    if facts.details:
-        log.info(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.details.items()))
+             artifact_quantization=facts.quantization or "none", **details)  # fmt: skip
     if facts.single_stream_tokens_per_second is not None:
         log.info("measured a short generation", single_stream_tokens_per_second=facts.single_stream_tokens_per_second,
                  batched_tokens_per_second=facts.batched_tokens_per_second, sequences=facts.batched_sequences,
