@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -10,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from llm_pipeline.config.model import ConfigModel, PlainUrl
 from llm_pipeline.errors import without_credentials
 
+_FILE_SCHEME = "file://"
 _LOCAL = re.compile(r"file:///[^?#]*")
 _S3 = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
 
@@ -104,6 +106,11 @@ class StoreConfig(ConfigModel):
         if self.kms_key and self.encryption != "aws:kms":
             raise ValueError("kms_key needs encryption: aws:kms")
         return self
+
+    @property
+    def directory(self) -> Path | None:
+        """The directory of a store on a file system; None for one in S3."""
+        return Path(self.uri.removeprefix(_FILE_SCHEME)) if self.uri.startswith(_FILE_SCHEME) else None
 
     @property
     def bucket_and_prefix(self) -> tuple[str, str]:

@@ -43,12 +43,6 @@ def free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
-def store_directory(deployment: Deployment) -> Path | None:
-    """The store's directory; None for a store that is not on a file system."""
-    address = urlsplit(deployment.store.uri)
-    return Path(address.path) if address.scheme == "file" else None
-
-
 def missing_interpreters(deployment: Deployment) -> tuple[str, ...]:
     """What is wrong with the interpreters that stages are started in, one line each."""
     found = []

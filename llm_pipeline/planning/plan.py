@@ -38,6 +38,7 @@ from llm_pipeline.planning.stage_time import predicted_seconds
 from llm_pipeline.planning.table import format_plan
 from llm_pipeline.planning.target_plan import plan_target
 from llm_pipeline.planning.task_pool import TaskItems, task_pool
+from llm_pipeline.serving.launch_rules import default_mode
 
 __all__ = ["Plan", "format_plan", "plan_release"]
 
@@ -68,6 +69,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
     lane_warnings = _check_lanes(loaded, tasks)
     targets = tuple(plan_target(loaded, target, shape) for target in release.targets)
     _refuse_impossible(loaded, targets)
+    _refuse_servers(loaded)
     disk = _plan_disk(loaded, shape) if shape else None
     here = all(target.accelerator == "cpu" for target in release.targets)
     obstacles = (*host.missing_interpreters(deployment), *(disk.problems() if disk else ()))
@@ -75,7 +77,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
         _refuse_obstacles(loaded, obstacles)
     ladders, steps = _ladders(release, targets), tuple(planned_steps(release))
     if store_seconds is None:
-        store_seconds = _DIRECTORY_SECONDS if host.store_directory(deployment) else _BUCKET_SECONDS
+        store_seconds = _DIRECTORY_SECONDS if deployment.store.directory else _BUCKET_SECONDS
     asked = Asked(partial(ask_store, loaded, steps, ladders), store_seconds) if store_seconds else None
     gates = _gates(release, tasks)
     gpus = _gpu_cost(loaded, targets, shape, (tasks, gates[0]))
@@ -181,6 +183,21 @@ def _refuse_impossible(loaded: LoadedRelease, targets: tuple[TargetPlan, ...]) -
         raise Unsupported("\n".join(problems), hint="remove or change them; nothing was started")
 
 
+def _refuse_servers(loaded: LoadedRelease) -> None:
+    """Staging and production start one process on a host; a server of several is deployed by other means."""
+    problems = [
+        f"{loaded.path}: target {target.name}: its server is several processes (mode {default_mode(target)}), and "
+        "staging and production start one on a host"
+        for target in loaded.release.targets
+        if default_mode(target) != "single"
+    ]
+    if problems:
+        raise Unsupported(
+            "\n".join(problems),
+            hint="use engine: tensorrt_llm_llmapi on the GPUs of one host, where one server starts all ranks",
+        )
+
+
 def _refuse_obstacles(loaded: LoadedRelease, obstacles: tuple[str, ...]) -> None:
     if obstacles:
         raise ConfigError(
@@ -192,7 +209,7 @@ def _refuse_obstacles(loaded: LoadedRelease, obstacles: tuple[str, ...]) -> None
 
 def _plan_disk(loaded: LoadedRelease, shape: ModelShape) -> DiskPlan:
     deployment: Deployment = loaded.deployment
-    store, work = host.store_directory(deployment), host.existing_parent(deployment.work_root)
+    store, work = deployment.store.directory, host.existing_parent(deployment.work_root)
     parent = host.existing_parent(store) if store else None
     engines = sum(target.engine != "tensorrt_llm_llmapi" for target in loaded.release.targets)
     return DiskPlan(

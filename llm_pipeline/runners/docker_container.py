@@ -20,7 +20,6 @@ from llm_pipeline.runners.runner import STAGE_VARIABLES, Job
 from llm_pipeline.stages.contract import StageRequest
 
 DIGEST_LABEL = f"{LABEL_PREFIX}request-digest"
-_FILE_SCHEME = "file://"
 _GIB = 2**30
 _TEMPORARY = "rw,exec,nosuid,nodev,mode=1777"
 """Compilers of kernels load what they write there, which Docker's default forbids."""
@@ -61,8 +60,8 @@ def stage_command(python: str, request: StageRequest, job: Job) -> list[str]:
 def container_mounts(environment: DockerEnvironment, request: StageRequest) -> tuple[Mount, ...]:
     """Every mount: where the stage works and what it publishes to may be written, the rest as configured."""
     writable = [request.work_root]
-    if request.store.uri.startswith(_FILE_SCHEME):
-        writable.append(request.store.uri.removeprefix(_FILE_SCHEME))
+    if store := request.store.directory:
+        writable.append(str(store))
     if request.store.cache and not Path(request.store.cache).is_relative_to(request.work_root):
         writable.append(request.store.cache)
     return (*(Mount(source=path, writable=True) for path in writable), *environment.mounts)

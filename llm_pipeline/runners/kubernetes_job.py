@@ -28,7 +28,6 @@ _GRACE_SECONDS = 30
 _KEPT_SECONDS = 7 * 24 * 3600
 _LARGEST_REQUEST_BYTES = 200 * 1024
 """All annotations of an object together may have 256 KiB (kubernetes.io/docs/concepts/overview/.../annotations)."""
-_FILE_SCHEME = "file://"
 _LEFT_ALONE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """A node is not emptied for tidiness while a build of hours runs on it."""
 
@@ -168,10 +167,10 @@ def _volumes(
 
 def _own_directories(claims: tuple[ClaimMount, ...], request: StageRequest) -> dict[str, str]:
     """Directories that the stage writes to and that no claim offers: they become the pod's own."""
-    store = request.store.uri
-    if store.startswith(_FILE_SCHEME) and not _covered(store.removeprefix(_FILE_SCHEME), claims):
+    store = request.store.directory
+    if store and not _covered(str(store), claims):
         raise ConfigError(
-            f"pods do not reach the store {store}",
+            f"pods do not reach the store {request.store.uri}",
             hint="use a store in S3, or a writable claim at the same path",
         )
     directories = {} if _covered(request.work_root, claims) else {"work": request.work_root}

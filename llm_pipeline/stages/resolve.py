@@ -23,7 +23,6 @@ from llm_pipeline.hub.license_review import license_change, require_license
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.hub.sources import open_source
 from llm_pipeline.logging import get_logger
-from llm_pipeline.planning.host import store_directory
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.quantization.named_sets import named_set
 from llm_pipeline.release_record import (
@@ -131,7 +130,7 @@ def _require_space(context: StageContext[ResolveConfig], loaded: LoadedRelease, 
     work = Path(deployment.work_root) / DOWNLOAD.name / key[:24]
     already = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
     places = [Place("work_root", Path(deployment.work_root), max(0, model.size - already))]
-    if store := store_directory(deployment):
+    if store := deployment.store.directory:
         places.append(Place("store", store, model.size))
     require_space(*places)
 

@@ -66,8 +66,8 @@ def test_free_space_is_that_of_the_nearest_directory_that_exists(tmp_path: Path)
 
 def test_a_store_that_is_no_file_system_has_no_directory(tmp_path: Path):
     here = deployment(tmp_path, 20000)
-    assert host.store_directory(here) == tmp_path / "store"
-    assert host.store_directory(here.model_copy(update={"store": StoreConfig(uri="s3://bucket/prefix")})) is None
+    assert here.store.directory == tmp_path / "store"
+    assert StoreConfig(uri="s3://bucket/prefix").directory is None
 
 
 def test_an_environment_that_is_not_named_is_missing(tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from llm_pipeline.config.store import StoreConfig
@@ -17,7 +16,6 @@ KEYS = "/etc/llm-pipeline-mpi"
 HOST_KEYS = "/run/llm-pipeline-mpi"
 
 _CACHE = "/srv/llm-pipeline/cache"
-_FILE_SCHEME = "file://"
 _READABLE_BY_GROUP = 0o440
 
 
@@ -49,10 +47,9 @@ def store_of_pods(options: ServingManifestOptions) -> StoreConfig:
     """
     store = options.store
     signing = store.signing and store.signing.model_copy(update={"private_key": None, "password_variable": None})
-    if not store.uri.startswith(_FILE_SCHEME):
+    if store.directory is None:
         return store.model_copy(update={"signing": signing, "cache": store.cache or _CACHE})
-    root = PurePosixPath(store.uri.removeprefix(_FILE_SCHEME))
-    if not any(root.is_relative_to(claim.path) for claim in options.claims):
+    if not any(store.directory.is_relative_to(claim.path) for claim in options.claims):
         raise ConfigError(f"pods do not reach the store {store.uri}", hint="name the claim that holds it under claims")
     return store.model_copy(update={"signing": signing})
 
