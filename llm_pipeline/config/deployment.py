@@ -13,11 +13,21 @@ from llm_pipeline.errors import ConfigError
 
 
 class ServerPorts(ConfigModel):
-    """Loopback ports of one Triton server."""
+    """Loopback ports of one Triton server, and its GPUs.
+
+    Attributes:
+        gpus: Indices of the host's GPUs that the server sees; None for all that its worker does. Servers that run at
+            the same time, such as staging and the slot in production, need GPUs of their own.
+    """
 
     http: Port
     grpc: Port
     metrics: Port
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+
+    def by_name(self) -> dict[str, int]:
+        """The ports by protocol."""
+        return {"http": self.http, "grpc": self.grpc, "metrics": self.metrics}
 
 
 class RouterPlace(ConfigModel):
@@ -45,7 +55,7 @@ class TargetPlace(ConfigModel):
     def ports(self) -> list[int]:
         """Every port of this place."""
         servers = (self.staging, self.blue, self.green)
-        return [p for s in servers for p in (s.http, s.grpc, s.metrics)] + [self.router.port, self.router.admin_port]
+        return [p for s in servers for p in s.by_name().values()] + [self.router.port, self.router.admin_port]
 
 
 class QuantizationHost(ConfigModel):

@@ -157,7 +157,7 @@ def start_server(
             _command(home.program, ports, state, digest, models),
             state / "process.json",
             log=state / "server.log",
-            environment=server_environment(home, interpreter, environment),
+            environment=server_environment(home, interpreter, {**_gpu_variables(ports), **(environment or {})}),
             directory=state / "repository",
         )
         server = RunningServer(
@@ -305,6 +305,11 @@ def _get(port: int, path: str) -> tuple[int, str]:
         return 0, ""
     finally:
         connection.close()
+
+
+def _gpu_variables(ports: ServerPorts) -> dict[str, str]:
+    """The GPUs that the server sees; nothing where it sees what its worker does."""
+    return {} if ports.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, ports.gpus))}
 
 
 def _environment_digest(environment: Mapping[str, str] | None) -> str:

@@ -105,6 +105,12 @@ def test_an_unknown_gpu_is_refused_with_its_file_and_near_names(configs: Path, e
     assert "H100-SXM5-80GB" in error.hint
 
 
+def test_a_server_of_several_processes_is_refused_for_staging_starts_one(configs: Path, edit):
+    edit("targets/h200_tp4.yaml", "accelerator_count: 4", "accelerator_count: 4\ngpus_per_node: 2")
+    error = error_of(configs / "releases" / "llama-3.3-70b-instruct.yaml")
+    assert "target h200_tp4: its server is several processes (mode multi_node_launcher)" in error.message
+
+
 def test_a_container_of_another_version_is_refused(configs: Path, edit):
     edit("targets/h200.yaml", "tritonserver:26.07", "tritonserver:26.02")
     error = error_of(real(configs))

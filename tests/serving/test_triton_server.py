@@ -191,13 +191,14 @@ def test_a_missing_wheel_and_a_repository_without_the_model_are_named(slot, tmp_
         slot.start(repository=tmp_path)
 
 
-def test_nothing_of_our_environment_leaks_into_the_server(slot, monkeypatch):
+def test_nothing_of_our_environment_leaks_into_the_server_and_it_sees_its_own_gpus(slot, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
-    server = slot.start()
+    server = slot.start(ports=slot.ports.model_copy(update={"gpus": (2, 3)}))
     environment = psutil.Process(server.pid).environ()
     assert "HF_TOKEN" not in environment
     assert "PYTHONPATH" not in environment
+    assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 def test_ports_are_loopback_only(slot):

@@ -17,7 +17,7 @@ def service(release: ServedRelease, plan: LaunchPlan, options: ServingManifestOp
     protocols = {"http": "http", "grpc": "kubernetes.io/h2c", "metrics": "http"}
     ports = [
         {"name": name, "port": port, "targetPort": name, "appProtocol": protocols[name]}
-        for name, port in plan.ports.model_dump().items()
+        for name, port in plan.ports.by_name().items()
     ]
     return {
         "apiVersion": "v1",

@@ -47,7 +47,7 @@ def serving_pod(release: ServedRelease, plan: LaunchPlan, options: ServingManife
         **_container("server", server_image(release, options), plan.command, volumes),
         "workingDir": plan.working_directory,
         "env": [*([_POD_NAME] if plan.nodes > 1 else []), *_environment(plan)],
-        "ports": [{"name": name, "containerPort": port} for name, port in plan.ports.model_dump().items()],
+        "ports": [{"name": name, "containerPort": port} for name, port in plan.ports.by_name().items()],
         "resources": _resources(plan, options),
         **_probes(plan, options),
         **_lifecycle(plan, options),
