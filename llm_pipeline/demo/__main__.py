@@ -149,7 +149,7 @@ class Demo:
         self._console.line(f"Endpoint    http://127.0.0.1:{router.port}/v2/models/llm/generate")
         self._console.line(f"Airflow UI  {access.url}  (user {access.username}, password {access.password})")
         if flow is not None:
-            path = self._deployment.store.uri.removeprefix("file://")
+            path = self._deployment.store.directory
             self._console.line(f"Report      {path}/{report_name(flow.record.release_id)}")
         sent, lost = self._traffic()
         self._console.line(f"Background traffic so far: {sent} requests sent, {lost} lost")

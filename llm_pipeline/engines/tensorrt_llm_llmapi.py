@@ -7,7 +7,6 @@ engine directory holds `llm_args.yaml` and `engine.json`, whose `checkpoint` nam
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -122,7 +121,7 @@ def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> _Smoke
     ]
     limit = inputs.target.build.time_limit_minutes * 60
     with GpuMemoryWatch() as watch:
-        run_tool(command, time_limit_seconds=limit, environment={**os.environ, **OFFLINE})
+        run_tool(command, time_limit_seconds=limit, name="llmapi_smoke", variables=OFFLINE)
     smoke = _read_report(report)
     return _Smoke(smoke, watch.peak_bytes, _golden_match(inputs.golden, smoke.completions))
 

@@ -7,6 +7,9 @@ The tool is a process of its own in our process group, so that a cancelled stage
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import signal
 import subprocess
 import threading
@@ -17,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from llm_pipeline.engines.failures import BuildFailed, classify_failure
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
@@ -25,6 +30,8 @@ log = get_logger(__name__)
 
 _KEPT_LINES = 400
 _GRACE_SECONDS = 20.0
+_SECRET = re.compile(r"TOKEN$|SECRET|PASSWORD|CREDENTIAL|_KEY$|^AIRFLOW_", re.IGNORECASE)
+"""Names of variables that a build has no use for."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +51,18 @@ def run_tool(
     command: Sequence[str],
     *,
     time_limit_seconds: float,
-    environment: Mapping[str, str] | None = None,
+    name: str = "",
+    variables: Mapping[str, str] | None = None,
     directory: Path | None = None,
     on_line: Callable[[str], None] | None = None,
 ) -> ToolRun:
-    """Run a tool to its end, logging each line that it writes.
+    """Run a tool to its end, logging each line that it writes; what it started ends with it.
 
     Args:
         command: Argument list; it shows in logs and the process list, so it must hold no secret.
         time_limit_seconds: It is stopped then.
-        environment: The whole environment; None inherits ours.
+        name: What it is called in logs and errors; the program's name by default.
+        variables: Added to our environment, of which nothing that looks like a secret is handed on.
         directory: Working directory; None inherits ours.
         on_line: Called with each line, for progress.
 
@@ -62,25 +71,10 @@ def run_tool(
         BuildFailed: It failed for a reason that trying again does not change, or took too long.
         Transient: It was killed, or failed for a reason that may pass.
     """
-    started = time.monotonic()
-    tool = Path(command[0]).name
-    try:
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=None if environment is None else dict(environment),
-            cwd=directory,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"cannot start {tool}: {error}", where=command[0], hint="run the build in the target's own environment"
-        ) from error
+    started, tool = time.monotonic(), name or Path(command[0]).name
+    process = _start(command, tool, variables or {}, directory)
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    assert process.stdout is not None  # noqa: S101 - PIPE above
+    assert process.stdout is not None  # noqa: S101 - a pipe, by _start
     reader = threading.Thread(target=_follow, args=(process.stdout, lines, tool, on_line), daemon=True)
     reader.start()
     timed_out = False
@@ -91,7 +85,6 @@ def run_tool(
     finally:
         _end(process)
     reader.join(timeout=_GRACE_SECONDS)
-    seconds = time.monotonic() - started
     if timed_out:
         raise BuildFailed(
             f"{tool} was stopped after its time limit of {time_limit_seconds / 60:g} min",
@@ -99,7 +92,28 @@ def run_tool(
         )
     if process.returncode:
         raise classify_failure(tool, process.returncode, tuple(lines))
-    return ToolRun(tuple(lines), round(seconds, 3))
+    return ToolRun(tuple(lines), round(time.monotonic() - started, 3))
+
+
+def _start(
+    command: Sequence[str], tool: str, variables: Mapping[str, str], directory: Path | None
+) -> subprocess.Popen[str]:
+    kept = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+    try:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**kept, **variables},
+            cwd=directory,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"cannot start {tool}: {error}", where=command[0], hint="run the build in the target's own environment"
+        ) from error
 
 
 def _follow(stream: IO[str], lines: deque[str], tool: str, on_line: Callable[[str], None] | None) -> None:
@@ -115,12 +129,18 @@ def _follow(stream: IO[str], lines: deque[str], tool: str, on_line: Callable[[st
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Stop the tool if it still runs: politely, then for good."""
+    """Stop the tool if it still runs, politely at first, and then for good what it started: its ranks hold GPUs."""
     if process.poll() is not None:
         return
+    started: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        started = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(timeout=_GRACE_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    for child in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()  # psutil sees to it that this is the same process, not a later one of its pid

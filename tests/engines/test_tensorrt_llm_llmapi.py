@@ -86,7 +86,7 @@ def build(checkpoint: Path, made_for: Target | None = None, **changes: object) -
 
 def test_what_is_loaded_fetches_and_sends_nothing(checkpoint, monkeypatch):
     seen = {}
-    monkeypatch.setattr(tensorrt_llm_llmapi, "run_tool", lambda _, environment, **__: seen.update(environment))
+    monkeypatch.setattr(tensorrt_llm_llmapi, "run_tool", lambda _, variables, **__: seen.update(variables))
     with pytest.raises(IntegrityError, match="left no report"):
         build(checkpoint)
     assert seen.items() >= {"HF_HUB_OFFLINE": "1", "TRTLLM_NO_USAGE_STATS": "1"}.items()

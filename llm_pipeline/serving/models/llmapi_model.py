@@ -11,6 +11,7 @@ looked for in the text, as every engine of this package does it, and not by the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -114,7 +115,9 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """End what is live as cancelled, then the loop and the engine."""
         self._places.close()
-        asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result(base.SHUTDOWN_SECONDS)
+        ended = asyncio.run_coroutine_threadsafe(self._end_all(), self._loop)
+        with contextlib.suppress(TimeoutError):  # an engine that hangs is shut down all the same
+            ended.result(base.SHUTDOWN_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(base.SHUTDOWN_SECONDS)
         self._llm.shutdown()

@@ -1,0 +1,53 @@
+"""A build's tool as a process: what it says, what it is given, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import psutil
+import pytest
+
+from llm_pipeline.engines.failures import BuildFailed
+from llm_pipeline.engines.tool_process import run_tool
+from llm_pipeline.errors import ConfigError
+
+STARTS_A_RANK = """
+import subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(rank.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_its_lines_are_kept_in_their_order_and_told():
+    told = []
+    run = run_tool(["sh", "-c", "echo one; echo two >&2; echo; echo three"], time_limit_seconds=10, on_line=told.append)
+    assert run.lines == ("one", "two", "three")
+    assert told == ["one", "two", "three"]
+
+
+def test_at_the_time_limit_what_it_started_ends_with_it():
+    ranks = []
+    with pytest.raises(BuildFailed, match=r"ranks was stopped after its time limit of 0\.02 min"):
+        run_tool([sys.executable, "-c", STARTS_A_RANK], name="ranks", time_limit_seconds=1.2, on_line=ranks.append)
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(int(ranks[0])) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(int(ranks[0]))
+
+
+def test_no_secret_is_handed_on(monkeypatch: pytest.MonkeyPatch):
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "LLM_PIPELINE_SIGNING_PASSWORD", "AIRFLOW__CORE__FERNET_KEY"):
+        monkeypatch.setenv(name, "hidden")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    run = run_tool(["env"], time_limit_seconds=10, variables={"HF_HUB_OFFLINE": "1"})
+    assert not [line for line in run.lines if "hidden" in line]
+    assert {"TOKENIZERS_PARALLELISM=false", "HF_HUB_OFFLINE=1"} <= set(run.lines)
+
+
+def test_a_failure_is_told_with_its_name_and_last_lines():
+    with pytest.raises(BuildFailed, match=r"false-friend ended with exit code 3.*\nbroken"):
+        run_tool(["sh", "-c", "echo broken; exit 3"], name="false-friend", time_limit_seconds=10)
+    with pytest.raises(ConfigError, match="cannot start no-such-tool"):
+        run_tool(["no-such-tool"], time_limit_seconds=10)
