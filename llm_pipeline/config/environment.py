@@ -49,7 +49,8 @@ class DockerEnvironment(ConfigModel):
         python: The interpreter inside the image that has this package.
         gpus: GPUs of the container: their number, or `all`.
         mounts: Directories besides the store and the work directory, which are always there.
-        variables: Names of environment variables that are handed on; their values are in no configuration.
+        variables: Names of environment variables that are handed on; their values are in no configuration, but whoever
+            may use the engine sees them (`docker inspect`).
         memory_gib: Limit of host memory; None for none.
         shared_memory_gib: Size of `/dev/shm`.
         network: Network of the container, in Docker's words.
