@@ -11,6 +11,7 @@ import platform
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,9 +23,11 @@ from llm_pipeline.engines.host_facts import HostFacts, read_host_facts
 from llm_pipeline.engines.host_match import driver_warning, target_problems
 from llm_pipeline.errors import ConfigError, PipelineError, Unsupported
 from llm_pipeline.planning import host
+from llm_pipeline.serving.repository_host import refuse_other_host
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
 from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.store import open_store
+from llm_pipeline.store.pointers import read_pointers
 
 State = Literal["ok", "warning", "failed"]
 _START_SECONDS = 60
@@ -46,12 +49,13 @@ class Check(Frozen):
     fix: str = ""
 
 
-def examine(deployment: Deployment, targets: Sequence[Target] = ()) -> tuple[Check, ...]:
+def examine(deployment: Deployment, targets: Sequence[Target] = (), model_id: str = "") -> tuple[Check, ...]:
     """Look at everything.
 
     Args:
         deployment: What should be there.
         targets: Targets that this host may be meant for; a GPU host should be one of them.
+        model_id: The model whose engines in production must fit this host, where it is their target's.
     """
     return (
         *(_environment(name, found) for name, found in deployment.environments.items()),
@@ -62,6 +66,7 @@ def examine(deployment: Deployment, targets: Sequence[Target] = ()) -> tuple[Che
         *_ports(deployment),
         *_pools(deployment, targets),
         *_gpus(targets),
+        *_engines(deployment, targets, model_id),
     )
 
 
@@ -177,6 +182,26 @@ def _gpus(targets: Sequence[Target]) -> Iterator[Check]:
     yield Check(subject="GPUs", state="ok", detail=f"{names}; driver {here.driver}")
     for target in on_gpus:
         yield _target(target, here)
+
+
+def _engines(deployment: Deployment, targets: Sequence[Target], model_id: str) -> Iterator[Check]:
+    """Engines in production, on a host that is their target's: a driver or a GPU may have changed since the build."""
+    on_gpus = [target for target in targets if target.accelerator != "cpu"]
+    try:
+        own = [target for target in on_gpus if not target_problems(target, read_host_facts())]
+    except PipelineError:
+        return  # said of the GPUs
+    for target in own:
+        yield _attempt(f"engine {target.name}", partial(_engine, deployment, target, model_id))
+
+
+def _engine(deployment: Deployment, target: Target, model_id: str) -> str:
+    store = open_store(deployment.store)
+    production = read_pointers(store, model_id, target.name)[0].production
+    if production is None:
+        return "none is in production"
+    refuse_other_host(store.fetch(production.repository))
+    return f"{production.release_id} may be loaded here"
 
 
 def _target(target: Target, here: HostFacts) -> Check:

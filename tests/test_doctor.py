@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,18 @@ import yaml
 
 from llm_pipeline.airflow_pools import airflow_pools
 from llm_pipeline.cli import main
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.config.target import Target
 from llm_pipeline.doctor import Check, examine
+from llm_pipeline.engines.builder import EngineDescription, EngineFacts
+from llm_pipeline.engines.host_facts import GpuFacts, HostFacts
 from llm_pipeline.errors import ConfigError
+from llm_pipeline.store import open_store
+from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
 
 TRITON = Path(__file__).parents[1] / ".envs" / "triton"
+MODEL = "org/model"
 
 
 def free_ports(count: int) -> list[int]:
@@ -114,8 +122,6 @@ def targets() -> list[Target]:
 
 
 def gpu_checks(deployment_file: Path) -> dict[str, Check]:
-    from llm_pipeline.config.loading import load_deployment
-
     return {check.subject: check for check in examine(load_deployment(deployment_file), targets())}
 
 
@@ -128,6 +134,45 @@ def test_a_gpu_host_is_told_which_targets_it_fits(deployment_file: Path, tmp_pat
     assert checks["GPUs"].detail == "NVIDIA H100 80GB HBM3 (sm90, 80 GiB); driver 575.57.08"
     assert "forward compatibility" in checks["target h100"].detail
     assert "not this host: GPU 0 is NVIDIA H100 80GB HBM3 (sm90), L40S is sm89" in checks["target l40s"].detail
+
+
+def put_into_production(deployment: Deployment, place: Path, built_on: GpuFacts) -> None:
+    facts = EngineFacts(
+        builder="tensorrt_llm_llmapi", bytes=1, weight_format="native", quantization=None, kv_cache="auto",
+        context_length=128, device="", versions={}, seconds={},
+    )  # fmt: skip
+    engine = place / "repository" / "llm" / "1" / "engine"
+    engine.mkdir(parents=True)
+    host = HostFacts(gpus=(built_on,), driver="570.1")
+    EngineDescription(facts=facts, target=targets()[0], host=host).write(engine)
+    store = open_store(deployment.store)
+    pointer = Pointer(
+        release_id="r1", repository=store.publish("model_repository", place / "repository"), slot="blue", recipe="fp8",
+        promoted_at=datetime.now(UTC),
+    )  # fmt: skip
+    write_pointers(store, MODEL, "h100", Pointers(production=pointer), None)
+
+
+@pytest.mark.parametrize(
+    ("built_on", "told"),
+    [
+        ("NVIDIA H100 80GB HBM3", ("ok", "r1 may be loaded here")),
+        ("NVIDIA H100 NVL", ("failed", "it was built on NVIDIA H100 NVL")),
+    ],
+)
+def test_an_engine_in_production_must_fit_the_host_that_its_target_is(
+    deployment_file: Path, tmp_path: Path, monkeypatch, built_on: str, told: tuple[str, str]
+):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 9.0, 81559, 575.57.08'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    deployment = load_deployment(deployment_file)
+    put_into_production(deployment, tmp_path, GpuFacts(name=built_on, sm="sm90", memory_bytes=81559 * 2**20))
+    checks = {check.subject: check for check in examine(deployment, targets(), MODEL)}
+    assert checks["engine h100"].state == told[0]
+    assert told[1] in checks["engine h100"].detail
+    assert "engine l40s" not in checks  # this host is not that one
 
 
 def test_a_host_without_gpus_is_a_warning_only_where_a_target_has_some(

@@ -35,7 +35,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     if options.config:
         loaded = load_release(options.config)
-        checks = examine(loaded.deployment, loaded.release.targets)
+        checks = examine(loaded.deployment, loaded.release.targets, loaded.release.model.id)
     else:
         checks = examine(deployment_of(options))
     if options.json:
