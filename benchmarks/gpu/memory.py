@@ -33,6 +33,7 @@ from llm_pipeline.quantization.readback import load_model
 from llm_pipeline.stages.contract import StageFailure
 
 BATCHES = (1, 16, 64)
+READ_BACK_BATCH = 16
 PROMPT_TOKENS = 1024
 DECODED_TOKENS = 64
 FORMATS = ("fp8", "nvfp4")
@@ -53,7 +54,7 @@ def main() -> int:
     bench = prepare(options.work, smoke=False)
     shape = shape_of(bench.model)
     goals = [] if options.stored_only else [*_running(bench.model, shape)]
-    goals += [_stored(bench, shape, weights) for weights in options.formats]
+    goals += [met for weights in options.formats for met in _exported(bench, shape, weights)]
     return 0 if all(goals) else 1
 
 
@@ -75,14 +76,12 @@ def shape_of(checkpoint: Path) -> ModelShape:
 
 def _running(source: Path, shape: ModelShape) -> Iterator[bool]:
     """The unquantized model at work, batch by batch."""
-    plain = QuantizationRecipe(name="none", weights="none")
-    weights = rank_weight_bytes(shape, plain, Parallelism())
     model = load_model(source, torch.bfloat16, "cuda")
-    yield _goal("weights_bfloat16", weights, torch.cuda.memory_allocated())
+    plain = QuantizationRecipe(name="none", weights="none")
+    yield _goal("weights_bfloat16", rank_weight_bytes(shape, plain, Parallelism()), torch.cuda.memory_allocated())
     for batch in BATCHES:
         peak = _peak_while_decoding(model, batch, shape.vocabulary_size)
-        tokens = batch * (PROMPT_TOKENS + DECODED_TOKENS)
-        yield _goal(f"weights_and_kv_batch_{batch}", weights + tokens * kv_bytes_per_token(shape), peak)
+        yield _goal(f"weights_and_kv_batch_{batch}", _at_work(shape, batch), peak)
     del model
     _empty()
 
@@ -105,8 +104,8 @@ def _peak_while_decoding(model: Any, batch: int, vocabulary: int) -> int:
     return int(torch.cuda.max_memory_allocated())
 
 
-def _stored(bench: Bench, shape: ModelShape, weights: str) -> bool:
-    """Quantized weights as they lie in their files, which is how TensorRT-LLM keeps them."""
+def _exported(bench: Bench, shape: ModelShape, weights: str) -> Iterator[bool]:
+    """An export: its weights as they lie in their files, as TensorRT-LLM keeps them, and read back, at work."""
     asked = recipe(weights, CALIBRATION_SAMPLES, bench.tokens)
     result, _ = run_stage(bench, asked, bench.place / f"memory-{weights}.log")
     if isinstance(result, StageFailure):
@@ -118,8 +117,20 @@ def _stored(bench: Bench, shape: ModelShape, weights: str) -> bool:
     measured = torch.cuda.memory_allocated()
     del held
     _empty()
-    predicted = rank_weight_bytes(shape, QuantizationRecipe.model_validate(asked), Parallelism())
-    return _goal(f"weights_{weights}", predicted, measured)
+    stored = rank_weight_bytes(shape, QuantizationRecipe.model_validate(asked), Parallelism())
+    yield _goal(f"weights_{weights}", stored, measured)
+    model = load_model(export, torch.bfloat16, "cuda")
+    peak = _peak_while_decoding(model, READ_BACK_BATCH, shape.vocabulary_size)
+    del model
+    _empty()
+    yield _goal(f"{weights}_read_back_batch_{READ_BACK_BATCH}", _at_work(shape, READ_BACK_BATCH), peak)
+
+
+def _at_work(shape: ModelShape, batch: int) -> int:
+    """What is predicted for bfloat16 weights and the KV cache of a batch that has decoded its last token."""
+    plain = QuantizationRecipe(name="none", weights="none")
+    tokens = batch * (PROMPT_TOKENS + DECODED_TOKENS)
+    return rank_weight_bytes(shape, plain, Parallelism()) + tokens * kv_bytes_per_token(shape)
 
 
 def export_file(place: Path, weights: str) -> Path:
