@@ -30,7 +30,9 @@ log = get_logger(__name__)
 
 _KEPT_LINES = 400
 _GRACE_SECONDS = 20.0
-_SECRET = re.compile(r"TOKEN$|SECRET|PASSWORD|CREDENTIAL|_KEY$|^AIRFLOW_", re.IGNORECASE)
+_SECRET = re.compile(
+    r"TOKEN$|SECRET|PASSWORD|CREDENTIAL|(API|ACCESS|FERNET|PRIVATE|SIGNING)_?KEY$|^AIRFLOW_", re.IGNORECASE
+)
 """Names of variables that a build has no use for."""
 
 
