@@ -35,6 +35,8 @@ _JUDGED = frozenset({Phase.PAUSED, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
 _FIRST_PAUSE_SECONDS = 0.1
 _LARGEST_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
+_STEADY_SECONDS = 2.0
+"""Longer than the router's health checks are apart."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,23 @@ def wait_converged(router: TrafficRouter, revision: str, seconds: float) -> bool
 
 
 def wait_usable(router: TrafficRouter, slot: SlotName, seconds: float) -> bool:
-    """Wait until the router's own health checks accept the slot; a router that cannot tell is taken at its word."""
-    return _wait(lambda: router.usable(slot) is not False, seconds)
+    """Wait until the router accepts the slot and goes on to; a router that cannot tell is taken at its word.
+
+    A server that is started soon after another one stopped at its address is accepted by the checks of before, refused
+    by the next ones, and accepted again: so it must be accepted for longer than checks are apart.
+    """
+    accepted_since: float | None = None
+
+    def steady() -> bool:
+        nonlocal accepted_since
+        if router.usable(slot) is False:
+            accepted_since = None
+            return False
+        now = time.monotonic()
+        accepted_since = now if accepted_since is None else accepted_since
+        return now - accepted_since >= _STEADY_SECONDS
+
+    return _wait(steady, seconds)
 
 
 def retire(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, patience: Patience) -> None:
