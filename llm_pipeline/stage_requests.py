@@ -1,0 +1,225 @@
+"""What each stage is given: its own slice of the release config, and the artifacts of the stages before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from llm_pipeline.accuracy.choice import RecipeAttempt
+from llm_pipeline.config.serving_options import ServingOptions
+from llm_pipeline.config.target import Target
+from llm_pipeline.release_record import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
+from llm_pipeline.stages.contract import ArtifactRef
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
+
+_GOLDEN_MAXIMUM_TOKENS = 32
+
+Inputs = Mapping[str, ArtifactRef]
+
+
+def _download(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.download import download_config
+
+    return download_config(flow.record.model, flow.release.model, flow.deployment.hub), {}
+
+
+def _tasks(flow: Flow) -> dict[str, ArtifactRef]:
+    tasks = flow.record.datasets.get(TASKS_DATASET)
+    return {} if tasks is None else {"tasks": tasks}
+
+
+def _baseline(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.baseline import BaselineConfig
+
+    config = BaselineConfig.of(flow.release.evaluation, flow.release.baseline.dtype)
+    return config, {"checkpoint": flow.artifact("download", "", "checkpoint"), **_tasks(flow)}
+
+
+def _quantize(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.quantize import QuantizeConfig
+
+    config = QuantizeConfig(recipe=flow.release.recipe(subject), dtype=flow.release.baseline.dtype)
+    inputs = {"checkpoint": flow.artifact("download", "", "checkpoint")}
+    if calibration := flow.record.datasets.get(calibration_dataset(subject)):
+        inputs["calibration"] = calibration
+    return config, inputs
+
+
+def _accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.accuracy import AccuracyConfig
+
+    config = AccuracyConfig(
+        evaluation=flow.release.evaluation,
+        policy=flow.release.policy.accuracy,
+        dtype=flow.release.baseline.dtype,
+    )
+    inputs = {
+        "checkpoint": flow.artifact("quantize", subject, "checkpoint"),
+        "baseline": flow.artifact("baseline", "", "evaluation"),
+        **_tasks(flow),
+    }
+    return config, inputs
+
+
+def _choose(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.choose import ChooseConfig
+
+    attempts = (_attempt(flow, recipe) for recipe in flow.record.ladders.get(subject, ()))
+    return ChooseConfig(attempts=tuple(attempt for attempt in attempts if attempt)), {}
+
+
+def _attempt(flow: Flow, recipe: str) -> RecipeAttempt | None:
+    """How a recipe fared; None when it was not tried."""
+    if judgement := flow.judgement_of(recipe):
+        size = int(flow.result("quantize", recipe).metrics["bytes"] or 0)
+        return RecipeAttempt(recipe=recipe, verdict=judgement.verdict, bytes=size, summary=judgement.summary)
+    if failure := flow.failure_of(recipe):
+        return RecipeAttempt(recipe=recipe, summary=f"{failure.stage} failed: {failure.error.message}")
+    return None
+
+
+def _build(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.build import BuildConfig
+
+    target, recipe = flow.release.target(subject), flow.chosen_recipe(subject)
+    quantized = flow.result("quantize", recipe).artifacts
+    inputs = {"checkpoint": quantized["checkpoint"]}
+    if target.accelerator != "cpu":
+        inputs["evaluation"] = flow.artifact("accuracy", recipe, "evaluation")  # its answers are the golden ones
+    if target.engine == "tensorrt_llm_engine" and (exported := quantized.get("tensorrt_llm_checkpoint")):
+        inputs["tensorrt_llm_checkpoint"] = exported
+    serving = ServingOptions(add_special_tokens=target.serving.add_special_tokens)  # no other option changes the engine
+    target = target.model_copy(update={"description": "", "serving": serving})
+    config = BuildConfig(target=target, dtype=flow.release.baseline.dtype, maximum_tokens=_GOLDEN_MAXIMUM_TOKENS)
+    return config, inputs
+
+
+def _package(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.package import PackageConfig
+
+    target: Target = flow.release.target(subject)
+    config = PackageConfig(target=target, maximum_tokens=_GOLDEN_MAXIMUM_TOKENS)
+    inputs = {
+        "engine": flow.artifact("build", subject, "engine"),
+        "evaluation": flow.artifact("accuracy", flow.chosen_recipe(subject), "evaluation"),
+    }
+    return config, inputs
+
+
+def _staging(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.staging import StagingConfig
+
+    config = StagingConfig(
+        ports=flow.deployment.places[subject].staging,
+        policy=flow.release.policy.staging,
+        triton_home=flow.deployment.triton_home,
+        python=flow.deployment.interpreter("model"),
+        state=flow.state_directory(subject, "staging"),
+    )
+    return config, {"repository": flow.artifact("package", subject, "repository")}
+
+
+def _staging_down(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.staging_down import StagingDownConfig
+
+    return StagingDownConfig(state=flow.state_directory(subject, "staging")), {}
+
+
+def _endpoint(flow: Flow, target: str) -> str:
+    return f"http://127.0.0.1:{flow.deployment.places[target].staging.http}"
+
+
+def _served_accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.served_accuracy import ServedAccuracyConfig
+
+    config = ServedAccuracyConfig(
+        endpoint=_endpoint(flow, subject),
+        repository_digest=flow.artifact("package", subject, "repository").digest,
+        evaluation=flow.release.evaluation,
+        policy=flow.release.policy.served_accuracy,
+    )
+    return config, {"baseline": flow.artifact("baseline", "", "evaluation"), **_tasks(flow)}
+
+
+def _load_test(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.load_test import LoadTestConfig
+
+    repository = flow.artifact("package", subject, "repository")
+    config = LoadTestConfig(
+        endpoint=_endpoint(flow, subject),
+        repository_digest=repository.digest,
+        workload=flow.release.workload,
+        policy=flow.release.policy.load_test,
+    )
+    return config, {"prompts": flow.record.datasets[PROMPTS_DATASET], "repository": repository}
+
+
+def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.canary import CanaryConfig
+
+    target, _, percent = subject.partition(":")
+    config = CanaryConfig(
+        run=flow.resolved_at.isoformat(),
+        model_id=flow.record.model.id,
+        target=target,
+        step_percent=float(percent),
+        policy=flow.release.policy.canary,
+        place=flow.deployment.places[target],
+        triton_home=flow.deployment.triton_home,
+        python=flow.deployment.interpreter("model"),
+        state_root=flow.deployment.state_root,
+        drill=flow.release.drill,
+    )
+    return config, {"repository": flow.artifact("package", target, "repository")}
+
+
+def _rollback(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.rollback import RollbackConfig
+
+    config = RollbackConfig(
+        model_id=flow.record.model.id,
+        target=subject,
+        place=flow.deployment.places[subject],
+        state_root=flow.deployment.state_root,
+    )
+    return config, {}
+
+
+def _settle(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.settle import SettleConfig
+
+    config = SettleConfig(
+        model_id=flow.record.model.id,
+        target=subject,
+        recipe=flow.chosen_recipe(subject),
+    )
+    return config, {"repository": flow.artifact("package", subject, "repository")}
+
+
+def _report(_flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.report import ReportConfig
+
+    return ReportConfig(), {}
+
+
+REQUESTS: Mapping[str, Callable[[Flow, str], tuple[Any, Inputs]]] = {
+    "download": _download,
+    "baseline": _baseline,
+    "quantize": _quantize,
+    "accuracy": _accuracy,
+    "choose": _choose,
+    "build": _build,
+    "package": _package,
+    "staging": _staging,
+    "staging_down": _staging_down,
+    "served_accuracy": _served_accuracy,
+    "load_test": _load_test,
+    "canary": _canary,
+    "rollback": _rollback,
+    "settle": _settle,
+    "report": _report,
+}
