@@ -67,11 +67,80 @@ class StagingPolicy(ConfigModel):
     minimum_golden_prompts: int = Field(default=20, ge=1)
 
 
-class ServiceLevel(ConfigModel):
-    """What a request must be answered within, timed from its scheduled arrival."""
+Milliseconds = Annotated[float, Field(gt=0.0)]
 
-    first_token_milliseconds: Annotated[float, Field(gt=0.0)]
-    end_to_end_milliseconds: Annotated[float, Field(gt=0.0)]
+
+class ServiceLevel(ConfigModel):
+    """What a request must be answered within, timed from its scheduled arrival.
+
+    Attributes:
+        first_token_milliseconds: To the first text.
+        end_to_end_milliseconds: To the last byte; None for no limit.
+        time_per_output_token_milliseconds: Time from the first to the last token, by the tokens after the first; None
+            for no limit.
+        longest_stall_milliseconds: Longest silence within an answer; None for no limit.
+        together: A request is good when it meets all limits (goodput), or each limit has `attainment` of its own
+            (MLPerf Inference).
+    """
+
+    first_token_milliseconds: Milliseconds
+    end_to_end_milliseconds: Milliseconds | None = None
+    time_per_output_token_milliseconds: Milliseconds | None = None
+    longest_stall_milliseconds: Milliseconds | None = None
+    together: bool = True
+
+
+class RateSearch(ConfigModel):
+    """The search for the highest rate at which the service level is met: brackets, then bisects.
+
+    Attributes:
+        maximum_multiple: No rate above so many times the workload's is tried.
+        resolution: The search ends when its bracket is so narrow, relative to the rate.
+        window_seconds: Length of one probe.
+        minimum_requests: A probe at a low rate is as much longer as this needs.
+    """
+
+    maximum_multiple: Annotated[float, Field(ge=1.0)] = 4.0
+    resolution: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    window_seconds: PositiveSeconds = 15.0
+    minimum_requests: int = Field(default=100, ge=10)
+
+
+class Soak(ConfigModel):
+    """A long window at the workload's rate, to see what grows.
+
+    Attributes:
+        duration_seconds: Its length.
+        maximum_growth_fraction: Growth of the server's memory over the window, of its size at the start; a slope that
+            is shown to be above it is NO_GO.
+    """
+
+    duration_seconds: PositiveSeconds = 600.0
+    maximum_growth_fraction: Fraction = 0.05
+
+
+class Regression(ConfigModel):
+    """The comparison with what serves now, on the same host, window by window in turn, with the same requests.
+
+    Attributes:
+        maximum_ratio: Latency of the candidate by that of production: NO_GO when it is shown to be above.
+        maximum_length_drift: The same for the length of answers that may end by themselves, either way.
+        window_seconds: Length of one window.
+        rounds: Pairs of windows, each pair with a seed of its own.
+        maximum_rounds: An undecided comparison is extended up to so many.
+    """
+
+    maximum_ratio: Annotated[float, Field(gt=1.0)] = 1.2
+    maximum_length_drift: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    window_seconds: PositiveSeconds = 20.0
+    rounds: int = Field(default=5, ge=3)
+    maximum_rounds: int = Field(default=10, ge=3)
+
+    @model_validator(mode="after")
+    def _extends(self) -> Regression:
+        if self.maximum_rounds < self.rounds:
+            raise ValueError("maximum_rounds is below rounds")
+        return self
 
 
 class LoadTestPolicy(ConfigModel):
@@ -84,6 +153,16 @@ class LoadTestPolicy(ConfigModel):
         maximum_error_fraction: Share of failed requests above which the verdict is NO_GO.
         minimum_requests: Fewer finished requests are INCONCLUSIVE.
         maximum_client_lag_milliseconds: p99 delay of our own sends beyond which the run is void.
+        seeds: Windows of seeds of their own that a decision is made of: requests of one queue are alike, and only
+            several windows tell how much.
+        maximum_extension: An undecided window is extended up to so many times its length.
+        search: How the highest rate is looked for; None for no search: the target rate alone is confirmed.
+        confirmed_share: Share of the highest rate that is confirmed, if that is no less than the workload's rate.
+        confirmation_multiple: Length of the confirmation, by that of the workload's window.
+        soak: A long window; None for none.
+        regression: The comparison with production; None for none.
+        client_processes: Processes that send; `auto` takes what the rate needs.
+        second_opinion: Another load generator that measures the target rate, too, for information.
     """
 
     service_level: ServiceLevel
@@ -92,6 +171,15 @@ class LoadTestPolicy(ConfigModel):
     maximum_error_fraction: Fraction = 0.0
     minimum_requests: int = Field(default=100, ge=1)
     maximum_client_lag_milliseconds: Annotated[float, Field(gt=0.0)] = 50.0
+    seeds: int = Field(default=3, ge=1, le=20)
+    maximum_extension: Annotated[float, Field(ge=1.0, le=20.0)] = 3.0
+    search: RateSearch | None = RateSearch()
+    confirmed_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    confirmation_multiple: Annotated[float, Field(ge=1.0)] = 2.0
+    soak: Soak | None = None
+    regression: Regression | None = None
+    client_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
+    second_opinion: Literal["aiperf"] | None = None
 
 
 class CanaryPolicy(ConfigModel):

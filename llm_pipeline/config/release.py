@@ -10,6 +10,7 @@ from llm_pipeline.config.model import ConfigModel, HubId, Name, Revision
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
+from llm_pipeline.config.workload import Workload
 
 
 class ModelSource(ConfigModel):
@@ -103,26 +104,6 @@ class Evaluation(ConfigModel):
         if missing := sorted(set(self.served_tasks) - set(self.tasks)):
             raise ValueError(f"served_tasks {missing} are not in tasks: the baseline would have no scores for them")
         return self
-
-
-class Workload(ConfigModel):
-    """The load test's traffic.
-
-    Attributes:
-        prompts: A jsonl file, relative to `configs/`, with a `prompt` field in each line.
-        rate_per_second: Mean arrival rate of the Poisson schedule.
-        duration_seconds: Length of the measured window.
-        output_tokens: Smallest and largest `max_tokens` asked for, drawn uniformly.
-        warmup_requests: Requests sent and finished before the window.
-        seed: Seed of the schedule and of the draws.
-    """
-
-    prompts: str
-    rate_per_second: Annotated[float, Field(gt=0.0)]
-    duration_seconds: Annotated[float, Field(gt=0.0)]
-    output_tokens: tuple[int, int] = (4, 16)
-    warmup_requests: int = Field(default=10, ge=0)
-    seed: int = 0
 
 
 class Drill(ConfigModel):

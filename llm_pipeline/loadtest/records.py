@@ -1,68 +1,205 @@
-"""What a load test leaves behind: one record a request, timed from its scheduled arrival."""
+"""What a window leaves behind: one row a request, in columns, timed from the scheduled arrival.
+
+A million requests are about 100 MB here. In a closed loop a request's scheduled arrival is the moment of its send.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import csv
+import gzip
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import numpy as np
+from numpy.typing import NDArray
 
 from llm_pipeline.errors import IntegrityError
+from llm_pipeline.loadtest.faults import Fault
 
-REQUESTS_FILE = "requests.jsonl"
+_GAP_BINS_A_DECADE = 115  # neighbouring edges are 2 % apart
+_SHORTEST_GAP = 1e-6
+_GAP_DECADES = 9
+GAP_EDGES: NDArray[np.float64] = _SHORTEST_GAP * 10.0 ** (
+    np.arange(_GAP_BINS_A_DECADE * _GAP_DECADES + 1) / _GAP_BINS_A_DECADE
+)
+"""Edges of the histogram of silences between tokens, in seconds: from 1 microsecond to 1,000 seconds."""
 
 
-class RequestRecord(BaseModel):
-    """One request of the measured window.
+def gap_bin(seconds: float) -> int:
+    """The bin of a silence."""
+    if seconds <= _SHORTEST_GAP:
+        return 0
+    return min(len(GAP_EDGES) - 2, int(math.log10(seconds / _SHORTEST_GAP) * _GAP_BINS_A_DECADE))
 
-    All latencies count from the scheduled arrival, not from the send: a request that had to wait because the
-    server (or we) stalled has waited for its user too. Timing from the send hides that ("coordinated omission",
-    G. Tene; wrk2).
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One request and what became of it; times are seconds.
+
+    All latencies count from the scheduled arrival, not from the send: a request that had to wait because the server
+    (or we) stalled has waited for its user too. Timing from the send hides that ("coordinated omission", G. Tene).
 
     Attributes:
-        number: Its place in the schedule.
-        arrives_at: Scheduled arrival, seconds from the start of the window.
+        number: Its place in the traffic.
+        arrives_at: Scheduled arrival, from the start of the window.
         lag_seconds: How late we sent it.
-        first_token_seconds: From the scheduled arrival to the first text; None without one.
+        first_token_seconds: From the scheduled arrival to the first text; NaN without one.
+        last_token_seconds: From the scheduled arrival to the last text; NaN without one.
         total_seconds: From the scheduled arrival to the last byte.
         longest_gap_seconds: Longest silence between two chunks.
-        prompt_characters: Length of the prompt.
-        asked_tokens: `max_tokens`.
+        input_tokens: As counted by the server; 0 when it does not say.
         output_tokens: As counted by the server.
+        asked_tokens: `max_tokens`.
         status: HTTP status; 0 when there was no answer.
-        error: Why it failed; empty when it did not.
+        fault: What became of it.
+        priority: Level; 0 for none.
+        streamed: Whether the answer was streamed: only then is its first token timed.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: int
     arrives_at: float
     lag_seconds: float
-    first_token_seconds: float | None
+    first_token_seconds: float
+    last_token_seconds: float
     total_seconds: float
     longest_gap_seconds: float = 0.0
-    prompt_characters: int = 0
-    asked_tokens: int
-    output_tokens: int
-    status: int
-    error: str = ""
+    input_tokens: int = 0
+    output_tokens: int = 0
+    asked_tokens: int = 0
+    status: int = 0
+    fault: Fault = Fault.NONE
+    priority: int = 0
+    streamed: bool = True
 
 
-def write_records(directory: Path, records: Iterable[RequestRecord]) -> None:
-    """Write the records of one load test to `directory`."""
-    with (directory / REQUESTS_FILE).open("w", encoding="utf-8") as stream:
-        stream.writelines(record.model_dump_json() + "\n" for record in records)
+COLUMNS = tuple(column.name for column in fields(Answered))
+_TYPES: dict[str, type[np.generic]] = {
+    "number": np.int64,
+    "input_tokens": np.int32,
+    "output_tokens": np.int32,
+    "asked_tokens": np.int32,
+    "status": np.int16,
+    "fault": np.uint8,
+    "priority": np.int16,
+    "streamed": np.bool_,
+}
+
+REQUESTS_FILE = "requests.csv.gz"
 
 
-def read_records(directory: Path) -> list[RequestRecord]:
-    """Read the records of one load test.
+@dataclass(frozen=True)
+class Records:
+    """The requests of one window, in order of their scheduled arrival; each column is an array of one value a request.
+
+    Attributes:
+        gap_counts: Histogram of all silences between chunks of all answers, by `GAP_EDGES`.
+        details: What the first failed requests said, by fault.
+    """
+
+    columns: dict[str, NDArray[Any]]
+    gap_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(GAP_EDGES) - 1, np.int64))
+    details: dict[Fault, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        answered: Iterable[Answered],
+        gap_counts: NDArray[np.int64] | None = None,
+        details: dict[Fault, str] | None = None,
+    ) -> Records:
+        """Records of single requests."""
+        rows = sorted(answered, key=lambda row: (row.arrives_at, row.number))
+        columns = {name: np.array([getattr(row, name) for row in rows], dtype=column_type(name)) for name in COLUMNS}
+        counts = np.zeros(len(GAP_EDGES) - 1, np.int64) if gap_counts is None else gap_counts
+        return cls(columns, counts, details or {})
+
+    def __len__(self) -> int:
+        return len(self.columns["number"])
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        return self.columns[column]
+
+    def rows(self) -> Iterator[Answered]:
+        """One object a request; for few of them."""
+        for values in zip(*(self.columns[name].tolist() for name in COLUMNS), strict=True):
+            row = dict(zip(COLUMNS, values, strict=True))
+            yield Answered(**{**row, "fault": Fault(row["fault"])})
+
+    def where(self, mask: NDArray[np.bool_]) -> Records:
+        """The requests of a mask; the histogram of silences cannot be divided and is left out."""
+        return Records({name: column[mask] for name, column in self.columns.items()}, details=self.details)
+
+    @property
+    def judged(self) -> Records:
+        """Without the requests whose user left as planned."""
+        return self.where(self["fault"] != Fault.LEFT) if bool(np.any(self["fault"] == Fault.LEFT)) else self
+
+    @property
+    def answered(self) -> NDArray[np.bool_]:
+        """Which requests have a whole, plausible answer."""
+        return np.asarray(self["fault"] == Fault.NONE)
+
+    @property
+    def time_per_output_token_seconds(self) -> NDArray[np.float64]:
+        """From the first to the last token by the tokens after the first; NaN for fewer than two or without a stream.
+
+        As in MLPerf Inference: (last - first) / (n - 1).
+        """
+        span = self["last_token_seconds"] - self["first_token_seconds"]
+        several = (self["output_tokens"] > 1) & self["streamed"]
+        return np.where(several, span / np.maximum(1, self["output_tokens"] - 1), np.nan)
+
+
+def column_type(name: str) -> type[np.generic]:
+    """The type of a column."""
+    return _TYPES.get(name, np.float64)
+
+
+def join(parts: Sequence[Records]) -> Records:
+    """Several records as one, in order of arrival: of client processes that shared a window."""
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+    order = np.lexsort((columns["number"], columns["arrives_at"]))
+    details: dict[Fault, str] = {}
+    for part in reversed(parts):
+        details.update(part.details)
+    counts = np.sum([part.gap_counts for part in parts], axis=0)
+    return Records({name: column[order] for name, column in columns.items()}, counts, details)
+
+
+def write_records(path: Path, records: Records) -> None:
+    """Write records as gzipped CSV, the same bytes for the same records."""
+    with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=4) as packed:
+        packed.write((",".join(COLUMNS) + "\r\n").encode())
+        lists = [_written(records[name]) for name in COLUMNS]
+        for row in zip(*lists, strict=True):
+            packed.write((",".join(map(str, row)) + "\r\n").encode())
+
+
+def _written(column: NDArray[Any]) -> list[object]:
+    if column.dtype == np.bool_:
+        return column.astype(np.int8).tolist()
+    return np.round(column, 7).tolist() if column.dtype == np.float64 else column.tolist()
+
+
+def read_records(path: Path) -> Records:
+    """Read the records of one window, without the histogram of silences, which its summary holds.
 
     Raises:
-        IntegrityError: The file is missing or a line is not a record.
+        IntegrityError: The file is missing or not one of ours.
     """
-    path = directory / REQUESTS_FILE
     try:
-        with path.open(encoding="utf-8") as stream:
-            return [RequestRecord.model_validate_json(line) for line in stream]
-    except (OSError, ValidationError) as error:
+        with gzip.open(path, "rt", encoding="ascii", newline="") as stream:
+            reader = csv.reader(stream)
+            if tuple(next(reader, ())) != COLUMNS:
+                raise ValueError("its first line does not name the columns")
+            rows = list(reader)
+        columns = {
+            name: np.array([row[place] for row in rows], dtype=np.float64).astype(column_type(name))
+            for place, name in enumerate(COLUMNS)
+        }
+    except (OSError, EOFError, ValueError, IndexError) as error:
         raise IntegrityError(f"no readable load test: {error}", where=str(path)) from error
+    return Records(columns)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_pipeline.config.release import Workload
+from llm_pipeline.config.workload import Workload
 from llm_pipeline.digest import sha256_json
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.loadtest.arrivals import poisson_arrivals

@@ -7,7 +7,7 @@ import time
 
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import LoadTestPolicy
-from llm_pipeline.config.release import Workload
+from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.gate import judge_load_test
 from llm_pipeline.loadtest.measure import Measurement, measure
 from llm_pipeline.loadtest.records import write_records

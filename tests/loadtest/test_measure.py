@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
-from llm_pipeline.config.release import Workload
+from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.gate import judge_load_test
 from llm_pipeline.loadtest.measure import Measurement, measure
 from llm_pipeline.loadtest.workload import make_schedule

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from llm_pipeline.config.release import Workload
+from llm_pipeline.config.workload import Workload
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.loadtest.workload import make_schedule, read_prompts
 

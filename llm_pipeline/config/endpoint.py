@@ -1,0 +1,43 @@
+"""Where a served model answers, and what a client needs to reach it."""
+
+from __future__ import annotations
+
+import os
+
+from pydantic import Field
+
+from llm_pipeline.config.model import ConfigModel, PlainUrl
+from llm_pipeline.errors import ConfigError
+
+
+class Endpoint(ConfigModel):
+    """A Triton server's addresses.
+
+    Attributes:
+        url: Base URL of its HTTP endpoint, e.g. `http://127.0.0.1:8000`.
+        grpc: Its gRPC endpoint as `host:port`; None when it is not reached that way.
+        metrics_url: URL of its Prometheus metrics; None when they cannot be read.
+        header_variables: HTTP headers (gRPC metadata) that every request carries, each with the environment variable
+            that holds its value: restricted APIs and gateways ask for some. The values are written nowhere.
+        ca_file: Certificates that its TLS certificate is checked against; None for the system's.
+    """
+
+    url: PlainUrl
+    grpc: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.\-\[\]:]+:\d+$")
+    metrics_url: PlainUrl | None = None
+    header_variables: dict[str, str] = Field(default={})
+    ca_file: str | None = None
+
+    def headers(self) -> dict[str, str]:
+        """The headers with their values.
+
+        Raises:
+            ConfigError: A variable is not set.
+        """
+        if missing := sorted(name for name in self.header_variables.values() if not os.environ.get(name)):
+            raise ConfigError(
+                f"{', '.join(missing)} must hold a header's value, and is empty",
+                where=self.url,
+                hint="set it in the environment of the workers",
+            )
+        return {header: os.environ[name] for header, name in self.header_variables.items()}

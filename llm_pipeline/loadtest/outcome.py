@@ -1,0 +1,245 @@
+"""What a load test found, window by window: written as `load_test.json` beside the records, read by the report.
+
+    directory/
+        load_test.json            a `LoadTestOutcome`
+        <window name>.csv.gz      `Records` of each window that is kept
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.verdict import Judgement, Verdict
+
+OUTCOME_FILE = "load_test.json"
+
+Phase = Literal["floor", "ceiling", "target", "search", "confirmation", "soak"]
+
+
+class Quantile(Frozen):
+    """A quantile of a latency, in milliseconds, between the order statistics that bound it (two-sided 95 %).
+
+    Attributes:
+        lower: None when too few requests lie below for a bound.
+        upper: None when too few requests lie beyond for a bound.
+    """
+
+    quantile: float
+    milliseconds: float
+    lower: float | None
+    upper: float | None
+
+
+class Histogram(Frozen):
+    """Counts between logarithmic edges, in milliseconds; one count fewer than edges."""
+
+    edges_milliseconds: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+class Latency(Frozen):
+    """One latency of the answered requests."""
+
+    mean_milliseconds: float
+    maximum_milliseconds: float
+    quantiles: tuple[Quantile, ...]
+    histogram: Histogram
+
+
+class SecondOfTraffic(Frozen):
+    """The requests that were scheduled within one second of the window."""
+
+    second: int
+    arrived: int
+    failed: int
+    good: int
+    output_tokens: int
+    first_token_milliseconds: float | None
+    end_to_end_milliseconds: float | None
+    longest_stall_milliseconds: float | None = None
+
+
+class ServerUse(Frozen):
+    """What the server's metrics said over a window; None where it does not tell.
+
+    Attributes:
+        queue_milliseconds: Mean time in Triton's queue.
+        active_requests: Most requests accepted and not ended.
+        kv_cache_fraction: Largest share of the KV cache in use.
+        gpu_utilization_fraction: Mean over the window and the server's GPUs.
+        gpu_memory_bytes: Most, all of the server's GPUs together.
+        resident_bytes: Most memory of the server's processes.
+        resident_bytes_per_second: Slope of that memory, by least squares.
+        input_tokens: As counted by the server's metrics over the window.
+        output_tokens: The same of generated tokens.
+        samples: How often the metrics were read.
+    """
+
+    queue_milliseconds: float | None = None
+    active_requests: int | None = None
+    kv_cache_fraction: float | None = None
+    gpu_utilization_fraction: float | None = None
+    gpu_memory_bytes: int | None = None
+    resident_bytes: int | None = None
+    resident_bytes_per_second: float | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    samples: int = 0
+
+
+class WindowSummary(Frozen):
+    """One window in figures.
+
+    Attributes:
+        name: Unique in the load test, e.g. `search-3`; the records are in `<name>.csv.gz`, if they are kept.
+        traffic_digest: Names the traffic: only windows of the same traffic compare.
+        requests: Requests of the window, without those whose user left as planned.
+        failed: Those without a whole, plausible answer.
+        faults: How many by kind, by the words of `Fault`.
+        fault_detail: What the first of the most frequent kind said.
+        offered_per_second: Rate of the schedule; None in a closed loop.
+        concurrency: Users of a closed loop; 0 in an open one.
+        window_seconds: From the start of the window to its end, or to the last answer if that came later.
+        answered_per_second: Answered requests a second, until the last answer.
+        good_per_second: Requests a second that met the service level (goodput).
+        good_fraction: Share of requests that did.
+        input_tokens_per_second: As counted by the server.
+        output_tokens_per_second: Tokens of answered requests a second.
+        client_lag_p99_milliseconds: How late the client itself was.
+        rate_share: Sent rate divided by offered rate.
+        inter_token: Silences between chunks, all answers together.
+        void: Why the window says nothing about the server; empty when it does.
+    """
+
+    name: str
+    phase: Phase
+    seed: int
+    traffic_digest: str
+    requests: int
+    failed: int
+    faults: dict[str, int]
+    fault_detail: str = ""
+    offered_per_second: float | None
+    concurrency: int = 0
+    window_seconds: float
+    answered_per_second: float
+    good_per_second: float
+    good_fraction: float
+    input_tokens_per_second: float
+    output_tokens_per_second: float
+    client_lag_p99_milliseconds: float
+    rate_share: float
+    first_token: Latency | None
+    time_per_output_token: Latency | None
+    inter_token: Latency | None
+    longest_stall: Latency | None
+    end_to_end: Latency | None
+    seconds: tuple[SecondOfTraffic, ...] = ()
+    server: ServerUse = ServerUse()
+    void: str = ""
+
+
+class RatePoint(Frozen):
+    """What a probe of the search said of one rate."""
+
+    rate_per_second: float
+    good_fraction: float
+    good_per_second: float
+    verdict: Verdict
+    window: str
+
+
+class Ratio(Frozen):
+    """A measure of the candidate by that of production, over pairs of windows; bounds are two-sided 95 %."""
+
+    measure: str
+    ratio: float
+    lower: float | None
+    upper: float | None
+    candidate: float
+    production: float
+    unit: str
+    rounds: int
+
+
+class RegressionOutcome(Frozen):
+    """The comparison with what serves now.
+
+    Attributes:
+        production: What it was compared with, as artifact name; empty when nothing serves yet.
+        ratios: First token, time per output token, end to end, and the length of answers.
+    """
+
+    production: str
+    ratios: tuple[Ratio, ...] = ()
+
+
+class SecondOpinion(Frozen):
+    """What another load generator measured at the target rate, beside ours.
+
+    Attributes:
+        tool: Its name and version.
+        figures: Its figure and ours by measure, in milliseconds or tokens.
+        differences: Why they differ, in words.
+    """
+
+    tool: str
+    figures: dict[str, tuple[float | None, float | None]]
+    differences: tuple[str, ...] = ()
+
+
+class LoadTestOutcome(Frozen):
+    """A load test.
+
+    Attributes:
+        target_rate_per_second: The workload's rate.
+        warmup_requests: Requests before the steady state.
+        warmup_seconds: How long they took.
+        windows: In order.
+        rates: What the search said of each rate, rising.
+        highest_rate_per_second: Highest rate that met the service level in the search; None without a search, or when
+            not even the lowest did.
+        confirmed_rate_per_second: Rate of the confirmation that decided; None when none was reached.
+        token_cost: Cost of a million output tokens at the confirmed rate, and its currency; None without a price.
+        notes: What a reader should know, a sentence each.
+    """
+
+    target_rate_per_second: float
+    warmup_requests: int
+    warmup_seconds: float
+    windows: tuple[WindowSummary, ...]
+    rates: tuple[RatePoint, ...] = ()
+    highest_rate_per_second: float | None = None
+    confirmed_rate_per_second: float | None = None
+    token_cost: tuple[float, str] | None = None
+    regression: RegressionOutcome | None = None
+    second_opinion: SecondOpinion | None = None
+    notes: tuple[str, ...] = ()
+    judgement: Judgement
+
+    def window(self, phase: Phase) -> WindowSummary | None:
+        """The last window of a phase; None without one."""
+        return next((window for window in reversed(self.windows) if window.phase == phase), None)
+
+
+def write_outcome(directory: Path, outcome: LoadTestOutcome) -> None:
+    """Write a load test's outcome to `directory`."""
+    (directory / OUTCOME_FILE).write_text(outcome.model_dump_json(indent=1), encoding="utf-8")
+
+
+def read_outcome(directory: Path) -> LoadTestOutcome:
+    """Read a load test's outcome.
+
+    Raises:
+        IntegrityError: It is missing or not one of ours.
+    """
+    path = directory / OUTCOME_FILE
+    try:
+        return LoadTestOutcome.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        raise IntegrityError(f"no readable load test: {error}", where=str(path)) from error

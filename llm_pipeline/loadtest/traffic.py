@@ -1,0 +1,76 @@
+"""What a load test sends: requests, and when. Pure data, drawn by `workload.py` and sent by `measure.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_pipeline.digest import sha256_json
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """One request.
+
+    Attributes:
+        prompt: Its text.
+        maximum_tokens: `max_tokens`; with `ignore_eos` exactly so many must come.
+        stream: Read token by token; otherwise one answer in one piece.
+        ignore_eos: The answer may not end by itself.
+        priority: Level, 1 being the most urgent; 0 for none.
+        cancel_after_tokens: The user leaves after so many; 0 for never.
+    """
+
+    prompt: str
+    maximum_tokens: int
+    stream: bool = True
+    ignore_eos: bool = True
+    priority: int = 0
+    cancel_after_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests with their times, or requests that a number of users send one after another.
+
+    Attributes:
+        requests: In order.
+        arrivals: Scheduled arrival of each, seconds from the start of the window, rising; None in a closed loop.
+        concurrency: Users of a closed loop, each of whom sends when the last answer is there; 0 in an open loop.
+        duration_seconds: Length of the window: a closed loop starts no request after it.
+        digest: Names the traffic: equal only for the same requests at the same times.
+    """
+
+    requests: tuple[LoadRequest, ...]
+    duration_seconds: float
+    digest: str
+    arrivals: NDArray[np.float64] | None = None
+    concurrency: int = 0
+
+    @classmethod
+    def open_loop(
+        cls, requests: Sequence[LoadRequest], arrivals: NDArray[np.float64], duration_seconds: float
+    ) -> Traffic:
+        """Requests that arrive whatever became of the earlier ones."""
+        digest = sha256_json([_named(requests), [float(moment) for moment in arrivals]])
+        return cls(tuple(requests), duration_seconds, digest, arrivals=arrivals)
+
+    @classmethod
+    def closed_loop(cls, requests: Sequence[LoadRequest], concurrency: int, duration_seconds: float) -> Traffic:
+        """Requests of `concurrency` users, who wait for one answer before they send the next request."""
+        digest = sha256_json([_named(requests), concurrency, duration_seconds])
+        return cls(tuple(requests), duration_seconds, digest, concurrency=concurrency)
+
+    @property
+    def offered_per_second(self) -> float | None:
+        """Requests a second that the schedule asks for; None in a closed loop."""
+        return None if self.arrivals is None else len(self.requests) / self.duration_seconds
+
+
+def _named(requests: Sequence[LoadRequest]) -> list[list[object]]:
+    return [
+        [r.prompt, r.maximum_tokens, r.stream, r.ignore_eos, r.priority, r.cancel_after_tokens] for r in requests
+    ]
