@@ -1,0 +1,83 @@
+"""The windows that the verdict comes from: a rate held for longer, on fresh seeds, extended while undecided.
+
+A rate above the target that is not confirmed is lowered towards the target, which is tried last. Every try and every
+extension is a look at data that may say GO by chance, so all of them share the error that the policy allows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from llm_pipeline.loadtest.anomalies import FloorTimes
+from llm_pipeline.loadtest.gate import judge_windows
+from llm_pipeline.loadtest.physics import PhysicalLimits
+from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.windows import Windows
+from llm_pipeline.logging import get_logger
+from llm_pipeline.verdict import Judgement, Verdict
+
+_MOST_RATES = 3
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided, and at which rate; no rate when none was confirmed."""
+
+    judgement: Judgement
+    rate_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What no answer can beat: the server alone, and its hardware."""
+
+    floor: FloorTimes
+    physics: PhysicalLimits | None = None
+
+
+def confirm(windows: Windows, highest: float | None, limits: Limits) -> Decision:
+    """Confirm a share of the highest rate, or less, but never less than the target.
+
+    Args:
+        windows: What measures.
+        highest: The highest rate that passed its probe; None when none did, or none was looked for.
+        limits: What no answer can beat.
+    """
+    rates = rates_to_confirm(windows.workload.rate_per_second, highest, windows.policy.confirmed_share)
+    looks = len(rates) * _extensions(windows)
+    for place, rate in enumerate(rates):
+        judgement = _hold(windows, place, rate, looks, limits)
+        if judgement.verdict in (Verdict.GO, Verdict.ANOMALOUS) or place == len(rates) - 1:
+            break
+        _log.info("not confirmed, a lower rate is tried", per_second=round(rate, 3), verdict=str(judgement.verdict))
+    return Decision(judgement, rate if judgement.verdict is Verdict.GO else None)
+
+
+def rates_to_confirm(target: float, highest: float | None, share: float) -> tuple[float, ...]:
+    """Rates from the share of the highest one down to the target, which is always the last."""
+    rates = []
+    rate = share * (highest or 0.0)
+    while rate > target and len(rates) < _MOST_RATES - 1:
+        rates.append(rate)
+        rate *= share
+    return (*rates, target)
+
+
+def _hold(windows: Windows, place: int, rate: float, looks: int, limits: Limits) -> Judgement:
+    policy, held = windows.policy, list[Records]()
+    seconds = windows.workload.duration_seconds * policy.confirmation_multiple / policy.seeds
+    for look in range(1, _extensions(windows) + 1):
+        for _ in range(policy.seeds):
+            name = f"confirmation-{place + 1}-{len(held) + 1}"
+            held.append(windows.open(name, "confirmation", rate, seconds, keep=True))
+        judgement = judge_windows(held, policy, look=look, looks=looks, floor=limits.floor, physics=limits.physics)
+        if judgement.verdict is not Verdict.INCONCLUSIVE:
+            break
+        _log.info("undecided", per_second=round(rate, 3), windows=len(held), because=judgement.summary)
+    return judgement
+
+
+def _extensions(windows: Windows) -> int:
+    return math.floor(windows.policy.maximum_extension)
