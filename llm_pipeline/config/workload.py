@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -172,6 +173,6 @@ class Workload(ConfigModel):
     def _fits_together(self) -> Workload:
         if isinstance(self.output_tokens, tuple) and not 1 <= self.output_tokens[0] <= self.output_tokens[1]:
             raise ValueError("output_tokens is no range: the smallest first, 1 or more")
-        if self.priorities and abs(sum(self.priorities.values()) - 1.0) > 1e-6:
+        if self.priorities and not math.isclose(sum(self.priorities.values()), 1.0, abs_tol=1e-6):
             raise ValueError("the shares of priorities must sum to 1")
         return self

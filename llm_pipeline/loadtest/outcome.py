@@ -1,8 +1,7 @@
-"""What a load test found, window by window: written as `load_test.json` beside the records, read by the report.
+"""What a load test found, window by window, for the report and for whoever compares.
 
-    directory/
-        load_test.json            a `LoadTestOutcome`
-        <window name>.csv.gz      `Records` of each window that is kept
+An artifact of the load test holds `load_test.json`, a `LoadTestOutcome`, and beside it `<window name>.csv.gz`, the
+`Records` of each window that is kept.
 """
 
 from __future__ import annotations

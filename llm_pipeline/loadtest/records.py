@@ -193,13 +193,13 @@ def read_records(path: Path) -> Records:
     try:
         with gzip.open(path, "rt", encoding="ascii", newline="") as stream:
             reader = csv.reader(stream)
-            if tuple(next(reader, ())) != COLUMNS:
-                raise ValueError("its first line does not name the columns")
-            rows = list(reader)
+            head, rows = tuple(next(reader, ())), list(reader)
         columns = {
             name: np.array([row[place] for row in rows], dtype=np.float64).astype(column_type(name))
             for place, name in enumerate(COLUMNS)
         }
     except (OSError, EOFError, ValueError, IndexError) as error:
         raise IntegrityError(f"no readable load test: {error}", where=str(path)) from error
+    if head != COLUMNS:
+        raise IntegrityError(f"no records of a load test: its columns are {', '.join(head)}", where=str(path))
     return Records(columns)

@@ -1,24 +1,57 @@
-"""Load test: open-loop traffic on the staged server, and the gate that decides whether it holds its service level."""
+"""Load test: traffic on the staged server until it is known what it holds, and the gate that decides on it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
+from pydantic import Field
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.policy import LoadTestPolicy
+from llm_pipeline.config.policy import LoadTestPolicy, StagingPolicy
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.gate import judge_load_test
-from llm_pipeline.loadtest.measure import Measurement, measure
-from llm_pipeline.loadtest.records import write_records
-from llm_pipeline.loadtest.summary import Latency, LoadTestSummary, summarize, write_summary
+from llm_pipeline.loadtest.measure import LoadClient
+from llm_pipeline.loadtest.outcome import Latency, LoadTestOutcome, RegressionOutcome, write_outcome
+from llm_pipeline.loadtest.physics import PhysicalLimits
+from llm_pipeline.loadtest.regression import compare
+from llm_pipeline.loadtest.sample_size import require_enough
+from llm_pipeline.loadtest.session import run_session
 from llm_pipeline.loadtest.table import format_load_test
-from llm_pipeline.loadtest.workload import Schedule, make_schedule, read_prompts
+from llm_pipeline.loadtest.token_counter import open_counter
+from llm_pipeline.loadtest.windows import Windows
+from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.comparison_server import comparison_server
+from llm_pipeline.serving.golden import read_golden
 from llm_pipeline.serving.identity import require_served
+from llm_pipeline.serving.probes import probe
+from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.stages.contract import Metric, Produced, Stage, StageContext, StageOutput
+from llm_pipeline.verdict import Evidence, Verdict, judge
 
 log = get_logger(__name__)
+
+_QUANTILE = 0.95
+
+
+class ComparisonPlace(ConfigModel):
+    """Where the version in production is served once more, for the comparison.
+
+    Attributes:
+        ports: Its own ports (and GPUs).
+        triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server.
+        python: Interpreter of the served model's code.
+        state: Its slot's directory.
+    """
+
+    ports: ServerPorts
+    triton_home: str
+    python: str
+    state: str
 
 
 class LoadTestConfig(ConfigModel):
@@ -26,82 +59,176 @@ class LoadTestConfig(ConfigModel):
 
     Attributes:
         endpoint: The staged server; says where, not what.
-        repository_digest: What it must serve.
+        server_state: The staged server's directory, when it is a process of this host; for its memory.
+        comparison: Where production is compared with; None where it is not.
+        repository_digest: What the endpoint must serve.
+        users: Requests that the engine holds at a time.
         workload: The traffic.
         policy: When the server is fast enough.
+        staging: When it is ready, asked once more after the load.
+        physics: What the hardware allows at best; None where that is not known.
+        hour_price: Price of an hour of the engine's GPUs; None without one.
+        currency: What it is in.
     """
 
-    endpoint: str
+    endpoint: Endpoint
+    server_state: str | None = None
+    comparison: ComparisonPlace | None = None
     repository_digest: str
+    users: int = Field(ge=1)
     workload: Workload
     policy: LoadTestPolicy
+    staging: StagingPolicy
+    physics: PhysicalLimits | None = None
+    hour_price: float | None = None
+    currency: str = "USD"
 
 
 def run(context: StageContext[LoadTestConfig]) -> StageOutput:
-    """Send the workload, judge the records.
+    """Run the load test, judge it.
 
     Raises:
         IntegrityError: The endpoint serves another repository.
-        ConfigError: The prompts or the workload are no good.
+        ConfigError: The prompts or the workload are no good, or no window of it could ever decide.
         Transient: Nobody answers at the endpoint.
     """
     config = context.config
-    schedule = make_schedule(config.workload, read_prompts(context.inputs["prompts"]))
-    log.info("sending", requests=len(schedule.requests), seconds=schedule.duration_seconds, warmup=len(schedule.warmup))
-    started = time.monotonic()
-    measurement = asyncio.run(_measure(config, schedule))
-    traffic_seconds = time.monotonic() - started  # warm-up, window, and the last answers
-    judgement = judge_load_test(measurement.records, config.policy)
-    summary = summarize(
-        measurement.records,
-        config.policy,
-        offered_per_second=schedule.offered_rate,
-        window_seconds=measurement.window_seconds,
-        workload_digest=schedule.digest,
-    )
-    log.info(format_load_test(summary, judgement, config.policy))
+    require_enough(config.workload, config.policy)
+    counter = open_counter(context.inputs["repository"])
+    source = TrafficSource(config.workload, context.inputs["prompts"], count_tokens=counter)
     directory = context.workdir / "load_test"
     directory.mkdir(parents=True, exist_ok=True)
-    write_records(directory, measurement.records)
-    write_summary(directory, summary)
+    started = time.monotonic()
+    asyncio.run(require_served(config.endpoint, config.repository_digest))
+    with LoadClient(
+        config.endpoint, processes=config.policy.client_processes, server_pids=_server_pids(config)
+    ) as client:
+        windows = Windows(client, source, config.workload, config.policy, directory)
+        outcome = _priced(run_session(windows, users=config.users, physics=config.physics), config)
+        outcome = _compared(context, client, source, outcome)
+    outcome = _probed_again(context, outcome)
+    asyncio.run(require_served(config.endpoint, config.repository_digest))
+    log.info(format_load_test(outcome, config.policy))
+    write_outcome(directory, outcome)
+    seconds = time.monotonic() - started
     return StageOutput(
         artifacts={"load_test": Produced("load_test", directory)},
-        metrics=_metrics(summary),
-        judgement=judgement,
-        tool_seconds=traffic_seconds,
+        metrics={**_metrics(outcome), "seconds": round(seconds, 3)},
+        judgement=outcome.judgement,
+        tool_seconds=seconds,
     )
 
 
-async def _measure(config: LoadTestConfig, schedule: Schedule) -> Measurement:
-    await require_served(config.endpoint, config.repository_digest)
-    measurement = await measure(config.endpoint, schedule)
-    await require_served(config.endpoint, config.repository_digest)
-    return measurement
+def _server_pids(config: LoadTestConfig) -> tuple[int, ...]:
+    server = find_server(Path(config.server_state)) if config.server_state else None
+    return (server.pid,) if server else ()
 
 
-def _metrics(summary: LoadTestSummary) -> dict[str, Metric]:
+def _priced(outcome: LoadTestOutcome, config: LoadTestConfig) -> LoadTestOutcome:
+    """With the cost of a million output tokens, at the rate that was confirmed."""
+    confirmed = outcome.window("confirmation")
+    if config.hour_price is None or confirmed is None or not confirmed.output_tokens_per_second:
+        return outcome
+    cost = 1e6 * config.hour_price / (3600 * confirmed.output_tokens_per_second)
+    return outcome.model_copy(update={"token_cost": (cost, config.currency)})
+
+
+def _compared(
+    context: StageContext[LoadTestConfig], client: LoadClient, source: TrafficSource, outcome: LoadTestOutcome
+) -> LoadTestOutcome:
+    """With the comparison with production, where there is one and the candidate is worth it."""
+    config, production = context.config, context.request.inputs.get("production")
+    if config.policy.regression is None or outcome.judgement.verdict is not Verdict.GO:
+        return outcome
+    if production is None:
+        return outcome.model_copy(update={"regression": RegressionOutcome(production="")})
+    if config.comparison is None:
+        return _with_note(outcome, "No comparison with production: its place has no ports for it (`comparison`).")
+    with ExitStack() as stack:
+        place = config.comparison
+        endpoint = stack.enter_context(
+            comparison_server(
+                context.store,
+                production,
+                place.ports,
+                triton_home=Path(place.triton_home),
+                python=Path(place.python),
+                state=Path(place.state),
+                wait_seconds=config.staging.ready_timeout_seconds,
+            )
+        )
+        other = stack.enter_context(LoadClient(endpoint, processes=config.policy.client_processes))
+        regression, facts = compare(
+            client,
+            other,
+            source,
+            config.policy,
+            config.workload.rate_per_second,
+            production_name=str(production),
+            seed=config.workload.seed,
+        )
+    return _with_facts(outcome.model_copy(update={"regression": regression}), facts)
+
+
+def _probed_again(context: StageContext[LoadTestConfig], outcome: LoadTestOutcome) -> LoadTestOutcome:
+    """With the probes of staging, once more: a server must be as sound after the load as it was before."""
+    config = context.config
+    if outcome.judgement.verdict is not Verdict.GO:
+        return outcome
+    golden = read_golden(context.inputs["repository"])
+    judgement = asyncio.run(probe(config.endpoint, golden, config.staging))
+    renamed = [fact.model_copy(update={"name": f"after the load: {fact.name}"}) for fact in judgement.evidence]
+    return _with_facts(outcome, renamed)
+
+
+def _with_facts(outcome: LoadTestOutcome, facts: list[Evidence] | tuple[Evidence, ...]) -> LoadTestOutcome:
+    """With more evidence; the first fact that is worse than what was decided so far says why."""
+    before = outcome.judgement
+    judgement = judge(before.summary, (*before.evidence, *facts))
+    if judgement.verdict is not before.verdict:
+        deciding = next(fact for fact in facts if fact.verdict is judgement.verdict)
+        judgement = judgement.model_copy(update={"summary": f"{deciding.name}: {deciding.detail}"})
+    return outcome.model_copy(update={"judgement": judgement})
+
+
+def _with_note(outcome: LoadTestOutcome, note: str) -> LoadTestOutcome:
+    return outcome.model_copy(update={"notes": (*outcome.notes, note)})
+
+
+def _metrics(outcome: LoadTestOutcome) -> dict[str, Metric]:
+    """Of the window that decided: the last one of the confirmation, or the target's."""
+    window = outcome.window("confirmation") or outcome.window("target")
+    metrics: dict[str, Metric] = {
+        "target_rate_per_second": outcome.target_rate_per_second,
+        "confirmed_rate_per_second": outcome.confirmed_rate_per_second,
+        "highest_rate_per_second": outcome.highest_rate_per_second,
+        "requests": sum(window.requests for window in outcome.windows),
+        "failed": sum(window.failed for window in outcome.windows),
+    }
+    if window is None:
+        return metrics
     return {
-        "requests": summary.requests,
-        "failed": summary.failed,
-        "offered_per_second": summary.offered_per_second,
-        "good_per_second": summary.good_per_second,
-        "output_tokens_per_second": summary.output_tokens_per_second,
-        "first_token_p95_milliseconds": _quantile(summary.first_token, 0.95),
-        "end_to_end_p95_milliseconds": _quantile(summary.end_to_end, 0.95),
-        "client_lag_p99_milliseconds": summary.client_lag_p99_milliseconds,
+        **metrics,
+        "good_fraction": window.good_fraction,
+        "good_per_second": window.good_per_second,
+        "output_tokens_per_second": window.output_tokens_per_second,
+        "first_token_p95_milliseconds": _quantile(window.first_token),
+        "time_per_output_token_p95_milliseconds": _quantile(window.time_per_output_token),
+        "end_to_end_p95_milliseconds": _quantile(window.end_to_end),
+        "client_lag_p99_milliseconds": window.client_lag_p99_milliseconds,
     }
 
 
-def _quantile(latency: Latency | None, quantile: float) -> float | None:
-    return next((q.milliseconds for q in latency.quantiles if q.quantile == quantile), None) if latency else None
+def _quantile(latency: Latency | None) -> float | None:
+    return next((q.milliseconds for q in latency.quantiles if q.quantile == _QUANTILE), None) if latency else None
 
 
 STAGE = Stage(
     name="load_test",
-    version=1,
+    version=2,
     config=LoadTestConfig,
     run=run,
     environment="control",
-    tools=("aiohttp",),
-    places=frozenset({"endpoint"}),
+    tools=("httptools", "uvloop"),
+    places=frozenset({"endpoint", "server_state", "comparison"}),
 )
