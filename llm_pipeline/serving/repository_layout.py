@@ -70,4 +70,5 @@ OUTPUTS = (
     Tensor("output_tokens", "TYPE_INT32"),
     Tensor("finish_reason", "TYPE_STRING"),
     Tensor("served_version", "TYPE_INT32"),
+    Tensor("input_tokens", "TYPE_INT32"),
 )

@@ -25,7 +25,7 @@ from llm_pipeline.verification.bench import Bench
 from llm_pipeline.verification.prepared import PreparedCheckpoint
 from llm_pipeline.verification.report import Seen, Skipped
 
-OUR_METRICS = ("llm_active_requests", "llm_requests_total", "llm_tokens_total")
+OUR_METRICS = ("llm_active_requests", "llm_input_tokens_total", "llm_requests_total", "llm_tokens_total")
 ENGINE_METRICS = (
     "nv_trt_llm_request_metrics",
     "nv_trt_llm_runtime_memory_metrics",

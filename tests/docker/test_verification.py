@@ -399,5 +399,5 @@ def test_our_model_is_probed_behind_a_real_triton(prepared, check, monkeypatch, 
     row = run_steps(bench, ["triton_llmapi"])[0]
     assert row.outcome == "PASS", row
     assert "models llm" in row.seen
-    assert "llm_active_requests, llm_requests_total, llm_tokens_total" in row.seen
+    assert "llm_active_requests, llm_input_tokens_total, llm_requests_total, llm_tokens_total" in row.seen
     assert (tmp_path / "results" / "triton_llmapi.log").is_file()

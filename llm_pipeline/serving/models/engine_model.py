@@ -67,7 +67,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 live = self._accept(request, sender)
-                self._places.take()
+                self._places.take(len(live.prompt))
             except base.RefusedError as refusal:
                 self._metrics.ended(refusal.outcome)
                 base.send(sender, base.error_answer(refusal))
@@ -87,7 +87,7 @@ class TritonPythonModel:
         asked = base.Asked.read(request, self._limits)
         prompt = self._codec.encode(asked.prompt, special=self._add_special)
         asked.require_room(len(prompt), self._limits)
-        reply = base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words))
+        reply = base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words), len(prompt))
         return Live(reply, asked, prompt, seed=self._drill.seen)
 
     # The request's thread

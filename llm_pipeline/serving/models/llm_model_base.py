@@ -4,7 +4,8 @@ This file is copied into a model repository beside `llm/1/model.py`. It runs in 
 stands alone: standard library, numpy and triton_python_backend_utils.
 
 Responses of a streaming request carry pieces of `text_output` with the number of tokens behind each in
-`output_tokens`; the last one has a `finish_reason`. A request without `stream` gets one response.
+`output_tokens`; the first one has the prompt's `input_tokens`, so that whoever leaves half-way knows them too, and the
+last one a `finish_reason`. A request without `stream` gets one response.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ MAXIMUM_TEMPERATURE = 2.0
 MAXIMUM_STOP_WORDS = 8
 CANCELLATION_POLL_SECONDS = 0.02
 SHUTDOWN_SECONDS = 5.0
+GAUGE_SECONDS = 0.1
 INCOMPLETE = "\ufffd"
 
 
@@ -204,34 +206,62 @@ class Metrics:
     """The model's own metrics, on Triton's metrics endpoint.
 
     One call at a time: two threads in the metric calls of one stub end the whole server (2.51) with a segmentation
-    fault. Instances of one model share its metrics, so the gauge is moved and never set.
+    fault. Instances of one model share its metrics, so `llm_active_requests` is moved and never set; the KV cache is
+    an instance's own, and so is its gauge.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._kv_cache: Any = None
+        self._kv_cache_told_at = 0.0
         family, self._families = pb_utils.MetricFamily, []
         requests = family(name="llm_requests_total", description="requests by outcome", kind=family.COUNTER)
         tokens = family(name="llm_tokens_total", description="generated tokens", kind=family.COUNTER)
+        prompts = family(name="llm_input_tokens_total", description="tokens of accepted prompts", kind=family.COUNTER)
         active = family(name="llm_active_requests", description="requests accepted, not ended", kind=family.GAUGE)
-        self._families += [requests, tokens, active]  # a family that is collected takes its metrics with it
+        self._families += [requests, tokens, prompts, active]  # a family that is collected takes its metrics with it
         outcomes = ("completed", "cancelled", "rejected", "invalid", "failed")
         self._outcomes = {outcome: requests.Metric(labels={"outcome": outcome}) for outcome in outcomes}
-        self._tokens, self._active = tokens.Metric(labels={}), active.Metric(labels={})
+        self._tokens, self._prompts, self._active = (one.Metric(labels={}) for one in (tokens, prompts, active))
+
+    def accepted(self, input_tokens: int) -> None:
+        """Count a request that was accepted, with the tokens of its prompt."""
+        with self._lock:
+            self._active.increment(1)
+            self._prompts.increment(input_tokens)
 
     def ended(self, outcome: str) -> None:
         """Count a request that ended."""
         with self._lock:
             self._outcomes[outcome].increment(1)
 
+    def freed(self, outcome: str) -> None:
+        """Count an accepted request that ended."""
+        with self._lock:
+            self._outcomes[outcome].increment(1)
+            self._active.increment(-1)
+
     def generated(self, tokens: int) -> None:
         """Count generated tokens."""
         with self._lock:
             self._tokens.increment(tokens)
 
-    def active(self, change: int) -> None:
-        """Count live requests up or down."""
-        with self._lock:
-            self._active.increment(change)
+    def show_kv_cache(self, instance: str) -> None:
+        """Have a gauge `llm_kv_cache_usage` for this instance; only engines that tell their usage have one."""
+        family = pb_utils.MetricFamily
+        usage = family(
+            name="llm_kv_cache_usage", description="KV cache in use at the last step, 0 to 1", kind=family.GAUGE
+        )
+        self._families.append(usage)
+        self._kv_cache = usage.Metric(labels={"instance": instance})
+
+    def kv_cache_usage(self, fraction: float, *, last: bool) -> None:
+        """Tell the KV cache's usage after a step; seldom, but always of the last step before the engine rests."""
+        now = time.monotonic()
+        if last or now - self._kv_cache_told_at >= GAUGE_SECONDS:
+            self._kv_cache_told_at = now
+            with self._lock:
+                self._kv_cache.set(fraction)
 
 
 class Places:
@@ -242,7 +272,7 @@ class Places:
         self._lock = threading.Lock()
         self._taken, self._closed = 0, False
 
-    def take(self) -> None:
+    def take(self, input_tokens: int) -> None:
         """Accept one more request; raises `RefusedError` when there is no place for it."""
         with self._lock:
             if self._closed:
@@ -250,14 +280,13 @@ class Places:
             if self._taken >= self._most:
                 raise unavailable(f"queue full: {self._taken} requests are waiting or running")
             self._taken += 1
-        self._metrics.active(1)
+        self._metrics.accepted(input_tokens)
 
     def free(self, outcome: str) -> None:
         """An accepted request ended."""
         with self._lock:
             self._taken -= 1
-        self._metrics.ended(outcome)
-        self._metrics.active(-1)
+        self._metrics.freed(outcome)
 
     def close(self) -> None:
         """Accept no more."""
@@ -290,16 +319,17 @@ def utf8(data: bytes, name: str) -> str:
         raise invalid(f"{name} is not UTF-8: {error}") from error
 
 
-def answer(text: str, tokens: int, finish_reason: str, version: int) -> Any:
-    """One response of the served model."""
-    return pb_utils.InferenceResponse(
-        [
-            pb_utils.Tensor("text_output", np.array([text.encode()], dtype=object)),
-            pb_utils.Tensor("output_tokens", np.array([tokens], np.int32)),
-            pb_utils.Tensor("finish_reason", np.array([finish_reason.encode()], dtype=object)),
-            pb_utils.Tensor("served_version", np.array([version], np.int32)),
-        ]
-    )
+def answer(text: str, tokens: int, finish_reason: str, version: int, *, input_tokens: int = 0) -> Any:
+    """One response of the served model; without `input_tokens` where that is 0."""
+    tensors = [
+        pb_utils.Tensor("text_output", np.array([text.encode()], dtype=object)),
+        pb_utils.Tensor("output_tokens", np.array([tokens], np.int32)),
+        pb_utils.Tensor("finish_reason", np.array([finish_reason.encode()], dtype=object)),
+        pb_utils.Tensor("served_version", np.array([version], np.int32)),
+    ]
+    if input_tokens:
+        tensors.append(pb_utils.Tensor("input_tokens", np.array([input_tokens], np.int32)))
+    return pb_utils.InferenceResponse(tensors)
 
 
 def error_answer(refusal: RefusedError) -> Any:
@@ -317,12 +347,13 @@ def send(sender: Any, response: Any, *, last: bool = True) -> None:
 
 @dataclass
 class Reply:
-    """The answer to one request, while it grows and is sent."""
+    """The answer to one request, while it grows and is sent; `input_tokens` are those that were not told yet."""
 
     sender: Any
     version: int
     stream: bool
     text: Text
+    input_tokens: int
     unsent_tokens: int = 0
     checked_at: float = 0.0
 
@@ -356,6 +387,6 @@ class Reply:
         send(self.sender, error_answer(refusal))
 
     def _send(self, piece: str, finish_reason: str) -> None:
-        response = answer(piece, self.unsent_tokens, finish_reason, self.version)
+        response = answer(piece, self.unsent_tokens, finish_reason, self.version, input_tokens=self.input_tokens)
         send(self.sender, response, last=bool(finish_reason))
-        self.unsent_tokens = 0
+        self.unsent_tokens = self.input_tokens = 0

@@ -80,6 +80,7 @@ class TritonPythonModel:
         self._engine = Path(args["model_repository"]) / args["model_version"] / "engine"
         self._drill = base.Drill.from_environment()
         self._metrics = base.Metrics()
+        self._metrics.show_kv_cache(args["model_instance_name"])
         self._places = base.Places(self._limits, self._metrics)
         self._condition = threading.Condition()
         self._inbox: deque[Live] = deque()
@@ -120,7 +121,7 @@ class TritonPythonModel:
         ids = self._tokenizer.encode(asked.prompt).input_ids
         asked.require_room(ids.shape[1], self._limits)
         return Live(
-            reply=base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words)),
+            reply=base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words), ids.shape[1]),
             prompt=ids,
             generation=self._generation(asked),
             not_before=time.monotonic() + self._drill.delay_seconds,
@@ -139,7 +140,7 @@ class TritonPythonModel:
         with self._condition:
             if self._pipeline is None and not self._stopping:
                 raise base.unavailable("the engine failed and could not be loaded again")
-            self._places.take()
+            self._places.take(live.prompt.shape[1])
             self._inbox.append(live)
             self._condition.notify()
 
@@ -188,6 +189,8 @@ class TritonPythonModel:
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
             self._deliver()
+            usage = self._pipeline.get_metrics().cache_usage / 100.0  # a percentage of the step, before it frees
+            self._metrics.kv_cache_usage(usage, last=not self._live)
 
     def _deliver(self) -> None:
         """Send what this step generated; the texts of all requests are decoded in one call."""

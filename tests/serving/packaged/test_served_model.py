@@ -207,6 +207,30 @@ def test_a_client_that_leaves_frees_its_place(server):
     assert ask(server, asking()).ok
 
 
+def test_the_tokens_of_a_prompt_are_told_with_the_first_piece_and_counted(server):
+    asked = {"text_input": PROMPT, "max_tokens": 4, "ignore_eos": True}
+    before = metric(server, "llm_input_tokens_total")
+    told = post(server, asked)[1]["input_tokens"]
+    assert metric(server, "llm_input_tokens_total") == before + told
+    body = json.dumps({**asked, "stream": True}).encode()
+    with urllib.request.urlopen(f"{server.http_url}/v2/models/llm/generate_stream", body, timeout=10) as answer:
+        chunks = [json.loads(line[5:]) for line in answer if line.startswith(b"data:")]
+    assert [chunk.get("input_tokens", 0) for chunk in chunks] == [told] + [0] * (len(chunks) - 1)
+    assert told == post(server, {**asked, "text_input": PROMPT + " "})[1]["input_tokens"] - 1
+    before = metric(server, "llm_input_tokens_total")
+    post(server, {**asked, "max_tokens": 0})
+    assert metric(server, "llm_input_tokens_total") == before  # what is refused was not taken in
+
+
+def test_the_kv_cache_usage_is_a_share_that_follows_the_length_of_the_context(server):
+    ask(server, asking("moon", 4, ignore_eos=True))
+    short = metric(server, "llm_kv_cache_usage")
+    ask(server, asking(maximum_tokens=100, ignore_eos=True, allow_empty=True))
+    assert 0 < short < metric(server, "llm_kv_cache_usage") <= CONTEXT / 16 / 64  # 64 blocks of at least 16 tokens
+    ask(server, asking("moon", 4, ignore_eos=True))
+    assert metric(server, "llm_kv_cache_usage") == short
+
+
 def test_metrics_count_what_was_generated(server):
     tokens, completed = metric(server, "llm_tokens_total"), metric(server, 'llm_requests_total{outcome="completed"')
     ask(server, asking(maximum_tokens=20, ignore_eos=True), asking(maximum_tokens=10, ignore_eos=True))
