@@ -1,0 +1,291 @@
+"""The comparison with what serves now: candidate and production in turn on the same host, with the same requests.
+
+    outcome, evidence = compare(candidate, production, source, policy, 20.0, production_name="repository/4f...", seed=7)
+
+A round is two windows of the same traffic, one of each server; who is first alternates. What the host does to both (a
+neighbour, heat, a clock that falls) goes out of their ratio, and a slow drift goes out of the mean over rounds: a
+stored figure of last month would carry both. Requests of one window share a queue, rounds share nothing: the interval
+of a ratio is Student's t of the rounds' log ratios.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_pipeline.accuracy.intervals import critical_value
+from llm_pipeline.accuracy.spending import early, nominal_level
+from llm_pipeline.config.policy import LoadTestPolicy, Regression
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.loadtest.answer_lengths import compare_lengths
+from llm_pipeline.loadtest.gate import void_reason
+from llm_pipeline.loadtest.outcome import Ratio, RegressionOutcome
+from llm_pipeline.loadtest.pairs import same_requests
+from llm_pipeline.loadtest.records import Records
+from llm_pipeline.logging import get_logger
+from llm_pipeline.verdict import Evidence, Verdict
+
+if TYPE_CHECKING:
+    from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow
+    from llm_pipeline.loadtest.traffic import Traffic
+    from llm_pipeline.loadtest.workload import TrafficSource
+
+ALPHA = 0.025
+"""Error of each bound of a ratio, all looks together: two-sided 95 %."""
+
+_MOST_VOID_ROUNDS = 3
+_FEWEST_REQUESTS = 10
+_NAME = "comparison with production"
+_log = get_logger(__name__)
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One figure of a window.
+
+    Attributes:
+        of: The figure of the records of a window that lasted so many seconds; NaN where there is none.
+        more_is_better: Throughput; otherwise the figure is a latency.
+    """
+
+    name: str
+    unit: str
+    of: Callable[[Records, float], float]
+    more_is_better: bool = False
+
+    def limit(self, regression: Regression) -> float:
+        """The ratio of candidate by production beyond which the candidate is too slow."""
+        return 1.0 / regression.maximum_ratio if self.more_is_better else regression.maximum_ratio
+
+
+def _quantile(column: str, quantile: float) -> Callable[[Records, float], float]:
+    def figure(records: Records, _seconds: float) -> float:
+        values: Numbers = records.time_per_output_token_seconds if column == "pace" else records[column]
+        known = values[~np.isnan(values)]
+        return 1e3 * float(np.quantile(known, quantile)) if len(known) else math.nan
+
+    return figure
+
+
+MEASURES = (
+    Measure("first token, p50", "ms", _quantile("first_token_seconds", 0.5)),
+    Measure("first token, p90", "ms", _quantile("first_token_seconds", 0.9)),
+    Measure("time per output token, p50", "ms", _quantile("pace", 0.5)),
+    Measure("whole answer, p90", "ms", _quantile("total_seconds", 0.9)),
+    Measure("output tokens", "tokens/s", lambda r, s: float(r["output_tokens"].sum()) / s, more_is_better=True),
+)
+
+
+@dataclass(frozen=True)
+class Round:
+    """The figures of two windows of the same traffic, by measure.
+
+    Attributes:
+        requests: Requests of the candidate's window.
+        failed: Those that the candidate failed.
+    """
+
+    candidate: Numbers
+    production: Numbers
+    requests: int
+    failed: int
+
+
+def compare(
+    candidate: LoadClient,
+    production: LoadClient,
+    source: TrafficSource,
+    policy: LoadTestPolicy,
+    rate_per_second: float,
+    *,
+    production_name: str,
+    seed: int,
+) -> tuple[RegressionOutcome, tuple[Evidence, ...]]:
+    """Compare the speed and the length of answers of the candidate with those of production.
+
+    Args:
+        candidate: Sends to the candidate.
+        production: Sends to a server of production's version beside it, never to production itself.
+        source: Draws the traffic; each round has a seed of its own.
+        policy: Its `regression` says how much slower is too slow.
+        rate_per_second: Rate of the windows; both servers should hold their service level at it.
+        production_name: What the candidate is compared with, for the reader.
+        seed: Seed of the first round.
+
+    Returns:
+        The ratios, and for each what it says: NO_GO when the candidate is shown to be too slow, GO when it is shown
+        not to be, INCONCLUSIVE otherwise.
+
+    Raises:
+        ConfigError: The policy asks for no comparison.
+        Transient: Nobody answers.
+    """
+    regression = policy.regression
+    if regression is None:
+        raise ConfigError("the policy asks for no comparison with production", where="load_test.regression")
+    traffic = (source.open_loop(rate_per_second, regression.window_seconds, seed + n) for n in itertools.count())
+    rounds, void = _measure(_Servers(candidate, production, policy), traffic, regression)
+    if len(rounds) < regression.rounds:
+        return RegressionOutcome(production=production_name), (_too_few(len(rounds), void, regression),)
+    speed = judge_rounds(rounds, regression)
+    prompts = source.natural(policy.minimum_requests, seed)
+    length, drift = compare_lengths(candidate, production, prompts, regression)
+    ratios = (*(ratio for ratio, _ in speed), *length)
+    facts = (*(fact for _, fact in speed), _failures(rounds, policy), drift)
+    return RegressionOutcome(production=production_name, ratios=ratios), facts
+
+
+def _measure(servers: _Servers, traffic: Iterator[Traffic], regression: Regression) -> tuple[list[Round], list[str]]:
+    """Rounds until they decide or are as many as may be, and why others did not count.
+
+    A first round only warms up: production's version has just been started, the candidate has not.
+    """
+    servers.round(next(traffic), production_first=True)
+    rounds, void = list[Round](), list[str]()
+    while len(rounds) < regression.maximum_rounds and len(void) <= _MOST_VOID_ROUNDS:
+        found = servers.round(next(traffic), production_first=len(rounds) % 2 == 1)
+        if isinstance(found, str):
+            _log.warning("a round does not count", reason=found)
+            void.append(found)
+            continue
+        rounds.append(found)
+        if len(rounds) >= regression.rounds and _decided(judge_rounds(rounds, regression)):
+            break
+    return rounds, void
+
+
+@dataclass(frozen=True)
+class _Servers:
+    candidate: LoadClient
+    production: LoadClient
+    policy: LoadTestPolicy
+
+    def round(self, traffic: Traffic, *, production_first: bool) -> Round | str:
+        """Send the same traffic to one and then to the other; the reason when the round does not count."""
+        if production_first:
+            production, candidate = self.production.send(traffic), self.candidate.send(traffic)
+        else:
+            candidate, production = self.candidate.send(traffic), self.production.send(traffic)
+        return _void(candidate, production, self.policy) or _round(candidate, production)
+
+
+def _void(candidate: MeasuredWindow, production: MeasuredWindow, policy: LoadTestPolicy) -> str:
+    """Why a round says nothing about the candidate; empty when it does."""
+    for window in (candidate, production):
+        if reason := void_reason(window.records, policy):
+            return reason
+    judged = production.records.judged
+    failed = len(judged) - int(judged.answered.sum())
+    if len(judged) < _FEWEST_REQUESTS:
+        return f"only {len(judged)} requests in a window: regression.window_seconds is too short for this rate"
+    if failed > policy.maximum_error_fraction * len(judged):
+        said = next(iter(production.records.details.values()), "no reason given")
+        return f"production's version failed {failed} of {len(judged)} requests: {said}"
+    return ""
+
+
+def _round(candidate: MeasuredWindow, production: MeasuredWindow) -> Round:
+    """Both windows' figures over the requests that both answered: a failure must not make anybody look fast."""
+    judged = candidate.records.judged
+    ours, theirs = same_requests(candidate.records, production.records)
+    figures = (
+        np.array([measure.of(records, window.window_seconds) for measure in MEASURES])
+        for records, window in ((ours, candidate), (theirs, production))
+    )
+    result = Round(*figures, requests=len(judged), failed=len(judged) - int(judged.answered.sum()))
+    _log.info("compared one round with production", requests=len(ours), **_shown(result))
+    return result
+
+
+def judge_rounds(rounds: Sequence[Round], regression: Regression) -> list[tuple[Ratio, Evidence]]:
+    """The ratio of each measure that the rounds have, and what it says.
+
+    The bounds hold at all looks together: each look tests at a level of its own (Pocock's, by Lan and DeMets'
+    spending), with Student's quantile at that level, and the interval is as wide as that asks for (C. Jennison and
+    B. W. Turnbull, Group Sequential Methods (2000): group sequential t-tests and repeated confidence intervals).
+    """
+    shares = tuple(look / regression.maximum_rounds for look in range(regression.rounds, len(rounds) + 1))
+    reach = critical_value(1.0 - nominal_level(shares, early, ALPHA), len(rounds) - 1)
+    candidate = np.array([figures.candidate for figures in rounds])
+    production = np.array([figures.production for figures in rounds])
+    found = []
+    for place, measure in enumerate(MEASURES):
+        ours, theirs = candidate[:, place], production[:, place]
+        if not np.all((ours > 0.0) & (theirs > 0.0)):  # NaN too: nothing was streamed, or one token was asked for
+            continue
+        logs = np.log(ours / theirs)
+        mean, width = float(logs.mean()), reach * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+        ratio = Ratio(
+            measure=measure.name,
+            ratio=math.exp(mean),
+            lower=math.exp(mean - width),
+            upper=math.exp(mean + width),
+            candidate=float(np.exp(np.log(ours).mean())),
+            production=float(np.exp(np.log(theirs).mean())),
+            unit=measure.unit,
+            rounds=len(rounds),
+        )
+        found.append((ratio, _evidence(ratio, measure, regression)))
+    return found
+
+
+def _evidence(ratio: Ratio, measure: Measure, regression: Regression) -> Evidence:
+    limit = measure.limit(regression)
+    slowest, fastest = (ratio.lower, ratio.upper) if measure.more_is_better else (ratio.upper, ratio.lower)
+    too_slow = (lambda bound: bound < limit) if measure.more_is_better else (lambda bound: bound > limit)
+    verdict = Verdict.NO_GO if too_slow(fastest) else Verdict.INCONCLUSIVE if too_slow(slowest) else Verdict.GO
+    return Evidence(
+        name=f"{measure.name}, by production's",
+        verdict=verdict,
+        measured=ratio.ratio,
+        lower=ratio.lower,
+        upper=ratio.upper,
+        limit=limit,
+        unit="ratio",
+        samples=ratio.rounds,
+        detail=f"{ratio.candidate:.4g} {ratio.unit}, and {ratio.production:.4g} of production's version beside it.",
+    )
+
+
+def _decided(found: Sequence[tuple[Ratio, Evidence]]) -> bool:
+    verdicts = [fact.verdict for _, fact in found]
+    return Verdict.NO_GO in verdicts or Verdict.INCONCLUSIVE not in verdicts
+
+
+def _failures(rounds: Sequence[Round], policy: LoadTestPolicy) -> Evidence:
+    requests, failed = sum(r.requests for r in rounds), sum(r.failed for r in rounds)
+    share, limit = failed / max(1, requests), policy.maximum_error_fraction
+    return Evidence(
+        name="failed requests beside production",
+        verdict=Verdict.NO_GO if share > limit else Verdict.GO,
+        measured=share,
+        limit=limit,
+        unit="fraction",
+        samples=requests,
+        detail=f"{failed} of {requests} requests that production's version answered." if failed else "None failed.",
+    )
+
+
+def _too_few(counted: int, void: Sequence[str], regression: Regression) -> Evidence:
+    return Evidence(
+        name=_NAME,
+        verdict=Verdict.INCONCLUSIVE,
+        measured=float(counted),
+        limit=float(regression.rounds),
+        unit="rounds",
+        samples=counted,
+        detail=f"{len(void)} rounds did not count. The last one: {void[-1]}",
+    )
+
+
+def _shown(figures: Round) -> dict[str, float]:
+    pairs = zip(MEASURES, figures.candidate, figures.production, strict=True)
+    return {m.name.replace(", ", "_").replace(" ", "_"): float(f"{c / p:.4g}") for m, c, p in pairs if p > 0}
