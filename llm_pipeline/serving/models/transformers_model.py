@@ -1,0 +1,253 @@
+"""The model `llm` of Transformers: tokenize, generate in flight, detokenize, in one decoupled model.
+
+This file is copied into a model repository as `llm/1/model.py`, beside `transformers_batcher.py`, `llm_model_base.py`
+and a link to the checkpoint. It runs in Triton's stub process and therefore stands alone: standard library, torch,
+transformers and triton_python_backend_utils.
+
+Two threads work beside Triton's: Transformers' own steps the batch, and this one admits requests, turns tokens into
+text and sends it. Triton's thread only checks and queues.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import triton_python_backend_utils as pb_utils
+
+if TYPE_CHECKING:
+    from llm_pipeline.serving.models import llm_model_base as base
+    from llm_pipeline.serving.models import transformers_batcher as batching
+else:
+    import llm_model_base as base
+    import transformers_batcher as batching
+
+IDLE_POLL_SECONDS = 0.5
+
+
+@dataclass(eq=False)
+class Live:
+    """One request from its acceptance to its last response."""
+
+    name: str
+    reply: base.Reply
+    asked: base.Asked
+    prompt: list[int]
+    not_before: float
+    window: base.TokenWindow = field(default_factory=base.TokenWindow)
+    unread_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt and the longest answer."""
+        return len(self.prompt) + self.asked.maximum_tokens
+
+    @property
+    def shown_early(self) -> bool:
+        """Whether its text matters before it is complete."""
+        return self.asked.stream or bool(self.asked.stop_words)
+
+    def take(self, output: batching.Output) -> None:
+        """Take what was generated."""
+        self.window.tokens += output.tokens
+        self.unread_tokens += len(output.tokens)
+
+    def advance(self, before: str, after: str, finish_reason: str) -> str:
+        """Take the decoded windows; returns why the answer is complete, empty while it is not."""
+        piece = self.window.advance(before, after, last=bool(finish_reason))
+        tokens, self.unread_tokens = self.unread_tokens, 0
+        return self.reply.add(piece, tokens, finish_reason)
+
+
+class TritonPythonModel:
+    """The entry points that Triton calls, and the thread that answers."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the checkpoint and start the threads; an exception here makes the model unavailable."""
+        parameters = base.parameters(args)
+        self._limits = base.Limits.from_parameters(parameters)
+        self._add_special = parameters["add_special_tokens"] == "true"
+        self._skip_special = parameters["skip_special_tokens"] == "true"
+        self._cancellation_seconds = int(parameters["cancellation_check_milliseconds"]) / 1e3
+        self._version = int(args["model_version"])
+        self._drill = base.Drill.from_environment()
+        self._metrics = base.Metrics()
+        self._metrics.show_kv_cache(args["model_instance_name"])
+        self._places = base.Places(self._limits, self._metrics)
+        self._inbox: queue.SimpleQueue[Live] = queue.SimpleQueue()
+        self._waiting: deque[Live] = deque()
+        self._running: dict[str, Live] = {}
+        self._asked, self._looked_at, self._stopping, self._broken = 0, 0.0, False, False
+        started = time.monotonic()
+        self._load(Path(args["model_repository"]) / args["model_version"])
+        self._thread = threading.Thread(target=self._serve, name="answers", daemon=True)
+        self._thread.start()
+        seconds = time.monotonic() - started
+        pb_utils.Logger.log_info(f"llm: engine loaded in {seconds:.2f} s, {self._limits}{self._drill}")
+
+    def execute(self, requests: list[Any]) -> None:
+        """Check and queue requests; every answer goes through its response sender."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                live = self._accept(request, sender)
+                self._places.take(len(live.prompt))
+            except base.RefusedError as refusal:
+                self._metrics.ended(refusal.outcome)
+                base.send(sender, base.error_answer(refusal))
+            else:
+                self._inbox.put(live)
+                self._batcher.wake()
+
+    def finalize(self) -> None:
+        """Stop the threads; requests that are still live end as cancelled."""
+        self._stopping = True
+        self._places.close()
+        self._batcher.wake()
+        self._thread.join(base.SHUTDOWN_SECONDS)
+        self._batcher.stop()
+
+    # Triton's thread
+
+    def _load(self, version: Path) -> None:
+        description = json.loads((version / "engine" / "engine.json").read_text(encoding="utf-8"))
+        settings = batching.Settings.of(description["runtime_properties"], asdict(self._limits))
+        self._batcher = batching.Batcher(version / "checkpoint", settings)
+        self._tokenizer = self._batcher.tokenizer
+
+    def _accept(self, request: Any, sender: Any) -> Live:
+        self._drill.fail_if_due()
+        asked = base.Asked.read(request, self._limits)
+        if asked.temperature > 0:
+            raise base.invalid(f"temperature {asked.temperature}: this engine decodes greedily, send 0 or none")
+        prompt = self._tokenizer.encode(asked.prompt, add_special_tokens=self._add_special)
+        asked.require_room(len(prompt), self._limits)
+        if self._broken:
+            raise base.unavailable("the engine failed and could not be started again")
+        if not self._batcher.fits(len(prompt) + asked.maximum_tokens):
+            raise base.unavailable("the request does not fit into the KV cache")
+        self._asked += 1
+        return Live(
+            str(self._asked),
+            base.Reply(sender, self._version, asked.stream, base.Text(asked.stop_words), len(prompt)),
+            asked,
+            prompt,
+            not_before=time.monotonic() + self._drill.delay_seconds,
+        )
+
+    # The answering thread
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            try:
+                self._turn()
+            except Exception as error:  # noqa: BLE001 - whatever the engine throws must not end the thread
+                self._start_again(f"{error!r}")
+        self._end_all(None)
+
+    def _turn(self) -> None:
+        self._admit()
+        outputs = self._batcher.outputs(self._patience())
+        self._deliver([(self._running[output.name], output) for output in outputs])
+        self._end_those_left()
+        self._metrics.kv_cache_usage(self._batcher.cache_usage, last=not self._running)
+        if not self._batcher.is_running and not self._stopping:
+            self._start_again("its thread ended")
+
+    def _patience(self) -> float:
+        """How long to wait for tokens before there is something else to do."""
+        if not self._running and not self._waiting:
+            return IDLE_POLL_SECONDS
+        return base.CANCELLATION_POLL_SECONDS
+
+    def _admit(self) -> None:
+        """Start what is due and fits, in the order of arrival."""
+        while not self._inbox.empty():
+            self._waiting.append(self._inbox.get())
+        now, held = time.monotonic(), deque[Live]()
+        while self._waiting:
+            live = self._waiting.popleft()
+            if live.not_before > now:
+                held.append(live)  # by a drill
+            elif self._batcher.has_room(live.tokens):
+                self._running[live.name] = live
+                self._batcher.submit(
+                    live.name, live.prompt, live.asked.maximum_tokens, ignore_eos=live.asked.ignore_eos
+                )
+            else:
+                self._waiting.appendleft(live)
+                break
+        self._waiting.extendleft(reversed(held))
+
+    def _deliver(self, generated: list[tuple[Live, batching.Output]]) -> None:
+        """Send what was generated; the texts of all requests are decoded in one call."""
+        ready = []
+        for live, output in generated:
+            live.take(output)
+            if output.error:
+                self._refuse(live, base.failure(f"the engine failed: {output.error}"))
+            elif output.finish_reason or live.shown_early:
+                ready.append((live, output.finish_reason))
+        self._metrics.generated(sum(len(output.tokens) for _, output in generated))
+        windows = [window for live, _ in ready for window in live.window.windows()]
+        texts = iter(self._decode(windows) if windows else ())
+        for live, finish_reason in ready:
+            reason = live.advance(next(texts), next(texts), finish_reason)
+            if reason:
+                self._forget(live, "completed")
+            live.reply.flush(reason)
+
+    def _decode(self, windows: list[list[int]]) -> list[str]:
+        texts: list[str] = self._tokenizer.batch_decode(
+            windows, skip_special_tokens=self._skip_special, clean_up_tokenization_spaces=False
+        )
+        return texts
+
+    def _end_those_left(self) -> None:
+        """End requests whose clients are gone: their part of the batch and KV cache is freed."""
+        now = time.monotonic()
+        if now - self._looked_at < self._cancellation_seconds:
+            return
+        self._looked_at = now
+        for live in [*self._running.values(), *self._waiting]:
+            if live.reply.client_left():
+                self._end(live, "cancelled")
+
+    def _refuse(self, live: Live, refusal: base.RefusedError) -> None:
+        self._forget(live, refusal.outcome)
+        live.reply.refuse(refusal)
+
+    def _end(self, live: Live, outcome: str) -> None:
+        self._forget(live, outcome)
+        live.reply.cancel()
+
+    def _forget(self, live: Live, outcome: str) -> None:
+        self._batcher.cancel(live.name)
+        if self._running.pop(live.name, None) is None:
+            self._waiting.remove(live)
+        self._places.free(outcome)
+
+    def _end_all(self, refusal: base.RefusedError | None) -> None:
+        while not self._inbox.empty():
+            self._waiting.append(self._inbox.get())
+        for live in [*self._running.values(), *self._waiting]:
+            if refusal is None:
+                self._end(live, "cancelled")
+            else:
+                self._refuse(live, refusal)
+
+    def _start_again(self, reason: str) -> None:
+        pb_utils.Logger.log_error(f"llm: the engine failed: {reason}; starting it again")
+        self._end_all(base.failure(f"the engine failed: {reason}"))
+        try:
+            self._batcher.start()
+        except (RuntimeError, MemoryError) as error:
+            self._broken, self._stopping = True, True
+            self._places.close()
+            pb_utils.Logger.log_error(f"llm: the engine does not start again: {error!r}")
