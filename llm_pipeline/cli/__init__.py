@@ -6,6 +6,7 @@
 | `ls`, `show`, `verify`, `diff` | what a deployment's store holds (`inspecting`) |
 | `claims` | which release of each model is on its way (`claiming`) |
 | `gc` | what it need not hold any more (`retaining`) |
+| `tune` | settings of a target that hold more traffic (`tuning`) |
 | `formats` | what runs on which GPU, without a release (`formats`) |
 | `doctor` | what this host has of what a deployment asks for (`diagnosing`) |
 | `lint-repo` | any Triton model repository (`linting`) |
@@ -35,6 +36,7 @@ from llm_pipeline.cli import (
     releasing,
     rendering,
     retaining,
+    tuning,
 )
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.logging import ReadableFormatter
@@ -67,7 +69,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="llm-pipeline", description="Releases of language models, with evidence.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    groups = (releasing, formats, inspecting, claiming, retaining, diagnosing, linting, rendering, manifests, pods)
+    groups = (
+        releasing,
+        tuning,
+        formats,
+        inspecting,
+        claiming,
+        retaining,
+        diagnosing,
+        linting,
+        rendering,
+        manifests,
+        pods,
+    )
     for group in groups:
         group.add_commands(commands)
     return parser

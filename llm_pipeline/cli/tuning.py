@@ -1,0 +1,120 @@
+"""The command that looks for better settings of a target: `tune`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.cli.texts import sentence
+from llm_pipeline.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
+    from llm_pipeline.tuning.sweep import Trial
+    from llm_pipeline.tuning.trials import TrialBench
+
+_MOST_TRIALS = 12
+
+
+def add_commands(commands: Commands) -> None:
+    """Add it to the parser."""
+    summary = "try other settings of a release's target on its staging server, and suggest a target file"
+    tuning = commands.add_parser(
+        "tune",
+        help=summary,
+        description=f"{sentence(summary)} Each trial is built, packaged, staged and measured by the load gate's own "
+        "search. The suggestion is a file and nothing more: no release uses it until a release config names it.",
+    )
+    tuning.add_argument("release", metavar="RELEASE", help="a packaged release (or the beginning of its id)")
+    tuning.add_argument("--target", dest="gpu_target", required=True, metavar="TARGET", help="which of its targets")
+    tuning.add_argument("--output", type=Path, required=True, metavar="FILE", help="the target file to write")
+    tuning.add_argument("--trials", type=int, default=_MOST_TRIALS, help=f"most trials (default: {_MOST_TRIALS})")
+    add_deployment_option(tuning)
+    tuning.set_defaults(run=_tune)
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from llm_pipeline.runners.runners import Runners
+    from llm_pipeline.tuning.knobs import settings_of
+    from llm_pipeline.tuning.sweep import Sweep
+    from llm_pipeline.tuning.trials import TrialBench
+
+    if options.output.exists():
+        raise ConfigError(
+            "this file exists", where=str(options.output), hint="name another one: nothing is overwritten"
+        )
+    flow = _flow(options)
+    if options.gpu_target not in flow.targets:
+        raise ConfigError(f"no target {options.gpu_target!r}", hint=f"the release has {', '.join(flow.targets)}")
+    bench = TrialBench(flow, options.gpu_target, Runners(flow.deployment))
+    sweep = Sweep(bench.knobs, bench.measure, lambda settings: _fits(flow, bench, settings), options.trials)
+    try:
+        best = sweep.run(settings_of(bench.target, bench.knobs))
+    finally:
+        bench.forget()
+    sys.stdout.writelines(f"{line}\n" for line in _table(sweep.trials))
+    if best.trouble:
+        sys.stderr.write(f"no trial could be measured: {best.trouble}: {best.detail}\n")
+        return ExitCode.NO_GO
+    options.output.write_text(_suggestion(bench, sweep.trials[0], best), encoding="utf-8")
+    sys.stdout.write(f"{options.output}\n")
+    return ExitCode.GO
+
+
+def _flow(options: argparse.Namespace) -> Flow:
+    from llm_pipeline.flow import Flow
+    from llm_pipeline.store import open_store
+    from llm_pipeline.store.references import release_of, resolve_reference
+
+    deployment = deployment_of(options)
+    return Flow.open(deployment, release_of(resolve_reference(open_store(deployment.store), options.release)))
+
+
+def _fits(flow: Flow, bench: TrialBench, settings: object) -> bool:
+    """Whether the memory model of `plan` lets settings be tried; a model whose shape is not known is tried."""
+    from llm_pipeline.planning.model_shape import known_shape
+    from llm_pipeline.planning.target_memory import judge_memory
+    from llm_pipeline.tuning.knobs import with_settings
+
+    shape = known_shape(flow.record.model.id)
+    if shape is None:
+        return True
+    target = with_settings(bench.target, settings)  # type: ignore[arg-type]
+    return judge_memory(target, flow.release.recipe(flow.chosen_recipe(target.name)), shape)[1] is None
+
+
+def _table(trials: list[Trial]) -> list[str]:
+    """One line a trial, in order."""
+    from llm_pipeline.tuning.knobs import changed
+
+    lines = [f"{'':>3}  {'holds /s':>9}  {'good /s at target':>17}  {'memory GB':>9}  settings"]
+    for number, trial in enumerate(trials, start=1):
+        memory = f"{trial.memory_bytes / 1e9:.2f}" if trial.memory_bytes else "-"
+        settings = changed(trials[0].settings, trial.settings) if number > 1 else "as they are"
+        outcome = f"{trial.trouble}: {trial.detail[:60]}" if trial.trouble else ""
+        lines.append(
+            f"{number:>3}  {trial.highest_rate_per_second:>9.2f}  {trial.good_per_second:>17.2f}  {memory:>9}  "
+            f"{settings}  {outcome}".rstrip()
+        )
+    return lines
+
+
+def _suggestion(bench: TrialBench, first: Trial, best: Trial) -> str:
+    """The target file, with what was measured at its head."""
+    import yaml
+
+    from llm_pipeline.tuning.knobs import changed, with_settings
+
+    target = with_settings(bench.target, best.settings)
+    document = target.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
+    turned = changed(first.settings, best.settings)
+    head = (
+        f"# Suggested on {datetime.now(UTC):%Y-%m-%d} for {bench.target.name}: {turned}.\n"
+        f"# Held {best.highest_rate_per_second:.2f} requests/s within the service level, "
+        f"{first.highest_rate_per_second:.2f} as it was. Confirm it by a release.\n"
+    )
+    return head + yaml.safe_dump(document, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,154 @@
+"""Running trials for real: build and package a target with other settings, stage it, and ask the load gate's search.
+
+Everything goes through the stages that a release goes through, under a release id of its own, so that equal settings
+are never built twice and nothing of the release itself changes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from llm_pipeline.config.policy import LoadTestPolicy, RateSearch
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.failures import BuildFailed
+from llm_pipeline.errors import StageCrashed, Transient
+from llm_pipeline.flow import Flow, placement
+from llm_pipeline.loadtest.measure import LoadClient
+from llm_pipeline.loadtest.search import highest_passed
+from llm_pipeline.loadtest.session import search, warm_up
+from llm_pipeline.loadtest.token_counter import open_counter
+from llm_pipeline.loadtest.windows import Windows
+from llm_pipeline.loadtest.workload import TrafficSource
+from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.device_memory import OutOfMemory
+from llm_pipeline.release_record import PROMPTS_DATASET
+from llm_pipeline.runners.runner import StageRunner
+from llm_pipeline.serving.control.opening import open_control
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
+from llm_pipeline.serving.repository_links import fetch_links
+from llm_pipeline.serving.triton_server import ServerFailed
+from llm_pipeline.stages.contract import ArtifactRef, StageRequest, StageResult
+from llm_pipeline.tuning.knobs import Settings, knobs_of, with_settings
+from llm_pipeline.tuning.sweep import Trial
+from llm_pipeline.tuning.trouble import trouble_in_text, trouble_in_window
+
+_CEILING_SECONDS = 10.0
+_REQUESTS_A_USER = 200
+_POLL_SECONDS = 0.1
+_OF_THE_SETTINGS = (ServerFailed, BuildFailed, OutOfMemory, StageCrashed)
+"""Failures that speak against the settings; any other ends the sweep."""
+
+log = get_logger(__name__)
+
+
+class TrialBench:
+    """Measures settings of one target of a release that was packaged before.
+
+    Args:
+        flow: The release.
+        target: The target's name.
+        runner: Runs stages.
+    """
+
+    def __init__(self, flow: Flow, target: str, runner: StageRunner) -> None:
+        self._flow, self._runner = flow, runner
+        self.target: Target = flow.release.target(target)
+        self.knobs = knobs_of(self.target, most_threads=os.cpu_count() or 1)
+
+    def measure(self, settings: Settings) -> Trial:
+        """Run one trial.
+
+        Raises:
+            PipelineError: It failed for a reason that no setting changes.
+        """
+        try:
+            target = with_settings(self.target, settings)
+            trial = self._served(target, self._package(target), dict(settings))
+        except _OF_THE_SETTINGS as failure:
+            trial = Trial(dict(settings), trouble=trouble_in_text(str(failure)), detail=failure.message)
+        log.info(
+            "trial",
+            **dict(settings),
+            highest_rate_per_second=round(trial.highest_rate_per_second, 2),
+            trouble=trial.trouble or "none",
+        )
+        return trial
+
+    def _package(self, target: Target) -> ArtifactRef:
+        engine = self._run(self._asked("build", target)).artifacts["engine"]
+        asked = self._asked("package", target)
+        return self._run(asked.model_copy(update={"inputs": {**asked.inputs, "engine": engine}})).artifacts[
+            "repository"
+        ]
+
+    def _asked(self, stage: str, target: Target) -> StageRequest:
+        release = self._flow.release
+        targets = tuple(target if known.name == target.name else known for known in release.targets)
+        record = self._flow.record.model_copy(update={"release": release.model_copy(update={"targets": targets})})
+        request = Flow(self._flow.store, record).request(stage, target.name)
+        return request.model_copy(update={"release_id": self.release_id})
+
+    @property
+    def release_id(self) -> str:
+        """What the stages of the trials are run for."""
+        return f"tuning-{self._flow.record.release_id}"
+
+    def _run(self, request: StageRequest) -> StageResult:
+        job = self._runner.submit(request, placement(request))
+        while self._runner.is_active(job):
+            time.sleep(_POLL_SECONDS)
+        return self._runner.outcome(job)
+
+    def _served(self, target: Target, repository: ArtifactRef, settings: dict[str, int | float | str]) -> Trial:
+        deployment, store = self._flow.deployment, self._flow.store
+        directory = store.fetch(repository)
+        slot = StagingSlot(
+            state=Path(self._flow.state_directory(target.name, "staging")),
+            release_name=self._flow.release.name,
+            target=target,
+            triton_home=Path(deployment.triton_home),
+            python=Path(deployment.interpreter("model")),
+        )
+        control = open_control(deployment.places[target.name].staging, slot)
+        candidate = Candidate(directory, repository.digest, links=fetch_links(directory, store))
+        wait = self._flow.release.policy.staging.ready_timeout_seconds
+        server = control.start(candidate, wait_seconds=wait)
+        try:
+            return self._measured(server, directory, target, settings)
+        finally:
+            control.stop()
+
+    def _measured(
+        self, server: StagedServer, repository: Path, target: Target, settings: dict[str, int | float | str]
+    ) -> Trial:
+        workload, policy = self._flow.release.workload, _searching(self._flow.release.policy.load_test)
+        prompts = self._flow.store.fetch(self._flow.record.datasets[PROMPTS_DATASET])
+        source = TrafficSource(workload, prompts, count_tokens=open_counter(repository))
+        with LoadClient(server.endpoint, processes=policy.client_processes, server_pids=server.pids) as client:
+            windows = Windows(client, source, workload, policy)
+            users = target.limits.maximum_sequences
+            warm_up(windows, users)
+            windows.closed("ceiling", users, _CEILING_SECONDS, most=users * _REQUESTS_A_USER)
+            first = windows.open("target", "target", workload.rate_per_second, workload.duration_seconds)
+            at_target = windows.summaries[-1]
+            if (found := trouble_in_window(at_target)) is not None:
+                trouble, detail = found
+                return Trial(settings, good_per_second=at_target.good_per_second, trouble=trouble, detail=detail)
+            highest = highest_passed(search(windows, first))
+        memory = [window.server.resident_bytes for window in windows.summaries if window.server.resident_bytes]
+        return Trial(settings, highest or 0.0, at_target.good_per_second, memory_bytes=max(memory, default=None))
+
+    def forget(self) -> None:
+        """Remove the documents of the trials; what they built stays in the store until the retention takes it."""
+        for name in self._flow.store.list_documents(f"releases/{self.release_id}"):
+            try:
+                self._flow.store.delete_document(name)
+            except Transient as error:
+                log.warning("a trial's document is left", document=name, reason=error.message)
+
+
+def _searching(policy: LoadTestPolicy) -> LoadTestPolicy:
+    """The policy with a search: without one there is nothing to compare settings by."""
+    return policy if policy.search else policy.model_copy(update={"search": RateSearch()})
