@@ -1,214 +1,235 @@
-"""What a load test measured, for the log, the report and its plots: percentiles with bounds, rates, a time series."""
+"""One window of a load test in figures: quantiles with bounds, rates, faults by kind, a time series.
+
+Everything is computed over the columns of `Records`: a million requests take about a second.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from numpy.typing import NDArray
 
 from llm_pipeline.config.policy import LoadTestPolicy
-from llm_pipeline.loadtest.gate import client_lag_seconds, is_good, rate_share
-from llm_pipeline.loadtest.records import RequestRecord
+from llm_pipeline.loadtest.attainment import good
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.measure import MeasuredWindow, client_lag_seconds, rate_share
+from llm_pipeline.loadtest.outcome import Histogram, Latency, Phase, Quantile, SecondOfTraffic, WindowSummary
+from llm_pipeline.loadtest.records import GAP_EDGES, Records
+from llm_pipeline.loadtest.traffic import Traffic
 
-SUMMARY_FILE = "summary.json"
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _BINS_A_DECADE = 10
+_SHORTEST_MILLISECONDS = 1e-3
 _CONFIDENCE = 0.95
 
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Quantile(_Frozen):
-    """A quantile of a latency, in milliseconds, between the order statistics that bound it (two-sided 95 %).
-
-    Attributes:
-        lower: None when too few requests lie below for a bound.
-        upper: None when too few requests lie beyond for a bound.
-    """
-
-    quantile: float
-    milliseconds: float
-    lower: float | None
-    upper: float | None
+Values = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
-class Histogram(_Frozen):
-    """Counts between logarithmic edges, in milliseconds; one count fewer than edges."""
-
-    edges_milliseconds: tuple[float, ...]
-    counts: tuple[int, ...]
-
-
-class Latency(_Frozen):
-    """One latency of the answered requests."""
-
-    mean_milliseconds: float
-    maximum_milliseconds: float
-    quantiles: tuple[Quantile, ...]
-    histogram: Histogram
-
-
-class SecondOfTraffic(_Frozen):
-    """The requests that were scheduled within one second of the window."""
-
-    second: int
-    arrived: int
-    failed: int
-    good: int
-    output_tokens: int
-    first_token_milliseconds: float | None
-    end_to_end_milliseconds: float | None
-
-
-class LoadTestSummary(_Frozen):
-    """A load test in figures.
-
-    Attributes:
-        workload_digest: Names the traffic: only tests of the same traffic compare.
-        requests: Scheduled requests of the window, warm-up not counted.
-        failed: Those without a whole, plausible answer.
-        offered_per_second: Rate of the schedule.
-        answered_per_second: Answered requests a second, until the last answer.
-        good_per_second: Requests a second that met the service level (goodput).
-        output_tokens_per_second: Tokens of answered requests a second.
-        client_lag_p99_milliseconds: How late the client itself was.
-        rate_share: Sent rate divided by offered rate.
-        first_token: Latency to the first text; None when nothing was answered.
-        end_to_end: Latency to the last byte.
-        longest_gap: Longest silence within an answer.
-        seconds: Median latencies and counts by second of the schedule.
-    """
-
-    workload_digest: str
-    requests: int
-    failed: int
-    offered_per_second: float
-    answered_per_second: float
-    good_per_second: float
-    output_tokens_per_second: float
-    client_lag_p99_milliseconds: float
-    rate_share: float
-    first_token: Latency | None
-    end_to_end: Latency | None
-    longest_gap: Latency | None
-    seconds: tuple[SecondOfTraffic, ...]
-
-
-def summarize(
-    records: Sequence[RequestRecord],
+def summarize_window(  # noqa: PLR0917 - what it is called, what was sent, and what came of it
+    name: str,
+    phase: Phase,
+    seed: int,
+    traffic: Traffic,
+    measured: MeasuredWindow,
     policy: LoadTestPolicy,
     *,
-    offered_per_second: float,
-    window_seconds: float,
-    workload_digest: str,
-) -> LoadTestSummary:
-    """Summarize the records of one load test.
+    void: str = "",
+) -> WindowSummary:
+    """Summarize one window; requests whose user left as planned are left out.
+
+    Args:
+        name: Unique in the load test.
+        phase: What the window was for.
+        seed: What its traffic was drawn with.
+        traffic: What was sent.
+        measured: What came of it.
+        policy: Says what a good request is.
+        void: Why the window says nothing about the server, if it does not.
 
     Raises:
-        ValueError: There are no records.
+        ValueError: There are no requests.
     """
-    if not records:
-        raise ValueError("a load test without requests has no summary")
-    answered = [record for record in records if not record.error]
-    return LoadTestSummary(
-        workload_digest=workload_digest,
-        requests=len(records),
-        failed=len(records) - len(answered),
-        offered_per_second=offered_per_second,
-        answered_per_second=len(answered) / window_seconds,
-        good_per_second=sum(is_good(record, policy) for record in records) / window_seconds,
-        output_tokens_per_second=sum(record.output_tokens for record in answered) / window_seconds,
-        client_lag_p99_milliseconds=1e3 * client_lag_seconds(records),
-        rate_share=rate_share(records),
-        first_token=_latency([r.first_token_seconds for r in answered if r.first_token_seconds is not None]),
-        end_to_end=_latency([record.total_seconds for record in answered]),
-        longest_gap=_latency([record.longest_gap_seconds for record in answered]),
-        seconds=_by_second(records, policy),
+    judged, seconds = measured.records.judged, measured.window_seconds
+    if not len(judged):
+        raise ValueError(f"window {name}: without requests there is no summary")
+    answered, is_good = judged.answered, good(judged, policy.service_level)
+    faults = _faults(judged)
+    return WindowSummary(
+        name=name,
+        phase=phase,
+        seed=seed,
+        traffic_digest=traffic.digest,
+        requests=len(judged),
+        failed=int(np.sum(~answered)),
+        faults={fault.words: count for fault, count in faults.items()},
+        fault_detail=next((judged.details.get(fault, "") for fault in faults), ""),
+        offered_per_second=traffic.offered_per_second,
+        concurrency=traffic.concurrency,
+        window_seconds=seconds,
+        answered_per_second=float(np.sum(answered)) / seconds,
+        good_per_second=float(np.sum(is_good)) / seconds,
+        good_fraction=float(np.mean(is_good)),
+        input_tokens_per_second=_input_tokens(judged, measured) / seconds,
+        output_tokens_per_second=float(np.sum(judged["output_tokens"][answered])) / seconds,
+        client_lag_p99_milliseconds=1e3 * client_lag_seconds(measured.records),
+        rate_share=rate_share(measured.records),
+        first_token=latency(judged["first_token_seconds"][answered & judged["streamed"]]),
+        time_per_output_token=latency(judged.time_per_output_token_seconds[answered]),
+        inter_token=silences(measured.records),
+        longest_stall=latency(judged["longest_gap_seconds"][answered & judged["streamed"]]),
+        end_to_end=latency(judged["total_seconds"][answered]),
+        seconds=_by_second(judged, is_good),
+        server=measured.server,
+        void=void,
     )
 
 
-def write_summary(directory: Path, summary: LoadTestSummary) -> None:
-    """Write the summary of one load test to `directory`."""
-    (directory / SUMMARY_FILE).write_text(summary.model_dump_json(indent=1), encoding="utf-8")
+def latency(seconds: Values) -> Latency | None:
+    """A latency of several requests; NaN is left out, and None is returned when nothing remains."""
+    values = np.sort(seconds[~np.isnan(seconds)])
+    if not values.size:
+        return None
+    return Latency(
+        mean_milliseconds=1e3 * float(np.mean(values)),
+        maximum_milliseconds=1e3 * float(values[-1]),
+        quantiles=tuple(quantile_with_bounds(values, quantile) for quantile in QUANTILES),
+        histogram=_histogram(1e3 * values, np.ones_like(values)),
+    )
 
 
-def read_summary(directory: Path) -> LoadTestSummary:
-    """Read the summary of one load test."""
-    return LoadTestSummary.model_validate_json((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
+def quantile_with_bounds(ordered: Values, quantile: float) -> Quantile:
+    """An order statistic of rising `ordered` seconds, and the two that bound it; no shape is assumed.
+
+    Source: H. A. David and H. N. Nagaraja, Order Statistics (2003), 7.1: the rank is binomial.
+    """
+    rank, low, high = _ranks(ordered.size, quantile)
+    return Quantile(
+        quantile=quantile,
+        milliseconds=1e3 * float(ordered[rank - 1]),
+        lower=1e3 * float(ordered[low - 1]) if low >= 1 else None,
+        upper=1e3 * float(ordered[high - 1]) if high <= ordered.size else None,
+    )
+
+
+def silences(records: Records) -> Latency | None:
+    """Inter-token latency of all answers from the histogram of their silences; None when there are none.
+
+    A quantile is the middle of its bin, which is 2 % wide; its bounds are the outer edges of theirs.
+    """
+    counts = records.gap_counts
+    total = int(counts.sum())
+    if not total:
+        return None
+    cumulative = np.cumsum(counts)
+    low_edges, high_edges = 1e3 * GAP_EDGES[:-1], 1e3 * GAP_EDGES[1:]
+    middles = np.sqrt(low_edges * high_edges)
+    longest = 1e3 * float(np.max(records["longest_gap_seconds"]))
+
+    def bin_of(rank: int) -> int:
+        return int(np.searchsorted(cumulative, rank))
+
+    def quantile(share: float) -> Quantile:
+        rank, low, high = _ranks(total, share)
+        return Quantile(
+            quantile=share,
+            milliseconds=float(middles[bin_of(rank)]),
+            lower=float(low_edges[bin_of(low)]) if low >= 1 else None,
+            upper=float(high_edges[bin_of(high)]) if high <= total else None,
+        )
+
+    return Latency(
+        mean_milliseconds=float(np.average(middles, weights=counts)),
+        maximum_milliseconds=longest or float(high_edges[bin_of(total)]),
+        quantiles=tuple(map(quantile, QUANTILES)),
+        histogram=_histogram(middles[counts > 0], counts[counts > 0]),
+    )
+
+
+def _ranks(count: int, quantile: float) -> tuple[int, int, int]:
+    """Rank of a quantile, and the ranks that bound it: below 1 or above `count` when there is no such bound."""
+    tail = (1.0 - _CONFIDENCE) / 2.0
+    rank = max(1, math.ceil(quantile * count))
+    return rank, _binomial_quantile(tail, count, quantile), _binomial_quantile(1.0 - tail, count, quantile) + 1
 
 
 def _binomial_quantile(probability: float, trials: int, share: float) -> int:
-    """The smallest count whose cumulative binomial probability reaches `probability`."""
+    """The smallest count whose cumulative binomial probability reaches `probability`, for any number of trials."""
     from scipy import special
 
-    counts = np.arange(trials + 1)
-    return int(np.searchsorted(special.bdtr(counts, trials, share), probability))
+    near = max(0, math.ceil(float(special.bdtrik(probability, trials, share))))
+    while near > 0 and special.bdtr(near - 1, trials, share) >= probability:
+        near -= 1
+    return near
 
 
-def quantile_with_bounds(values: Sequence[float], quantile: float) -> Quantile:
-    """An order statistic and the two that bound it, from the binomial distribution of the rank; no shape is assumed.
+def _histogram(milliseconds: Values, weights: NDArray[Any]) -> Histogram:
+    """Ten bins a decade, the same edges for every window, so that two histograms can be laid over one another."""
+    values = np.maximum(milliseconds, _SHORTEST_MILLISECONDS)
+    places = np.floor(np.log10(values) * _BINS_A_DECADE + 1e-9).astype(np.int64)
+    first, last = int(places.min()), int(places.max())
+    edges = 10.0 ** (np.arange(first, last + 2) / _BINS_A_DECADE)
+    counts = np.bincount(places - first, weights=weights)
+    return Histogram(edges_milliseconds=tuple(edges.tolist()), counts=tuple(map(int, counts)))
 
-    Source: D. A. and H. N. Nagaraja, Order Statistics (2003), 7.1.
-    """
-    ordered, count = sorted(values), len(values)
-    tail = (1.0 - _CONFIDENCE) / 2.0
-    low = _binomial_quantile(tail, count, quantile)
-    high = _binomial_quantile(1.0 - tail, count, quantile) + 1
-    return Quantile(
-        quantile=quantile,
-        milliseconds=1e3 * ordered[max(0, math.ceil(quantile * count) - 1)],
-        lower=1e3 * ordered[low - 1] if low >= 1 else None,
-        upper=1e3 * ordered[high - 1] if high <= count else None,
+
+def _faults(judged: Records) -> dict[Fault, int]:
+    """How many requests failed, by kind, the most frequent first."""
+    kinds, counts = np.unique(judged["fault"][~judged.answered], return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return {Fault(int(kinds[place])): int(counts[place]) for place in order}
+
+
+def _input_tokens(judged: Records, measured: MeasuredWindow) -> float:
+    """As the answers tell; from the server's metrics when none of them does."""
+    told = float(np.sum(judged["input_tokens"], dtype=np.int64))
+    return told or float(measured.server.input_tokens or 0)
+
+
+def _by_second(judged: Records, is_good: Mask) -> tuple[SecondOfTraffic, ...]:
+    """The requests by the second of their scheduled arrival; seconds without any stand in it, too."""
+    seconds = judged["arrives_at"].astype(np.int64)
+    length = int(seconds.max()) + 1
+    answered = judged.answered
+
+    def counted(mask: Mask, weights: NDArray[Any] | None = None) -> list[int]:
+        chosen = None if weights is None else weights[mask]
+        counts: list[int] = np.bincount(seconds[mask], chosen, minlength=length).astype(np.int64).tolist()
+        return counts
+
+    everything = np.ones(len(judged), np.bool_)
+    edges = np.searchsorted(seconds, np.arange(length + 1))
+    first = _medians(np.where(answered & judged["streamed"], judged["first_token_seconds"], np.nan), edges)
+    total = _medians(np.where(answered, judged["total_seconds"], np.nan), edges)
+    stalls = np.zeros(length)
+    np.maximum.at(stalls, seconds, judged["longest_gap_seconds"])
+    columns = zip(
+        counted(everything), counted(~answered), counted(is_good), counted(answered, judged["output_tokens"]),
+        first, total, stalls.tolist(), strict=True,
+    )  # fmt: skip
+    return tuple(
+        SecondOfTraffic(
+            second=second,
+            arrived=arrived,
+            failed=failed,
+            good=kept,
+            output_tokens=tokens,
+            first_token_milliseconds=first_token,
+            end_to_end_milliseconds=end_to_end,
+            longest_stall_milliseconds=1e3 * stall if arrived and stall > 0.0 else None,
+        )
+        for second, (arrived, failed, kept, tokens, first_token, end_to_end, stall) in enumerate(columns)
     )
 
 
-def _latency(seconds: Sequence[float]) -> Latency | None:
-    if not seconds:
-        return None
-    return Latency(
-        mean_milliseconds=1e3 * float(np.mean(seconds)),
-        maximum_milliseconds=1e3 * max(seconds),
-        quantiles=tuple(quantile_with_bounds(seconds, quantile) for quantile in QUANTILES),
-        histogram=_histogram([1e3 * value for value in seconds]),
-    )
+def _medians(values: Values, edges: NDArray[np.int64]) -> list[float | None]:
+    """Median in milliseconds between neighbouring edges; None where there is no value."""
+    return [_median(values[start:end]) for start, end in pairwise(edges.tolist())]
 
 
-def _histogram(milliseconds: Sequence[float]) -> Histogram:
-    """Ten bins a decade, the same edges for every test, so that two histograms can be laid over one another."""
-    values = np.maximum(np.asarray(milliseconds), 1e-3)
-    first = math.floor(math.log10(float(values.min())) * _BINS_A_DECADE)
-    last = max(first + 1, math.floor(math.log10(float(values.max())) * _BINS_A_DECADE) + 1)
-    edges = 10.0 ** (np.arange(first, last + 1) / _BINS_A_DECADE)
-    counts = np.bincount(np.clip(np.searchsorted(edges, values, side="right") - 1, 0, last - first - 1))
-    padded = np.pad(counts, (0, last - first - len(counts)))
-    return Histogram(edges_milliseconds=tuple(edges.tolist()), counts=tuple(int(count) for count in padded))
-
-
-def _by_second(records: Sequence[RequestRecord], policy: LoadTestPolicy) -> tuple[SecondOfTraffic, ...]:
-    end = int(max(record.arrives_at for record in records)) + 1
-    groups: list[list[RequestRecord]] = [[] for _ in range(end)]
-    for record in records:
-        groups[int(record.arrives_at)].append(record)
-    return tuple(_second(number, group, policy) for number, group in enumerate(groups))
-
-
-def _second(number: int, records: Sequence[RequestRecord], policy: LoadTestPolicy) -> SecondOfTraffic:
-    answered = [record for record in records if not record.error]
-    return SecondOfTraffic(
-        second=number,
-        arrived=len(records),
-        failed=len(records) - len(answered),
-        good=sum(is_good(record, policy) for record in records),
-        output_tokens=sum(record.output_tokens for record in answered),
-        first_token_milliseconds=_median_ms([r.first_token_seconds for r in answered if r.first_token_seconds]),
-        end_to_end_milliseconds=_median_ms([record.total_seconds for record in answered]),
-    )
-
-
-def _median_ms(seconds: Sequence[float]) -> float | None:
-    return 1e3 * float(np.median(seconds)) if seconds else None
+def _median(seconds: Values) -> float | None:
+    known = seconds[~np.isnan(seconds)]
+    return 1e3 * float(np.median(known)) if known.size else None

@@ -22,6 +22,7 @@ from llm_pipeline.release_record import ReleaseRecord, read_record
 from llm_pipeline.reporting.failures import flow_order, read_failures
 from llm_pipeline.reporting.headline import decides, recipe_in_words, release_headline, released_facts
 from llm_pipeline.reporting.highlights import highlights
+from llm_pipeline.reporting.load import read_load
 from llm_pipeline.reporting.model import (
     AccuracyStudy,
     CanaryStudy,
@@ -32,7 +33,7 @@ from llm_pipeline.reporting.model import (
     stage_label,
 )
 from llm_pipeline.reporting.standing import Results
-from llm_pipeline.reporting.traffic import read_canary, read_load
+from llm_pipeline.reporting.traffic import read_canary
 from llm_pipeline.reporting.trials import TrialReader
 from llm_pipeline.reporting.variants import VariantReader
 from llm_pipeline.stages.contract import StageResult
@@ -213,7 +214,9 @@ class _Collector:
         directory = self._directory("load_test", target, "load_test")
         if directory is None:
             return None
-        return self._try(f"load test on {target}", lambda: read_load(directory, target, self._record.release))
+        return self._try(
+            f"load test on {target}", lambda: read_load(directory, target, self._record.release.policy.load_test)
+        )
 
     def _canaries(self, targets: list[str]) -> tuple[CanaryStudy, ...]:
         return tuple(study for target in targets if (study := self._canary(target)) is not None)

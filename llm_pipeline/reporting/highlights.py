@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
+from llm_pipeline.loadtest.findings import deciding_windows, quantile_of
 from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, Highlight, LoadStudy, Variant
 from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
 
@@ -21,7 +20,11 @@ def highlights(
     found: list[Highlight] = []
     for chosen in (variant for variant in variants if variant.chosen):
         found += [*_size(chosen, baseline), *_speed(chosen, baseline), *_accuracy(chosen, accuracy)]
-    return (*found, *map(_load, filter(_has_answers, loads)), *(_canary(study) for study in canaries if study.samples))
+    return (
+        *found,
+        *(figure for load in loads for figure in _load(load)),
+        *(_canary(study) for study in canaries if study.samples),
+    )
 
 
 def _size(chosen: Variant, baseline: Variant | None) -> Iterator[Highlight]:
@@ -56,19 +59,25 @@ def _accuracy(chosen: Variant, accuracy: Sequence[AccuracyStudy]) -> Iterator[Hi
             yield Highlight(label=f"Accuracy lost, {chosen.name}", value=f"{points(loss.estimate)} points", note=note)
 
 
-def _has_answers(load: LoadStudy) -> bool:
-    return any(point.first_token_milliseconds is not None for point in load.requests)
-
-
-def _load(load: LoadStudy) -> Highlight:
-    firsts = [p.first_token_milliseconds for p in load.requests if p.first_token_milliseconds is not None]
-    slow = measure(float(np.quantile(firsts, 0.95)), "ms")
-    failed = sum(point.failed for point in load.requests)
-    note = (
-        f"p95 at {load.rate_per_second:g} requests/s, limit {measure(load.first_token_limit, 'ms')}; "
-        f"{failed} of {len(load.requests):,} failed"
-    )
-    return Highlight(label=f"First token under load, {load.target}", value=slow, note=note)
+def _load(load: LoadStudy) -> Iterator[Highlight]:
+    """What the verdict is about: the rate, the slow first token at it, and the cost."""
+    outcome, windows = load.outcome, deciding_windows(load.outcome)
+    slow = quantile_of((window.first_token for window in windows), 0.95)
+    if slow is not None:
+        requests, failed = (sum(getattr(window, name) for window in windows) for name in ("requests", "failed"))
+        good = sum(window.good_fraction * window.requests for window in windows) / requests
+        rate = outcome.confirmed_rate_per_second
+        limit = measure(load.policy.service_level.first_token_milliseconds, "ms")
+        note = (
+            f"{100 * good:.1f} % good, {failed:,} of {requests:,} failed; "
+            f"first token p95 {measure(slow.milliseconds, 'ms')}, limit {limit}"
+        )
+        value = "none confirmed" if rate is None else f"{rate:.3g} requests/s"
+        yield Highlight(label=f"Rate under load, {load.target}", value=value, note=note)
+    if outcome.token_cost is not None:
+        cost, currency = outcome.token_cost
+        note = "a million output tokens at the confirmed rate"
+        yield Highlight(label=f"Cost, {load.target}", value=f"{cost:.3g} {currency}", note=note)
 
 
 def _canary(study: CanaryStudy) -> Highlight:

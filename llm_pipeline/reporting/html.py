@@ -6,14 +6,16 @@ import re
 from collections.abc import Iterator
 from importlib import resources
 
+from llm_pipeline.loadtest.findings import Table, findings, rates_in_words
 from llm_pipeline.reporting.accuracy_plot import plot_accuracy
 from llm_pipeline.reporting.failures import advice, failure_in_words
 from llm_pipeline.reporting.figure import Plot
-from llm_pipeline.reporting.model import ReportData, verdict_in_words
+from llm_pipeline.reporting.load_plots import draw_load
+from llm_pipeline.reporting.model import LoadStudy, ReportData, verdict_in_words
 from llm_pipeline.reporting.pareto_plot import pareto_points, plot_pareto
 from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
 from llm_pipeline.reporting.timeline_plot import plot_timeline
-from llm_pipeline.reporting.traffic_plots import plot_canary, plot_latency, plot_rate
+from llm_pipeline.reporting.traffic_plots import plot_canary
 from llm_pipeline.reporting.variants_plot import origins, plot_variants
 from llm_pipeline.verdict import Evidence, Verdict
 
@@ -49,6 +51,8 @@ def render_report(data: ReportData) -> str:
         origins=origins(data.variants),
         advice=advice,
         failed_in_words=failure_in_words,
+        load_tables=_load_tables,
+        load_in_words=_load_in_words,
         drawn=Markup,  # our own SVG: matplotlib escapes its texts
     )
 
@@ -62,14 +66,20 @@ def draw_plots(data: ReportData) -> Iterator[Plot]:
     if data.variants:
         yield plot_variants(data.variants)
     for load in data.loads:
-        if load.requests:
-            yield plot_latency(load)
-            yield plot_rate(load)
+        yield from draw_load(load)
     for study in data.canaries:
         if study.samples:
             yield plot_canary(study)
     if data.stages or data.failures:
         yield plot_timeline(data.stages, data.failures)
+
+
+def _load_tables(load: LoadStudy) -> tuple[Table, ...]:
+    return findings(load.outcome, load.policy)
+
+
+def _load_in_words(load: LoadStudy) -> tuple[str, ...]:
+    return rates_in_words(load.outcome, load.policy)
 
 
 def _measured(fact: Evidence) -> str:

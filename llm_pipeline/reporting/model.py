@@ -9,7 +9,9 @@ from pydantic import Field
 
 from llm_pipeline.accuracy.evaluation import Divergence, NoiseFloor
 from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy
+from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.errors import ErrorDocument
+from llm_pipeline.loadtest.outcome import LoadTestOutcome
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.verdict import Evidence, Judgement, Verdict
 
@@ -159,31 +161,27 @@ class AccuracyStudy(Frozen):
     comparison: Comparison
 
 
-class RequestPoint(Frozen):
-    """One request of the load test; latencies are timed from the scheduled arrival, None when there was none."""
+class LatencyCurve(Frozen):
+    """The share of requests that were answered within a time, both rising; without all answers it ends below one."""
 
-    scheduled_seconds: float
-    first_token_milliseconds: float | None
-    end_to_end_milliseconds: float | None
-    failed: bool
+    name: str
+    milliseconds: tuple[float, ...]
+    shares: tuple[float, ...]
 
 
 class LoadStudy(Frozen):
     """The load test of one target.
 
     Attributes:
-        rate_per_second: Mean rate that the schedule asked for.
-        first_token_limit: Service level, milliseconds.
-        end_to_end_limit: Service level, milliseconds.
-        attainment: Share of requests that must be within both.
+        policy: Its limits.
+        outcome: Its windows, rates and judgement.
+        curves: Latencies of the windows that decided, by name; empty when their records were not kept.
     """
 
     target: str
-    rate_per_second: float
-    first_token_limit: float
-    end_to_end_limit: float
-    attainment: float
-    requests: tuple[RequestPoint, ...]
+    policy: LoadTestPolicy
+    outcome: LoadTestOutcome
+    curves: tuple[LatencyCurve, ...] = ()
 
 
 class ArmSample(Frozen):

@@ -1,4 +1,4 @@
-"""Reading what the load test and the canary measured into the shapes that the plots draw."""
+"""Reading what the canary measured into the shapes that the plots draw."""
 
 from __future__ import annotations
 
@@ -8,40 +8,11 @@ from pathlib import Path
 
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import read_timeline
-from llm_pipeline.config.release import ResolvedRelease
-from llm_pipeline.loadtest.records import RequestRecord, read_records
-from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy, LoadStudy, RequestPoint
+from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy
 from llm_pipeline.reporting.rolled_back import find_rollback
 
 MOST_SAMPLES = 240
 """Intervals of a canary that the report keeps; more cannot be told apart in a plot."""
-
-
-def read_load(directory: Path, target: str, release: ResolvedRelease) -> LoadStudy:
-    """The load test of one target.
-
-    Raises:
-        IntegrityError: The measurements are missing or damaged.
-    """
-    policy = release.policy.load_test
-    return LoadStudy(
-        target=target,
-        rate_per_second=release.workload.rate_per_second,
-        first_token_limit=policy.service_level.first_token_milliseconds,
-        end_to_end_limit=policy.service_level.end_to_end_milliseconds,
-        attainment=policy.attainment,
-        requests=tuple(map(_request, read_records(directory))),
-    )
-
-
-def _request(record: RequestRecord) -> RequestPoint:
-    first = record.first_token_seconds
-    return RequestPoint(
-        scheduled_seconds=record.arrives_at,
-        first_token_milliseconds=None if first is None else 1e3 * first,
-        end_to_end_milliseconds=1e3 * record.total_seconds,
-        failed=bool(record.error),
-    )
 
 
 def read_canary(directory: Path, target: str) -> CanaryStudy:

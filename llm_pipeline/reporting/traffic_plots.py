@@ -1,4 +1,4 @@
-"""Plots of traffic: the load test's latencies and rates, and the canary's split, latencies and errors over time."""
+"""The plot of a canary: its split of the traffic, latencies and errors over time."""
 
 from __future__ import annotations
 
@@ -8,129 +8,14 @@ from typing import Any
 import numpy as np
 
 from llm_pipeline.reporting.figure import Plot, colour, draw_plot
-from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy, LoadStudy, RequestPoint
-from llm_pipeline.reporting.quantities import measure
+from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy
 
-_DISTRIBUTION_STEPS = 240
-_RATE_BINS = 48
 Quantiles = Callable[[ArmSample], tuple[float | None, float | None]]
 """Median and 95th percentile of an arm's latency in an interval."""
 
 _MARK_DISTANCE = 0.012
 _CHARACTER_INCHES = 0.07
 _LEVEL_POINTS = 12.0
-_DASHES = (0, (4, 2))
-
-
-def plot_latency(load: LoadStudy) -> Plot:
-    """Distribution of first-token and end-to-end latency: the share of requests answered within a time."""
-    firsts = [point.first_token_milliseconds for point in load.requests]
-    ends = [_answered(point) for point in load.requests]
-    first_words, end_words = _percentiles(firsts), _percentiles(ends)
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        for values, limit, role, name in (
-            (firsts, load.first_token_limit, "candidate", "first token"),
-            (ends, load.end_to_end_limit, "baseline", "end to end"),
-        ):
-            _distribution(axes, values, colour(role), name)
-            named = f"its limit, {measure(limit, 'ms')}"
-            axes.axvline(limit, color=colour(role), linewidth=1.2, linestyle=_DASHES, label=named)
-        needed = f"needed within both: {100 * load.attainment:g} %"
-        axes.axhline(load.attainment, color=colour("muted"), linewidth=1.0, linestyle=(0, (1, 1.5)), label=needed)
-        axes.set_xscale("log")
-        axes.set_xlim(*_latency_reach(load))
-        axes.set_ylim(0.0, 1.04)
-        axes.set_ylabel("share of requests answered")
-        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
-        axes.xaxis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter(lambda _value, _: "")
-        axes.set_xlabel("milliseconds from scheduled arrival")
-        _legend_below(figure, axes, 3)
-
-    return draw_plot(
-        f"latency-{load.target}",
-        f"Latency under load, {load.target}",
-        f"First token {first_words}; end to end {end_words}; failed requests count as unanswered.",
-        draw,
-        size=(5.2, 3.3),
-    )
-
-
-def _latency_reach(load: LoadStudy) -> tuple[float, float]:
-    """From a little below the fastest answer to a little above the slowest, or the larger limit."""
-    times = [time for point in load.requests for time in (point.first_token_milliseconds, _answered(point)) if time]
-    limits = (load.first_token_limit, load.end_to_end_limit)
-    return 0.75 * min((*times, *limits)), 1.35 * max((*times, *limits))
-
-
-def _answered(point: RequestPoint) -> float | None:
-    return None if point.failed else point.end_to_end_milliseconds
-
-
-def _legend_below(figure: Any, axes: Any, columns: int) -> None:
-    """The legend outside the axes: it can cover no curve."""
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=columns, fontsize=9, handlelength=1.8, columnspacing=1.4
-    )
-
-
-def _percentiles(values: Sequence[float | None]) -> str:
-    answered = np.array([value for value in values if value is not None])
-    if not answered.size:
-        return "no data"
-    middle, slow = np.quantile(answered, (0.5, 0.95))
-    return f"p50 {measure(float(middle), 'ms')}, p95 {measure(float(slow), 'ms')}"
-
-
-def _distribution(axes: Any, values: Sequence[float | None], shown: str, name: str) -> None:
-    """The empirical distribution; requests without an answer keep it below one."""
-    answered = np.sort([value for value in values if value is not None])
-    if not answered.size:
-        return
-    picks = np.unique(np.linspace(0, answered.size - 1, _DISTRIBUTION_STEPS).astype(int))
-    axes.step(answered[picks], (picks + 1) / len(values), where="post", color=shown, linewidth=2.0, label=name)
-
-
-def plot_rate(load: LoadStudy) -> Plot:
-    """Arrivals, completions and failures a second over the load test."""
-    arrivals = np.array([point.scheduled_seconds for point in load.requests])
-    ends = np.array([_finish(point) for point in load.requests if not point.failed and point.end_to_end_milliseconds])
-    failures = np.array([point.scheduled_seconds for point in load.requests if point.failed])
-    horizon = float(max(arrivals.max(initial=1.0), ends.max(initial=1.0)))
-    edges = np.linspace(0.0, horizon, min(_RATE_BINS, max(8, len(load.requests) // 12)) + 1)
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        for moments, role, name, width in ((arrivals, "muted", "arrived", 1.3), (ends, "candidate", "completed", 2.0)):
-            axes.stairs(_rates(moments, edges), edges, baseline=None, color=colour(role), linewidth=width, label=name)
-        if failures.size:
-            axes.stairs(_rates(failures, edges), edges, color=colour("bad"), fill=True, label="failed")
-        axes.axhline(load.rate_per_second, color=colour("ink"), linewidth=1.0, linestyle=_DASHES, label="planned")
-        axes.set_ylim(bottom=0.0)
-        axes.set_xlim(0.0, horizon)
-        axes.set_xlabel("seconds into the load test")
-        axes.set_ylabel("requests per second")
-        _legend_below(figure, axes, 4)
-
-    return draw_plot(
-        f"rate-{load.target}",
-        f"Rate under load, {load.target}",
-        f"{arrivals.size} requests arrived, {ends.size} completed, {failures.size} failed.",
-        draw,
-        size=(5.2, 3.3),
-    )
-
-
-def _rates(moments: Any, edges: Any) -> Any:
-    return np.histogram(moments, edges)[0] / (edges[1] - edges[0])
-
-
-def _finish(point: RequestPoint) -> float:
-    return float(point.scheduled_seconds + (point.end_to_end_milliseconds or 0.0) / 1000.0)
 
 
 def plot_canary(study: CanaryStudy) -> Plot:

@@ -8,6 +8,16 @@ from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.verdict import Evidence, Judgement
 
 _HEADINGS = ("fact", "verdict", "measured", "bounds", "limit", "n")
+_LOAD_FIGURES = {
+    "confirmed_rate_per_second": "{:.3g} requests/s confirmed",
+    "target_rate_per_second": "{:.3g} expected",
+    "good_fraction": "{:.1%} good",
+    "first_token_p95_milliseconds": "first token p95 {:.3g} ms",
+    "time_per_output_token_p95_milliseconds": "per output token p95 {:.3g} ms",
+    "end_to_end_p95_milliseconds": "end to end p95 {:.4g} ms",
+    "output_tokens_per_second": "{:,.0f} output tokens/s",
+}
+"""Metrics of a load test that the one who approves should see, and how."""
 
 
 def log_table(judgement: Judgement) -> str:
@@ -26,8 +36,18 @@ def markdown_table(results: Iterable[StageResult]) -> str:
         if result.judgement is not None:
             again = " (reused)" if result.reused else ""
             cells = (result.stage.replace("_", " ") + again, result.subject, f"**{result.judgement.verdict.value}**")
-            lines.append(f"| {' | '.join(_cell(text) for text in (*cells, result.judgement.summary))} |")
+            summary = " ".join(filter(None, (result.judgement.summary, _load_figures(result))))
+            lines.append(f"| {' | '.join(_cell(text) for text in (*cells, summary))} |")
     return "\n".join(lines)
+
+
+def _load_figures(result: StageResult) -> str:
+    """What a load test measured where it decided, as one sentence; empty for other stages."""
+    told = result.metrics
+    figures = [
+        text.format(value) for name, text in _LOAD_FIGURES.items() if isinstance(value := told.get(name), int | float)
+    ]
+    return f"Measured: {', '.join(figures)}." if result.stage == "load_test" and figures else ""
 
 
 def _row(fact: Evidence) -> tuple[str, ...]:

@@ -29,6 +29,13 @@ def test_the_approval_table_shows_gates_only_and_cannot_be_broken_by_their_text(
     ]
 
 
+def test_the_one_who_approves_sees_what_the_load_test_measured():
+    gate = result("load_test", judge("held", [Evidence(name="good", verdict=Verdict.GO, measured=1.0, samples=9)]))
+    metrics = {"confirmed_rate_per_second": 40.5, "target_rate_per_second": 20.0, "good_fraction": 0.987}
+    line = markdown_table([gate.model_copy(update={"metrics": {**metrics, "end_to_end_p95_milliseconds": None}})])
+    assert line.endswith("| held Measured: 40.5 requests/s confirmed, 20 expected, 98.7% good. |")
+
+
 def test_a_run_is_remembered_whatever_its_id_is_made_of(tmp_path):
     store = open_store(f"file://{tmp_path}")
     for run_id in ("manual__2026-01-01T00:00:00+00:00", "../../escape me/@", "."):

@@ -1,102 +1,144 @@
-import random
+"""One window in figures."""
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
-from llm_pipeline.loadtest.gate import judge_load_test
-from llm_pipeline.loadtest.records import RequestRecord, read_records, write_records
-from llm_pipeline.loadtest.summary import quantile_with_bounds, read_summary, summarize, write_summary
-from llm_pipeline.loadtest.table import format_load_test
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=100, end_to_end_milliseconds=300))
+from load_sample import POLICY, measured_window
 
-
-def records(count: int) -> list[RequestRecord]:
-    draws = random.Random(1)  # noqa: S311
-    return [
-        RequestRecord(
-            number=number,
-            arrives_at=number / 20,
-            lag_seconds=0.001,
-            first_token_seconds=(first := 0.01 + draws.expovariate(50)),
-            total_seconds=first + 0.05,
-            asked_tokens=8,
-            output_tokens=0 if number % 50 == 49 else 8,
-            status=200,
-            error="broken" if number % 50 == 49 else "",
-        )
-        for number in range(count)
-    ]
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.measure import MeasuredWindow
+from llm_pipeline.loadtest.outcome import ServerUse, WindowSummary
+from llm_pipeline.loadtest.records import GAP_EDGES, Answered, Records
+from llm_pipeline.loadtest.summary import quantile_with_bounds, silences, summarize_window
+from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 
 
-def summary(count: int = 300):
-    return summarize(
-        records(count), POLICY, offered_per_second=20.0, window_seconds=count / 20, workload_digest="0" * 64
-    )
+def summary(*, rate: float = 20.0, seconds: float = 15.0, broken: int = 6, seed: int = 1) -> WindowSummary:
+    traffic, measured = measured_window(rate, seconds, seed, broken=broken)
+    return summarize_window("target", "target", seed, traffic, measured, POLICY)
+
+
+def of_rows(rows: list[Answered]) -> WindowSummary:
+    traffic = Traffic.closed_loop([LoadRequest("p", 8)], 1, 10.0)
+    measured = MeasuredWindow(Records.of(rows), 10.0, ServerUse())
+    return summarize_window("floor", "floor", 0, traffic, measured, POLICY)
+
+
+def answered(number: int, **changes: object) -> Answered:
+    row = Answered(
+        number=number, arrives_at=number / 2, lag_seconds=0.0, first_token_seconds=0.1, last_token_seconds=0.3,
+        total_seconds=0.31, longest_gap_seconds=0.05, output_tokens=11, asked_tokens=11, status=200,
+    )  # fmt: skip
+    return replace(row, **changes)
 
 
 def test_order_statistic_bounds_are_the_tightest_that_the_binomial_allows():
-    quantile = quantile_with_bounds([number / 1e3 for number in range(1, 1001)], 0.99)
+    quantile = quantile_with_bounds(np.arange(1, 1001) / 1e3, 0.99)
     low, high = round(quantile.lower), round(quantile.upper)
     assert round(quantile.milliseconds) == 990
-    below, beyond = stats.binom.cdf(low - 1, 1000, 0.99), stats.binom.sf(high - 1, 1000, 0.99)
-    assert below <= 0.025
-    assert beyond <= 0.025
-    assert stats.binom.cdf(low, 1000, 0.99) > 0.025
-    assert stats.binom.sf(high - 2, 1000, 0.99) > 0.025
+    assert stats.binom.cdf(low - 1, 1000, 0.99) <= 0.025 < stats.binom.cdf(low, 1000, 0.99)
+    assert stats.binom.sf(high - 1, 1000, 0.99) <= 0.025 < stats.binom.sf(high - 2, 1000, 0.99)
 
 
 def test_a_bound_that_the_sample_is_too_small_for_is_none():
-    quantile = quantile_with_bounds([0.001 * number for number in range(1, 101)], 0.99)
-    assert quantile.upper is None
+    assert quantile_with_bounds(np.arange(1, 101) / 1e3, 0.99).upper is None
+    alone = quantile_with_bounds(np.array([0.5]), 0.5)
+    assert (alone.milliseconds, alone.lower, alone.upper) == (500.0, None, None)
 
 
 def test_the_bounds_cover_the_true_quantile_as_often_as_they_say():
-    draws = np.random.default_rng(5)
+    draws = np.random.default_rng(5).exponential(size=(400, 200))
     truth = 1e3 * -np.log(0.1)
-    hits = 0
-    for _ in range(400):
-        quantile = quantile_with_bounds(list(draws.exponential(size=200)), 0.9)
-        hits += quantile.lower <= truth <= quantile.upper
-    assert 0.92 <= hits / 400 <= 1.0
+    bounds = [quantile_with_bounds(np.sort(values), 0.9) for values in draws]
+    assert 0.92 <= np.mean([quantile.lower <= truth <= quantile.upper for quantile in bounds]) <= 1.0
 
 
-def test_failed_requests_are_counted_and_kept_out_of_the_percentiles():
+def test_failed_requests_are_counted_by_kind_and_kept_out_of_the_percentiles():
     result = summary()
-    assert (result.requests, result.failed) == (300, 6)
+    assert (result.requests, result.failed, result.faults) == (300, 6, {"stream cut": 6})
+    assert result.fault_detail == "connection reset by peer"
     assert sum(result.first_token.histogram.counts) == 294
     assert result.answered_per_second == pytest.approx(294 / 15)
 
 
-def test_the_time_series_holds_every_request_once():
+def test_a_request_is_good_within_every_limit_and_only_then():
+    slow = {"first_token_seconds": 0.251, "last_token_seconds": 0.4}
+    late = {"total_seconds": 1.501}
+    result = of_rows([answered(0), answered(1, **slow), answered(2, **late), answered(3, fault=Fault.SHED)])
+    assert (result.good_fraction, result.good_per_second) == (0.25, 0.1)
+    assert result.failed == 1
+
+
+def test_users_who_left_as_planned_are_neither_good_nor_bad():
+    result = of_rows([answered(0), answered(1, fault=Fault.LEFT)])
+    assert (result.requests, result.failed, result.good_fraction, result.faults) == (1, 0, 1.0, {})
+
+
+def test_only_streamed_answers_have_a_first_token():
+    whole = {"streamed": False, "first_token_seconds": float("nan"), "longest_gap_seconds": 0.0}
+    result = of_rows([answered(0), answered(1, **whole)])
+    assert sum(result.first_token.histogram.counts) == 1
+    assert sum(result.end_to_end.histogram.counts) == 2
+    assert result.time_per_output_token.mean_milliseconds == pytest.approx(20.0)
+
+
+def test_the_time_series_holds_every_request_once_and_the_longest_stall_of_each_second():
     result = summary()
     assert sum(second.arrived for second in result.seconds) == 300
+    assert sum(second.failed for second in result.seconds) == 6
     assert [second.second for second in result.seconds] == list(range(15))
+    rows = [answered(0), answered(1, longest_gap_seconds=0.4), answered(4)]
+    stalls = [second.longest_stall_milliseconds for second in of_rows(rows).seconds]
+    assert stalls == [pytest.approx(400.0), None, pytest.approx(50.0)]
 
 
-def test_histograms_of_two_tests_share_their_edges():
-    one, other = summary(100).end_to_end.histogram, summary(300).end_to_end.histogram
+def test_histograms_of_two_windows_share_their_edges():
+    one, other = summary().end_to_end.histogram, summary(rate=50.0, seed=2).end_to_end.histogram
     shared = set(one.edges_milliseconds) & set(other.edges_milliseconds)
-    assert len(shared) >= min(len(one.edges_milliseconds), len(other.edges_milliseconds)) - 1
+    assert len(shared) >= min(len(one.edges_milliseconds), len(other.edges_milliseconds)) - 2
     assert len(one.edges_milliseconds) == len(one.counts) + 1
 
 
-def test_records_and_summary_come_back_as_they_were_written(tmp_path):
-    write_records(tmp_path, records(50))
-    write_summary(tmp_path, summary())
-    assert read_records(tmp_path) == records(50)
-    assert read_summary(tmp_path) == summary()
+def test_silences_keep_their_quantiles_within_the_width_of_a_bin():
+    gaps = np.sort(np.random.default_rng(3).lognormal(-4.0, 0.5, 50_000))
+    counts = np.histogram(gaps, GAP_EDGES)[0]
+    found = silences(replace(Records.of([answered(0, longest_gap_seconds=gaps[-1])]), gap_counts=counts))
+    for quantile in found.quantiles:
+        exact = quantile_with_bounds(gaps, quantile.quantile)
+        assert quantile.milliseconds == pytest.approx(exact.milliseconds, rel=0.02)
+        assert quantile.lower <= exact.lower <= exact.upper <= quantile.upper
+    assert found.maximum_milliseconds == pytest.approx(1e3 * gaps[-1])
+    assert sum(found.histogram.counts) == 50_000
 
 
-def test_the_table_is_one_text_that_starts_on_a_new_line_and_ends_with_the_verdict():
-    text = format_load_test(summary(), judge_load_test(records(300), POLICY), POLICY)
-    assert text.startswith("\n")
-    assert text.splitlines()[-1].startswith("NO_GO: ")
-    assert "p95" in text
+def test_tokens_of_prompts_come_from_the_servers_metrics_when_no_answer_tells():
+    traffic = Traffic.closed_loop([LoadRequest("p", 8)], 1, 10.0)
+    measured = MeasuredWindow(Records.of([answered(0)]), 10.0, ServerUse(input_tokens=70))
+    result = summarize_window("floor", "floor", 0, traffic, measured, POLICY)
+    assert (result.input_tokens_per_second, result.output_tokens_per_second) == (7.0, 1.1)
+    assert (result.concurrency, result.offered_per_second) == (1, None)
+
+
+def test_a_million_requests_take_seconds():
+    _, measured = measured_window(1000.0, 1.0, 1)
+    columns = {name: np.tile(column, 1000) for name, column in measured.records.columns.items()}
+    columns["arrives_at"] = np.sort(columns["arrives_at"]) * 1000
+    many = MeasuredWindow(replace(measured.records, columns=columns), 1000.0, ServerUse())
+    traffic = Traffic((), 1000.0, "0" * 64)
+    started = time.monotonic()
+    result = summarize_window("soak", "soak", 1, traffic, many, POLICY)
+    assert time.monotonic() - started < 10.0
+    assert result.requests == 1_000_000
 
 
 def test_without_requests_there_is_no_summary():
     with pytest.raises(ValueError, match="without requests"):
-        summarize([], POLICY, offered_per_second=1, window_seconds=1, workload_digest="")
+        of_rows([])

@@ -14,6 +14,9 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("huggingface_hub")
 
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
 def _load_sample() -> ModuleType:
     spec = importlib.util.spec_from_file_location("sample_release", Path(__file__).with_name("sample.py"))
     assert spec is not None

@@ -8,6 +8,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
+from load_sample import POLICY as LOAD_POLICY
+from load_sample import sample_load_test
+
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.accuracy.evaluation import Divergence, NoiseFloor, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import judge_pairs
@@ -32,7 +35,6 @@ from llm_pipeline.config.release import (
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.hub.resolve import PinnedModel
-from llm_pipeline.loadtest.records import RequestRecord
 from llm_pipeline.release_record import ReleaseRecord, record_name
 from llm_pipeline.stages.contract import ArtifactRef, Metric, StageFailure, StageResult, Timings
 from llm_pipeline.stages.execute import failure_name, results_name
@@ -79,12 +81,7 @@ class SampleRelease:
             recipes=tuple(QuantizationRecipe(name=name, weights=_weights(name)) for name in RECIPES),
             ladder=Ladder(strategy=strategy),
             targets=(Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
-            policy=Policy(
-                name="strict",
-                load_test=LoadTestPolicy(
-                    service_level=ServiceLevel(first_token_milliseconds=150.0, end_to_end_milliseconds=600.0)
-                ),
-            ),
+            policy=Policy(name="strict", load_test=LOAD_POLICY),
             evaluation=Evaluation(tasks=tuple(TASKS), served_tasks=("arithmetic",)),
             workload=Workload(prompts="prompts.jsonl", rate_per_second=20.0, duration_seconds=60.0),
             approval=Approval(),
@@ -212,32 +209,16 @@ class SampleRelease:
         )
 
     def load_test(self) -> None:
-        records: list[RequestRecord] = []
-        second = 0.0
-        while second < 60.0:
-            second += self._random.expovariate(20.0)
-            first = self._random.lognormvariate(4.0, 0.35)
-            total = first + self._random.uniform(4, 16) * self._random.lognormvariate(2.7, 0.2)
-            records.append(
-                RequestRecord(
-                    number=len(records),
-                    arrives_at=second,
-                    lag_seconds=0.001,
-                    first_token_seconds=first / 1000,
-                    total_seconds=total / 1000,
-                    asked_tokens=16,
-                    output_tokens=12,
-                    status=200,
-                )
-            )
-        data = "\n".join(record.model_dump_json() for record in records).encode()
+        directory = self._scratch / "load_test"
+        directory.mkdir(parents=True)
+        outcome = sample_load_test(directory)
         self.add(
             "load_test",
             "cpu",
             64.0,
-            artifacts={"load_test": self.publish("load_test", {"requests.jsonl": data})},
+            artifacts={"load_test": self.store.publish("load_test", directory)},
             metrics={"output_tokens_per_second": 412.6},
-            judgement=_one("requests within the service level", 0.985, 0.95, "fraction", len(records)),
+            judgement=outcome.judgement,
         )
 
     def canary(self, *, good: bool = True) -> None:

@@ -124,9 +124,9 @@ def test_an_artifact_that_is_gone_is_a_gap_and_not_a_failure(sample, tmp_path: P
     release = sample.whole_release(tmp_path)
     root = Path(urlsplit(release.store.uri).path)
     shutil.rmtree(root / "artifacts" / "canary")
-    for requests in (root / "artifacts" / "load_test").rglob("requests.jsonl"):
-        requests.chmod(0o644)
-        requests.write_text("not a request\n")
+    for outcome in (root / "artifacts" / "load_test").rglob("load_test.json"):
+        outcome.chmod(0o644)
+        outcome.write_text("not a load test\n")
     data = collect(release.store, sample.RELEASE)
     assert data.canaries == data.loads == ()
     assert any("canary" in gap for gap in data.gaps)

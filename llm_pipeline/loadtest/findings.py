@@ -1,0 +1,329 @@
+"""What a load test found, as tables: the same ones in the task log and in the report.
+
+A column or a table without data is left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
+from llm_pipeline.loadtest.outcome import Latency, LoadTestOutcome, Quantile, WindowSummary
+
+_THREE_DIGITS = 100.0
+_LONGEST_QUOTE = 60
+_MEASURES: tuple[tuple[str, str, str], ...] = (
+    ("to the first token", "first_token", "first_token_milliseconds"),
+    ("time per output token", "time_per_output_token", "time_per_output_token_milliseconds"),
+    ("between two chunks", "inter_token", ""),
+    ("longest stall in an answer", "longest_stall", "longest_stall_milliseconds"),
+    ("end to end", "end_to_end", "end_to_end_milliseconds"),
+)
+"""A latency in words, its field in a window, and its limit's in the service level."""
+
+Row = tuple[str, ...]
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts.
+
+    Attributes:
+        title: What it shows.
+        head: Names of the columns.
+        rows: As many cells each.
+        notes: Sentences below it.
+    """
+
+    title: str
+    head: Row
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+    def is_number(self, column: int) -> bool:
+        """Whether a column holds figures, to be aligned at the right."""
+        return all(row[column].lstrip("+-[")[:1].isdigit() for row in self.rows if row[column])
+
+
+def findings(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[Table, ...]:
+    """All tables for which there is data: windows, latencies, faults, server, comparison, second opinion."""
+    tables = (
+        _windows(outcome),
+        _latencies(outcome, policy),
+        _faults(outcome.windows),
+        _server(outcome.windows),
+        _comparison(outcome),
+        _second_opinion(outcome),
+    )
+    return tuple(table for table in tables if table is not None)
+
+
+def deciding_windows(outcome: LoadTestOutcome) -> tuple[WindowSummary, ...]:
+    """The windows behind the verdict: those of the last rate that was confirmed, or the target's; void ones left out.
+
+    Windows of one confirmation are named `confirmation-<which>-<number>`.
+    """
+    usable = [window for window in outcome.windows if not window.void]
+    confirmations = [window for window in usable if window.phase == "confirmation"]
+    if confirmations:
+        last = _try_of(confirmations[-1])
+        return tuple(window for window in confirmations if _try_of(window) == last)
+    return tuple(window for window in usable if window.phase == "target")
+
+
+def _try_of(window: WindowSummary) -> str:
+    return "-".join(window.name.split("-")[:2])
+
+
+def quantile_of(latencies: Iterable[Latency | None], quantile: float) -> Quantile | None:
+    """A quantile over several windows: the middle one's, between the lowest and the highest bound of all.
+
+    Requests of one window are alike, so the windows say more of one another than the bounds within one.
+    """
+    found = [q for latency in latencies if latency for q in latency.quantiles if q.quantile == quantile]
+    if not found:
+        return None
+    lower, upper = [q.lower for q in found], [q.upper for q in found]
+    return Quantile(
+        quantile=quantile,
+        milliseconds=statistics.median(q.milliseconds for q in found),
+        lower=min((bound for bound in lower if bound is not None), default=None) if None not in lower else None,
+        upper=max((bound for bound in upper if bound is not None), default=None) if None not in upper else None,
+    )
+
+
+def level_in_words(level: ServiceLevel) -> str:
+    """The limits of a service level: `first token 150 ms, end to end 600 ms`."""
+    named = (
+        ("first token", level.first_token_milliseconds),
+        ("time per output token", level.time_per_output_token_milliseconds),
+        ("longest stall", level.longest_stall_milliseconds),
+        ("end to end", level.end_to_end_milliseconds),
+    )
+    return ", ".join(f"{name} {limit:g} ms" for name, limit in named if limit is not None)
+
+
+def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[str, ...]:
+    """What was asked for and what was reached, a sentence each."""
+    level, rate = policy.service_level, outcome.target_rate_per_second
+    within = "all of" if level.together else "each of"
+    wanted = f"{100 * policy.attainment:g} % of requests within {within} {level_in_words(level)}"
+    reached = [f"the workload's rate is {_rate(rate)}"]
+    if outcome.highest_rate_per_second is not None:
+        reached.append(f"the search met the service level up to {_rate(outcome.highest_rate_per_second)}")
+    elif outcome.rates:
+        reached.append("the search met the service level at no rate")
+    confirmed = outcome.confirmed_rate_per_second
+    reached.append("no rate is confirmed" if confirmed is None else f"{_rate(confirmed)} is confirmed")
+    sentences = [
+        f"Service level: {wanted}; to be shown with {100 * policy.confidence:g} % confidence.",
+        f"Rates: {'; '.join(reached)}.",
+    ]
+    if outcome.token_cost is not None:
+        cost, currency = outcome.token_cost
+        sentences.append(f"A million output tokens cost {cost:.3g} {currency} at the confirmed rate.")
+    if outcome.regression is not None and not outcome.regression.ratios:
+        sentences.append("There is no comparison with production: nothing serves yet.")
+    return (*sentences, *outcome.notes)
+
+
+def _table(title: str, head: Row, rows: Sequence[Row], notes: Iterable[str] = ()) -> Table | None:
+    """A table without its empty columns; None without rows."""
+    if not rows:
+        return None
+    kept = [column for column in range(len(head)) if any(row[column] for row in rows)]
+
+    def picked(row: Row) -> Row:
+        return tuple(row[column] for column in kept)
+
+    return Table(title, picked(head), tuple(map(picked, rows)), tuple(notes))
+
+
+def _windows(outcome: LoadTestOutcome) -> Table | None:
+    said = {point.window: str(point.verdict) for point in outcome.rates}
+    head = (
+        "window", "pace", "requests", "failed", "good", "TTFT p50/p99", "TPOT p50/p99", "e2e p99", "stall max",
+        "tokens/s", "says",
+    )  # fmt: skip
+    rows = [_window_row(window, said.get(window.name, "")) for window in outcome.windows]
+    notes = [f"{window.name} is void: {window.void}." for window in outcome.windows if window.void]
+    return _table("Windows; latencies in ms from the scheduled arrival", head, rows, notes)
+
+
+def _window_row(window: WindowSummary, said: str) -> Row:
+    offered = window.offered_per_second
+    pace = f"{window.concurrency} user{'s' if window.concurrency > 1 else ''}" if offered is None else _rate(offered)
+    stall = window.longest_stall
+    return (
+        window.name,
+        pace,
+        f"{window.requests:,}",
+        f"{window.failed:,}",
+        f"{100 * window.good_fraction:.1f} %",
+        _pair(window.first_token),
+        _pair(window.time_per_output_token),
+        _milliseconds(_quantile(window.end_to_end, 0.99)),
+        _milliseconds(stall.maximum_milliseconds if stall and stall.maximum_milliseconds > 0.0 else None),
+        _number(window.output_tokens_per_second),
+        "void" if window.void else said,
+    )
+
+
+def _latencies(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> Table | None:
+    windows = deciding_windows(outcome)
+    rows = [
+        row
+        for words, field, limit in _MEASURES
+        if (row := _latency_row(words, [getattr(window, field) for window in windows], policy.service_level, limit))
+    ]
+    if not rows:
+        return None
+    requests = sum(window.requests for window in windows)
+    what = "Confirmation" if windows[-1].phase == "confirmation" else "The workload's rate"
+    several = f" in {len(windows)} windows" if len(windows) > 1 else ""
+    title = f"{what}: latencies in ms of {requests:,} requests{several}, with two-sided 95 % bounds"
+    note = "Figures of the middle window, between the lowest and the highest bound of all." if several else ""
+    return _table(title, ("", "p50", "p90", "p95", "p99", "max", "limit"), rows, filter(None, (note,)))
+
+
+def _latency_row(words: str, latencies: Sequence[Latency | None], level: ServiceLevel, limit: str) -> Row | None:
+    found = [latency for latency in latencies if latency]
+    if not found or max(latency.maximum_milliseconds for latency in found) <= 0.0:
+        return None
+    allowed = getattr(level, limit) if limit else None
+    quantiles = (quantile_of(found, quantile) for quantile in (0.5, 0.9, 0.95, 0.99))
+    maximum = _milliseconds(max(latency.maximum_milliseconds for latency in found))
+    return (words, *map(_bounded, quantiles), maximum, "" if allowed is None else f"{allowed:g}")
+
+
+def _faults(windows: Sequence[WindowSummary]) -> Table | None:
+    kinds = dict.fromkeys(kind for window in windows for kind in window.faults)
+    rows = []
+    for kind in kinds:
+        hit = [window for window in windows if window.faults.get(kind)]
+        said = next((w.fault_detail for w in hit if w.fault_detail and next(iter(w.faults)) == kind), "")
+        rows.append((kind, f"{sum(w.faults[kind] for w in hit):,}", _names(hit), _quote(said)))
+    return _table("Failed requests by kind", ("fault", "requests", "windows", "the first one said"), rows)
+
+
+def _names(windows: Sequence[WindowSummary]) -> str:
+    shown = [window.name for window in windows[:2]]
+    return ", ".join(shown) + (f" and {len(windows) - 2} more" if len(windows) > len(shown) else "")
+
+
+def _server(windows: Sequence[WindowSummary]) -> Table | None:
+    head = (
+        "window", "queue ms", "active", "KV cache", "GPU", "GPU memory", "memory", "growth", "input tokens",
+        "output tokens",
+    )  # fmt: skip
+    rows = [row for window in windows if any((row := _server_row(window))[1:])]
+    return _table("The server, by its own metrics", head, rows)
+
+
+def _server_row(window: WindowSummary) -> Row:
+    use = window.server
+    return (
+        window.name,
+        _told(use.queue_milliseconds, _milliseconds),
+        _told(use.active_requests, str),
+        _told(use.kv_cache_fraction, _percent),
+        _told(use.gpu_utilization_fraction, _percent),
+        _told(use.gpu_memory_bytes, _bytes),
+        _told(use.resident_bytes, _bytes),
+        _told(use.resident_bytes_per_second, lambda slope: f"{60e-6 * slope:+.1f} MB/min"),
+        _told(use.input_tokens, "{:,}".format),
+        _told(use.output_tokens, "{:,}".format),
+    )
+
+
+def _comparison(outcome: LoadTestOutcome) -> Table | None:
+    found = outcome.regression
+    if found is None:
+        return None
+    head = ("measure", "candidate", "production", "ratio", "95 % interval", "pairs of windows")
+    rows = [
+        (
+            ratio.measure,
+            f"{_number(ratio.candidate)} {ratio.unit}".strip(),
+            f"{_number(ratio.production)} {ratio.unit}".strip(),
+            f"{ratio.ratio:.3f}",
+            _interval(ratio.lower, ratio.upper),
+            str(ratio.rounds),
+        )
+        for ratio in found.ratios
+    ]
+    return _table(f"Against production, {_quote(found.production)}", head, rows)
+
+
+def _interval(lower: float | None, upper: float | None) -> str:
+    if lower is None and upper is None:
+        return ""
+    return " to ".join("-" if bound is None else f"{bound:.3f}" for bound in (lower, upper))
+
+
+def _second_opinion(outcome: LoadTestOutcome) -> Table | None:
+    opinion = outcome.second_opinion
+    if opinion is None:
+        return None
+    rows = [
+        (measure, _told(ours, _number), _told(theirs, _number), _difference(ours, theirs))
+        for measure, (theirs, ours) in opinion.figures.items()
+    ]
+    head = ("measure", "ours", opinion.tool, "difference")
+    return _table("Second opinion at the workload's rate", head, rows, opinion.differences)
+
+
+def _difference(ours: float | None, theirs: float | None) -> str:
+    return f"{100 * (theirs / ours - 1.0):+.1f} %" if ours and theirs is not None else ""
+
+
+def _told(value: ValueT | None, shown: Callable[[ValueT], str]) -> str:
+    return "" if value is None else shown(value)
+
+
+def _quantile(latency: Latency | None, quantile: float) -> float | None:
+    found = quantile_of([latency], quantile)
+    return found.milliseconds if found else None
+
+
+def _pair(latency: Latency | None) -> str:
+    both = [_milliseconds(_quantile(latency, quantile)) for quantile in (0.5, 0.99)]
+    return " / ".join(both) if all(both) else ""
+
+
+def _bounded(quantile: Quantile | None) -> str:
+    if quantile is None:
+        return ""
+    return f"{_milliseconds(quantile.milliseconds)} [{_milliseconds(quantile.lower)}..{_milliseconds(quantile.upper)}]"
+
+
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= _THREE_DIGITS else f"{value:#.3g}".rstrip(".")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= _THREE_DIGITS else f"{value:.3g}"
+
+
+def _rate(per_second: float) -> str:
+    return f"{_number(per_second)}/s"
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+def _quote(text: str) -> str:
+    """Text of a server on one line, cut."""
+    words = " ".join(text.split())
+    return words if len(words) <= _LONGEST_QUOTE else f"{words[: _LONGEST_QUOTE - 3]}..."

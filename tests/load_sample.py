@@ -1,0 +1,180 @@
+"""A load test of a server that exists only as a queue: what the stage leaves behind, without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.measure import MeasuredWindow
+from llm_pipeline.loadtest.outcome import (
+    LoadTestOutcome,
+    Phase,
+    RatePoint,
+    Ratio,
+    RegressionOutcome,
+    SecondOpinion,
+    ServerUse,
+    WindowSummary,
+    write_outcome,
+)
+from llm_pipeline.loadtest.records import GAP_EDGES, Records, write_records
+from llm_pipeline.loadtest.search import highest_passed
+from llm_pipeline.loadtest.summary import summarize_window
+from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
+from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
+
+LEVEL = ServiceLevel(
+    first_token_milliseconds=250.0,
+    end_to_end_milliseconds=1500.0,
+    time_per_output_token_milliseconds=25.0,
+    longest_stall_milliseconds=500.0,
+)
+POLICY = LoadTestPolicy(service_level=LEVEL, search=RateSearch())
+TARGET_RATE = 20.0
+CONFIRMED_RATE = 50.0
+_CAPACITY = 65.0
+_STALL_SECONDS = 0.4
+_SEARCHED = (40.0, 80.0, 56.6, 67.3, 61.7, 59.1, 64.4)
+
+
+def measured_window(
+    rate: float, seconds: float, seed: int, *, capacity: float = _CAPACITY, broken: int = 0, stall_at: float = -1.0
+) -> tuple[Traffic, MeasuredWindow]:
+    """Poisson arrivals at a queue with one server; the last `broken` requests are cut, and once it stalls."""
+    draw = np.random.default_rng(seed)
+    arrivals = np.cumsum(draw.exponential(1.0 / rate, int(rate * seconds)))
+    arrivals *= seconds / arrivals[-1] * 0.999
+    count = len(arrivals)
+    work = draw.gamma(4.0, 0.25 / capacity, count)
+    waits = np.zeros(count)
+    for place in range(1, count):
+        waits[place] = max(0.0, waits[place - 1] + work[place - 1] - (arrivals[place] - arrivals[place - 1]))
+    load = min(1.0, rate / capacity)
+    tokens = np.clip(draw.lognormal(3.3, 0.4, count), 4, 64).astype(np.int32)
+    first = waits + draw.lognormal(-3.3, 0.25, count) * (1.0 + load)
+    pace = draw.lognormal(-4.7, 0.12, count) * (1.0 + 0.8 * load)
+    stalled = (arrivals < stall_at) & (stall_at < arrivals + first + pace * tokens)
+    gaps = np.where(stalled, _STALL_SECONDS, pace * draw.uniform(1.5, 3.0, count))
+    last = first + pace * (tokens - 1) + np.where(stalled, _STALL_SECONDS, 0.0)
+    fault = np.zeros(count, np.uint8)
+    fault[count - broken :] = Fault.CUT
+    records = Records(
+        {
+            "number": np.arange(count),
+            "arrives_at": arrivals,
+            "lag_seconds": draw.exponential(0.0004, count),
+            "first_token_seconds": first,
+            "last_token_seconds": last,
+            "total_seconds": last + 0.001,
+            "longest_gap_seconds": gaps,
+            "input_tokens": draw.integers(20, 200, count).astype(np.int32),
+            "output_tokens": tokens,
+            "asked_tokens": tokens,
+            "status": np.full(count, 200, np.int16),
+            "fault": fault,
+            "priority": np.zeros(count, np.int16),
+            "streamed": np.ones(count, np.bool_),
+        },
+        np.histogram(np.repeat(pace, tokens - 1), GAP_EDGES)[0],
+        {Fault.CUT: "connection reset by peer"} if broken else {},
+    )
+    traffic = Traffic.open_loop([LoadRequest("p", int(n)) for n in tokens], arrivals, seconds)
+    use = ServerUse(
+        queue_milliseconds=1e3 * float(waits.mean()),
+        active_requests=int(40 * load),
+        kv_cache_fraction=0.9 * load,
+        resident_bytes=812_000_000,
+        resident_bytes_per_second=1200.0,
+        output_tokens=int(tokens.sum()),
+        samples=int(seconds),
+    )
+    return traffic, MeasuredWindow(records, seconds, use)
+
+
+def sample_load_test(directory: Path, *, broken: int = 0, seconds: float = 16.0) -> LoadTestOutcome:
+    """A whole load test, written as the stage writes it: closed loops, target, search, confirmation in 3 windows."""
+    windows: list[WindowSummary] = []
+
+    def window(name: str, phase: Phase, rate: float, length: float, **how: float) -> WindowSummary:
+        seed = len(windows)
+        traffic, measured = measured_window(rate, length, seed, **how)
+        if phase in ("floor", "ceiling"):
+            users = 1 if phase == "floor" else 32
+            traffic = Traffic.closed_loop(traffic.requests, users, length)
+        if phase != "search":
+            write_records(directory / f"{name}.csv.gz", measured.records)
+        windows.append(summarize_window(name, phase, seed, traffic, measured, POLICY))
+        return windows[-1]
+
+    window("floor", "floor", 3.0, 10.0)
+    window("ceiling", "ceiling", 54.0, 10.0)
+    target = window("target", "target", TARGET_RATE, seconds)
+    points = [_point(TARGET_RATE, target)]
+    for number, rate in enumerate(_SEARCHED):
+        points.append(_point(rate, window(f"search-{number + 1}", "search", rate, 8.0)))
+    for number in range(3):
+        window(
+            f"confirmation-1-{number + 1}", "confirmation", CONFIRMED_RATE, seconds,
+            stall_at=0.6 * seconds if number == 1 else -1.0, broken=broken if number == 2 else 0,
+        )  # fmt: skip
+    rates = tuple(sorted(points, key=lambda point: point.rate_per_second))
+    outcome = LoadTestOutcome(
+        target_rate_per_second=TARGET_RATE,
+        warmup_requests=140,
+        warmup_seconds=9.2,
+        windows=tuple(windows),
+        rates=rates,
+        highest_rate_per_second=highest_passed(rates),
+        confirmed_rate_per_second=None if broken else CONFIRMED_RATE,
+        token_cost=(0.42, "USD"),
+        regression=RegressionOutcome(
+            production="demo-tiny-00000000",
+            ratios=(
+                Ratio(measure="first token p95", ratio=1.04, lower=0.98, upper=1.11, candidate=96.0, production=92.0,
+                      unit="ms", rounds=5),
+                Ratio(measure="length of answers", ratio=1.0, lower=0.99, upper=1.01, candidate=29.0, production=29.0,
+                      unit="tokens", rounds=5),
+            ),
+        ),
+        second_opinion=SecondOpinion(
+            tool="aiperf 0.13.0",
+            figures={"first token p50, ms": (41.0, 42.5), "output tokens per request": (11.0, 16.0)},
+            differences=("aiperf counts tokens by tokenizing the text again.",),
+        ),
+        notes=("The GPU's memory is not told by this server.",),
+        judgement=_judgement(windows[-3:], broken),
+    )  # fmt: skip
+    write_outcome(directory, outcome)
+    return outcome
+
+
+def _point(rate: float, window: WindowSummary) -> RatePoint:
+    verdict = Verdict.GO if window.good_fraction >= POLICY.attainment else Verdict.NO_GO
+    return RatePoint(
+        rate_per_second=rate,
+        good_fraction=window.good_fraction,
+        good_per_second=window.good_per_second,
+        verdict=verdict,
+        window=window.name,
+    )
+
+
+def _judgement(windows: list[WindowSummary], broken: int) -> Judgement:
+    requests = sum(window.requests for window in windows)
+    good = sum(window.good_fraction * window.requests for window in windows) / requests
+    failed = Verdict.NO_GO if broken else Verdict.GO
+    facts = [
+        Evidence(
+            name="failed requests", verdict=failed, measured=broken / requests, limit=0.0, unit="fraction",
+            samples=requests, detail=f"{broken} streams were cut." if broken else "",
+        ),
+        Evidence(
+            name="service level met", verdict=Verdict.GO, measured=good, lower=good - 0.01, limit=0.95,
+            unit="fraction", samples=requests,
+        ),
+    ]  # fmt: skip
+    words = f"{broken} requests failed." if broken else f"At {CONFIRMED_RATE:g}/s the service level is met."
+    return judge(words, facts)

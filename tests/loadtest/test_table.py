@@ -1,0 +1,101 @@
+"""A load test as tables: what the one who decides must find there."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from load_sample import CONFIRMED_RATE, POLICY, sample_load_test
+
+from llm_pipeline.loadtest.findings import deciding_windows, findings, quantile_of
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, RegressionOutcome, ServerUse
+from llm_pipeline.loadtest.table import WIDTH, format_load_test
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory) -> LoadTestOutcome:
+    return sample_load_test(tmp_path_factory.mktemp("load"), broken=2)
+
+
+def titles(outcome: LoadTestOutcome) -> list[str]:
+    return [table.title.split(":")[0].split(";")[0].split(",")[0] for table in findings(outcome, POLICY)]
+
+
+def test_the_log_starts_on_a_new_line_fits_its_width_and_ends_with_the_sentence_that_decided(outcome):
+    text = format_load_test(outcome, POLICY)
+    assert text.startswith("\n")
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert text.splitlines()[-1] == "NO_GO: 2 requests failed."
+    assert "failed requests: 2 streams were cut." in text
+
+
+def test_every_window_has_its_line_and_every_rate_its_verdict(outcome):
+    rows = {row[0]: row for row in findings(outcome, POLICY)[0].rows}
+    assert list(rows) == [window.name for window in outcome.windows]
+    assert {row[-1] for name, row in rows.items() if name.startswith("search")} == {"GO", "NO_GO"}
+    assert rows["floor"][1] == "1 user"
+    assert rows["target"][1] == "20/s"
+
+
+def test_a_void_window_says_so_and_decides_nothing(outcome):
+    windows = [w.model_copy(update={"void": "the client was late"} if w.seed == 11 else {}) for w in outcome.windows]
+    void = outcome.model_copy(update={"windows": tuple(windows)})
+    table = findings(void, POLICY)[0]
+    assert "confirmation-1-2 is void: the client was late." in table.notes
+    assert [window.name for window in deciding_windows(void)] == ["confirmation-1-1", "confirmation-1-3"]
+
+
+def test_only_the_last_rate_that_was_tried_decides_and_without_a_confirmation_the_target(outcome):
+    last = outcome.windows[-1].model_copy(update={"name": "confirmation-2-1"})
+    lowered = outcome.model_copy(update={"windows": (*outcome.windows, last)})
+    assert [window.name for window in deciding_windows(lowered)] == ["confirmation-2-1"]
+    early = outcome.model_copy(update={"windows": outcome.windows[:3]})
+    assert [window.name for window in deciding_windows(early)] == ["target"]
+
+
+def test_a_quantile_of_several_windows_lies_between_the_bounds_of_all(outcome):
+    firsts = [window.first_token for window in deciding_windows(outcome)]
+    single = [quantile_of([first], 0.95) for first in firsts]
+    found = quantile_of(firsts, 0.95)
+    assert found.milliseconds == sorted(one.milliseconds for one in single)[1]
+    assert (found.lower, found.upper) == (min(one.lower for one in single), max(one.upper for one in single))
+
+
+def test_limits_rates_faults_ratios_and_the_second_opinion_are_all_told(outcome):
+    text = format_load_test(outcome, POLICY).replace("\n  ", " ")
+    for told in (
+        "first token 250 ms, time per output token 25 ms, longest stall 500 ms, end to end 1500 ms",
+        "the search met the service level up to 59.1/s; no rate is confirmed",
+        "0.42 USD",
+        "stream cut         2  confirmation-1-3  connection reset by peer",
+        "first token p95        96 ms       92 ms  1.040  0.980 to 1.110",
+        "-31.2 %",
+        "+0.1 MB/min",
+    ):
+        assert told in text
+    confirmed = outcome.model_copy(update={"confirmed_rate_per_second": CONFIRMED_RATE})
+    assert "50/s is confirmed" in format_load_test(confirmed, POLICY)
+
+
+def test_nothing_is_shown_that_has_no_data(outcome):
+    bare = {"faults": {}, "server": ServerUse(), "time_per_output_token": None}
+    windows = tuple(window.model_copy(update=bare) for window in outcome.windows[:3])
+    little = {"windows": windows, "rates": (), "second_opinion": None, "token_cost": None}
+    short = outcome.model_copy(update={**little, "regression": RegressionOutcome(production="")})
+    assert titles(outcome) == [
+        "Windows", "Confirmation", "Failed requests by kind", "The server", "Against production", "Second opinion at "
+        "the workload's rate",
+    ]  # fmt: skip
+    assert titles(short) == ["Windows", "The workload's rate"]
+    assert findings(short, POLICY)[0].head[-4:] == ("TTFT p50/p99", "e2e p99", "stall max", "tokens/s")
+    assert "nothing serves yet" in format_load_test(short, POLICY)
+
+
+def test_what_a_server_said_stays_on_one_line(outcome, tmp_path: Path):
+    said = outcome.windows[-1].model_copy(update={"fault_detail": "line one\nline two " + 200 * "x"})
+    hostile = outcome.model_copy(update={"windows": (*outcome.windows[:-1], said)})
+    text = format_load_test(hostile, POLICY)
+    assert "line one line two xxx" in text
+    assert max(map(len, text.splitlines())) <= WIDTH

@@ -1,0 +1,148 @@
+"""The load test in a report: what its plots and tables say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from load_sample import CONFIRMED_RATE, POLICY, sample_load_test
+
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, write_outcome
+from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.figure import Plot
+from llm_pipeline.reporting.highlights import highlights
+from llm_pipeline.reporting.html import render_report
+from llm_pipeline.reporting.load import read_load
+from llm_pipeline.reporting.load_plots import draw_load
+from llm_pipeline.reporting.model import LoadStudy
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("load")
+    sample_load_test(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def study(directory: Path) -> LoadStudy:
+    return read_load(directory, "cpu", POLICY)
+
+
+@pytest.fixture(scope="module")
+def plots(study: LoadStudy) -> dict[str, Plot]:
+    return {plot.name: plot for plot in draw_load(study)}
+
+
+def texts(plot: Plot) -> set[str]:
+    return set(re.findall(r">([^<>]+)</text>", plot.svg))
+
+
+def with_outcome(study: LoadStudy, **changes: object) -> LoadStudy:
+    return study.model_copy(update={"outcome": study.outcome.model_copy(update=changes)})
+
+
+def test_curves_are_of_all_windows_that_decided(study: LoadStudy) -> None:
+    curves = {curve.name: curve for curve in study.curves}
+    assert list(curves) == ["first token", "end to end", "time per output token", "longest stall"]
+    assert all(curve.shares[-1] == 1.0 for curve in curves.values())
+    assert curves["longest stall"].milliseconds[-1] == pytest.approx(400.0), "only the second window stalled"
+
+
+def test_requests_that_failed_keep_a_curve_below_one(tmp_path: Path) -> None:
+    outcome = sample_load_test(tmp_path, broken=24)
+    requests = sum(window.requests for window in outcome.windows[-3:])
+    curves = read_load(tmp_path, "cpu", POLICY).curves
+    assert {curve.shares[-1] for curve in curves} == {1 - 24 / requests}
+
+
+def test_the_latency_plots_name_their_axes_and_every_limit(plots: dict[str, Plot]) -> None:
+    assert {"share of requests answered", "its limit, 250 ms", "its limit, 1,500 ms", "needed: 95 %"} <= texts(
+        plots["latency-cpu"]
+    )
+    assert {"time per output token", "its limit, 25 ms", "longest stall", "its limit, 500 ms"} <= texts(
+        plots["tokens-cpu"]
+    )
+    assert "2,400 requests at 50 requests/s; none failed" in plots["latency-cpu"].description
+
+
+def test_latency_against_rate_holds_the_limits_against_the_quantile_of_the_attainment(
+    study: LoadStudy, plots: dict[str, Plot]
+) -> None:
+    shown = {"first token p95", "end to end p95", "its limit, 250 ms", "workload 20/s", "confirmed 50/s"}
+    assert shown <= texts(plots["latency-by-rate-cpu"])
+    stricter = study.model_copy(update={"policy": POLICY.model_copy(update={"attainment": 0.99})})
+    assert "first token p99" in texts(next(p for p in draw_load(stricter) if p.name == "latency-by-rate-cpu"))
+
+
+def test_goodput_shows_the_service_level_the_probes_verdicts_and_the_confirmation(plots: dict[str, Plot]) -> None:
+    shown = {"95 % good: the service level", "probe: GO", "probe: NO GO", "confirmation"}
+    assert shown <= texts(plots["goodput-cpu"])
+    assert "of 50/s in the confirmation" in plots["goodput-cpu"].description
+
+
+def test_time_shows_requests_tokens_and_the_longest_stall(plots: dict[str, Plot]) -> None:
+    plot = plots["over-time-cpu"]
+    assert "Confirmation (3 windows), one after another; 0 requests failed" in plot.description
+    assert "took 400 ms" in plot.description
+    assert "longest stall within an answer, milliseconds; limit 500 ms" in texts(plot)
+    assert "failed" not in texts(plot)
+
+
+def test_failed_requests_are_in_the_plot_over_time(tmp_path: Path) -> None:
+    sample_load_test(tmp_path, broken=24)
+    plot = next(p for p in draw_load(read_load(tmp_path, "cpu", POLICY)) if p.name == "over-time-cpu")
+    assert "failed" in texts(plot)
+    assert "24 requests failed" in plot.description
+
+
+def test_without_a_search_or_records_only_what_there_is_is_drawn(study: LoadStudy) -> None:
+    alone = with_outcome(study, rates=(), windows=study.outcome.windows[:3])
+    assert [plot.name for plot in draw_load(alone)] == ["latency-cpu", "tokens-cpu", "over-time-cpu"]
+    assert [plot.name for plot in draw_load(alone.model_copy(update={"curves": ()}))] == ["over-time-cpu"]
+    nothing = with_outcome(study, rates=(), windows=())
+    assert list(draw_load(nothing.model_copy(update={"curves": ()}))) == []
+
+
+def test_a_report_whose_records_were_not_kept_still_has_its_tables(tmp_path: Path, study: LoadStudy) -> None:
+    write_outcome(tmp_path, study.outcome)
+    bare = read_load(tmp_path, "cpu", POLICY)
+    assert bare.curves == ()
+    assert bare.outcome == study.outcome
+
+
+def test_two_rates_close_together_are_named_on_two_levels(study: LoadStudy) -> None:
+    def heights(outcome: LoadTestOutcome) -> set[str]:
+        plot = next(p for p in draw_load(study.model_copy(update={"outcome": outcome})) if p.name == "goodput-cpu")
+        marks = re.findall(r"<text[^>]*? y=\"([-\d.]+)\"[^>]*>(?:workload|confirmed) ", plot.svg)
+        assert len(marks) == 2
+        return set(marks)
+
+    assert len(heights(study.outcome)) == 1
+    assert len(heights(study.outcome.model_copy(update={"confirmed_rate_per_second": 22.0}))) == 2
+
+
+def test_the_figures_on_top_are_the_confirmed_rate_and_the_cost(study: LoadStudy) -> None:
+    rate, cost = highlights((), (), (study,), ())
+    assert rate.value == f"{CONFIRMED_RATE:g} requests/s"
+    assert "0 of 2,400 failed; first token p95 18" in rate.note
+    assert cost.value == "0.42 USD"
+    unconfirmed = with_outcome(study, confirmed_rate_per_second=None, token_cost=None)
+    (rate,) = highlights((), (), (unconfirmed,), ())
+    assert rate.value == "none confirmed"
+
+
+def test_the_page_has_the_sentence_that_decided_and_every_table(sample, promoted) -> None:
+    page = render_report(collect(promoted.store, sample.RELEASE))
+    part = page[page.index("<h2>Load test, cpu</h2>") : page.index("<h2>Canary, cpu</h2>")]
+    for told in (
+        "<strong>At 50/s the service level is met.</strong>",
+        "Windows; latencies in ms from the scheduled arrival",
+        "Confirmation: latencies in ms of 2,400 requests in 3 windows",
+        "The server, by its own metrics",
+        "Against production, demo-tiny-00000000",
+        "Second opinion at the workload&#39;s rate",
+    ):
+        assert told in part
+    assert "Failed requests by kind" not in part
