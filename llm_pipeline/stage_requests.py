@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from llm_pipeline.accuracy.choice import RecipeAttempt
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.server_place import KubernetesServer, LocalServer
 from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import Target
 from llm_pipeline.release_record import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
@@ -15,6 +17,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
+    from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 
 _GOLDEN_MAXIMUM_TOKENS = 32
 
@@ -113,24 +116,60 @@ def _package(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
 def _staging(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.stages.staging import StagingConfig
 
+    repository = flow.artifact("package", subject, "repository")
     config = StagingConfig(
-        ports=flow.deployment.places[subject].staging,
+        **_server_slot(flow, subject),
         policy=flow.release.policy.staging,
-        triton_home=flow.deployment.triton_home,
-        python=flow.deployment.interpreter("model"),
-        state=flow.state_directory(subject, "staging"),
+        release=_served_release(flow, subject, repository) if _serves_in_pods(flow, subject) else None,
     )
-    return config, {"repository": flow.artifact("package", subject, "repository")}
+    return config, {"repository": repository}
 
 
 def _staging_down(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.stages.staging_down import StagingDownConfig
 
-    return StagingDownConfig(state=flow.state_directory(subject, "staging")), {}
+    return StagingDownConfig(**_server_slot(flow, subject)), {}
 
 
-def _endpoint(flow: Flow, target: str) -> str:
-    return f"http://127.0.0.1:{flow.deployment.places[target].staging.http}"
+def _server_slot(flow: Flow, target: str) -> dict[str, Any]:
+    """Fields of `ServerSlotConfig`."""
+    place = flow.deployment.places[target].staging
+    here: dict[str, str] = {}
+    if isinstance(place, LocalServer):
+        here = {"triton_home": flow.deployment.triton_home, "python": flow.deployment.interpreter("model")}
+    return {
+        "place": place,
+        "state": flow.state_directory(target, "staging"),
+        "release_name": flow.release.name,
+        "served": flow.release.target(target),
+        **here,
+    }
+
+
+def _serves_in_pods(flow: Flow, target: str) -> bool:
+    return isinstance(flow.deployment.places[target].staging, KubernetesServer)
+
+
+def _served_release(flow: Flow, target: str, repository: ArtifactRef) -> ServedRelease:
+    from llm_pipeline.serving.kubernetes_manifests import ServedRelease
+
+    return ServedRelease(
+        name=flow.release.name,
+        release_id=flow.record.release_id,
+        model_id=flow.record.model.id,
+        target=flow.release.target(target),
+        repository=repository,
+        engine=flow.artifact("build", target, "engine"),
+        checkpoint=flow.artifact("quantize", flow.chosen_recipe(target), "checkpoint"),
+    )
+
+
+def _endpoint(flow: Flow, target: str) -> Endpoint:
+    """Where the staged candidate answers."""
+    from llm_pipeline.serving.control import endpoint_of
+
+    place = flow.deployment.places[target].staging
+    return endpoint_of(place, release_name=flow.release.name, target_name=target)
 
 
 def _served_accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:

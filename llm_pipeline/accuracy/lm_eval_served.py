@@ -18,6 +18,7 @@ from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
 from llm_pipeline.accuracy.progress import Progress
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.errors import Transient, Unsupported
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
@@ -32,7 +33,7 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
     """A model behind an endpoint, as lm-eval sees it.
 
     Args:
-        endpoint: Base URL.
+        endpoint: Where it answers.
         concurrency: Requests in flight at once.
         timeout_seconds: Longest time for one answer.
 
@@ -40,7 +41,7 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         progress: Told about requests that were answered.
     """
 
-    def __init__(self, endpoint: str, *, concurrency: int = 32, timeout_seconds: float = 120.0) -> None:
+    def __init__(self, endpoint: Endpoint, *, concurrency: int = 32, timeout_seconds: float = 120.0) -> None:
         super().__init__()
         self._endpoint = endpoint
         self._concurrency = concurrency
@@ -79,11 +80,11 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
 
     async def _generate(self, requests: Sequence[GenerationRequest]) -> list[str]:
         places = asyncio.Semaphore(self._concurrency)
-        async with GenerationClient(self._endpoint, timeout_seconds=self._timeout_seconds) as client:
+        async with GenerationClient.of(self._endpoint, timeout_seconds=self._timeout_seconds) as client:
 
             async def ask(request: GenerationRequest) -> str:
                 async with places:
-                    answer = await _ask(client, request, self._endpoint)
+                    answer = await _ask(client, request, self._endpoint.url)
                 self.progress.advance(1)
                 return answer
 

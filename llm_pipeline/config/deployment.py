@@ -8,26 +8,15 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator
 
 from llm_pipeline.config.environment import Environment, Interpreter
 from llm_pipeline.config.model import ConfigModel, Name, PlainUrl, Port
+from llm_pipeline.config.server_place import ServerPlace
+from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import ConfigError
 
-
-class ServerPorts(ConfigModel):
-    """Loopback ports of one Triton server, and its GPUs.
-
-    Attributes:
-        gpus: Indices of the host's GPUs that the server sees; None for all that its worker does. Servers that run at
-            the same time, such as staging and the slot in production, need GPUs of their own.
-    """
-
-    http: Port
-    grpc: Port
-    metrics: Port
-    gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-
-    def by_name(self) -> dict[str, int]:
-        """The ports by protocol."""
-        return {"http": self.http, "grpc": self.grpc, "metrics": self.metrics}
+__all__ = [
+    "Deployment", "HubAccess", "QuantizationHost", "Retention", "RouterPlace", "ServerPorts", "TargetPlace",
+    "WorkerGroup", "Workers",
+]  # fmt: skip
 
 
 class RouterPlace(ConfigModel):
@@ -41,20 +30,28 @@ class TargetPlace(ConfigModel):
     """Where one target's servers live.
 
     Attributes:
-        staging: The server that a candidate is judged on.
+        staging: The server that a candidate is judged on: by its ports alone a server of this host, else by its kind.
+        comparison: A second server of this host, for the version in production while a candidate is compared with it;
+            None where candidates are compared with nothing.
         blue: One production slot.
         green: The other production slot; the roles of the two flip at each promotion.
         router: The router in front of both slots.
     """
 
-    staging: ServerPorts
+    staging: ServerPlace
+    comparison: ServerPorts | None = None
     blue: ServerPorts
     green: ServerPorts
     router: RouterPlace
 
+    def servers_here(self) -> dict[str, ServerPorts]:
+        """The servers that take ports of this host, by name."""
+        servers = {"staging": self.staging, "comparison": self.comparison, "blue": self.blue, "green": self.green}
+        return {name: server for name, server in servers.items() if isinstance(server, ServerPorts)}
+
     def ports(self) -> list[int]:
         """Every port of this place."""
-        servers = (self.staging, self.blue, self.green)
+        servers = self.servers_here().values()
         return [p for s in servers for p in s.by_name().values()] + [self.router.port, self.router.admin_port]
 
 

@@ -229,7 +229,7 @@ def _told_once(model: type[BaseModel], errors: list[ErrorDetails]) -> list[Error
 
 
 def _mistake(path: Path, node: yaml.Node | None, model: type[BaseModel], details: ErrorDetails) -> str:
-    location = details["loc"]
+    location = _without_kinds(node, details["loc"], missing=details["type"] == "missing")
     place = f"{path}:{_line(node, location)}"
     key = ".".join(str(part) for part in location) or "file"
     if details["type"] == "extra_forbidden":
@@ -240,6 +240,22 @@ def _mistake(path: Path, node: yaml.Node | None, model: type[BaseModel], details
     given = repr(details["input"])
     shown = f" (got {given})" if len(given) <= _LONGEST_INPUT_SHOWN else ""
     return f"{place}: {key}: {message}{shown}"
+
+
+def _without_kinds(node: yaml.Node | None, location: Location, *, missing: bool) -> Location:
+    """The keys of a location that the file has: a field of several kinds puts the kind into it."""
+    keys: list[str | int] = []
+    for number, part in enumerate(location):
+        if isinstance(node, yaml.MappingNode):
+            found = [value for key, value in node.value if key.value == str(part)]
+            if found:
+                node = found[0]
+            elif not (missing and number == len(location) - 1):
+                continue
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+        keys.append(part)
+    return tuple(keys)
 
 
 def _line(node: yaml.Node | None, location: Location) -> int:
@@ -316,6 +332,8 @@ def _named(root: Path, folder: str, name: str, source: Path, key: str) -> Path:
 
 def _check_data_files(path: Path, root: Path, release: ResolvedRelease) -> None:
     wanted: list[tuple[Path, Location, str]] = [(path, ("workload", "prompts"), release.workload.prompts)]
+    if release.workload.trace:
+        wanted.append((path, ("workload", "trace", "file"), release.workload.trace.file))
     if release.evaluation.task_directory:
         wanted.append((path, ("evaluation", "task_directory"), release.evaluation.task_directory))
     for source, location, name in wanted:

@@ -86,9 +86,8 @@ def busy_ports(deployment: Deployment, targets: tuple[str, ...]) -> tuple[str, .
     found = []
     for target in targets:
         place = deployment.places[target]
-        servers = {"staging": place.staging, "blue": place.blue, "green": place.green}
         ports: dict[str, tuple[int, ...]] = {
-            name: (server.http, server.grpc, server.metrics) for name, server in servers.items()
+            name: tuple(server.by_name().values()) for name, server in place.servers_here().items()
         }
         ports["router"] = (place.router.port, place.router.admin_port)
         for server, numbers in ports.items():

@@ -7,16 +7,15 @@ one that crashed is kept until its stage starts again, for people to look at.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import DockerEnvironment
 from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.errors import ConfigError, StageCrashed, Transient, Unsupported
+from llm_pipeline.errors import ConfigError, StageCrashed, Transient
 from llm_pipeline.logging import get_logger
+from llm_pipeline.runners.docker_connection import connect, engine_answers
 from llm_pipeline.runners.docker_container import DIGEST_LABEL, container_mounts, container_options
 from llm_pipeline.runners.docker_image import resolve_image
 from llm_pipeline.runners.environments import environment_of, image_of
@@ -35,7 +34,6 @@ from llm_pipeline.stages.contract import StageRequest, StageResult
 log = get_logger(__name__)
 
 _GRACE_SECONDS = 20
-_TIMEOUT_SECONDS = 120
 _ACTIVE = ("running", "paused", "restarting", "removing")
 _CONFLICT = 409
 _SERVER_ERROR = 500
@@ -64,7 +62,7 @@ class DockerRunner:
         text = request.model_dump_json(indent=1)
         digest = sha256_bytes(text.encode())
         name = job_base_name(request, digest, str(self._work_root))
-        with locked_jobs(self._work_root, request) as base, _engine_answers():
+        with locked_jobs(self._work_root, request) as base, engine_answers():
             number = latest_number(base)
             job = self._job(placement, base, number, name, digest)
             if number and self._is_ours(job):
@@ -82,7 +80,7 @@ class DockerRunner:
 
     def is_active(self, job: Job) -> bool:
         """Whether the stage's container still runs."""
-        with _engine_answers():
+        with engine_answers():
             container = self._find(job.name)
             return container is not None and container.status in _ACTIVE
 
@@ -98,7 +96,7 @@ class DockerRunner:
             PipelineError: The error it reported, in its own family.
         """
         if not job.result.exists():
-            with _engine_answers():
+            with engine_answers():
                 raise self._crash(job)
         self._remove(job)
         if result := read_outcome(job):
@@ -107,13 +105,13 @@ class DockerRunner:
 
     def cancel(self, job: Job) -> None:
         """Stop the container, and with it everything in it."""
-        with _engine_answers():
+        with engine_answers():
             if container := self._find(job.name):
                 container.stop(timeout=_GRACE_SECONDS)
 
     def _engine(self) -> Any:
         if self._client is None:
-            self._client = _connect()
+            self._client = connect()
         return self._client
 
     def _job(self, placement: Placement, base: Path, number: int, name: str, digest: str) -> Job:
@@ -173,7 +171,7 @@ class DockerRunner:
     def _remove(self, job: Job) -> None:
         """An engine that is away is no reason to lose an outcome."""
         try:
-            with _engine_answers():
+            with engine_answers():
                 if container := self._find(job.name):
                     container.remove(force=True)
         except Transient as error:
@@ -239,34 +237,5 @@ def engine_version() -> str:
         Unsupported: The Docker SDK is not installed.
         Transient: The engine does not answer.
     """
-    with _engine_answers():
-        return str(_connect().version()["Version"])
-
-
-def _connect() -> Any:
-    try:
-        import docker
-    except ImportError as error:
-        raise Unsupported(
-            "containers need the Docker SDK, which is not installed in this interpreter",
-            hint="pip install 'llm-pipeline[docker]'",
-        ) from error
-    return docker.from_env(timeout=_TIMEOUT_SECONDS)
-
-
-@contextlib.contextmanager
-def _engine_answers() -> Iterator[None]:
-    """Errors of the connection to the engine, as ours."""
-    try:
-        import requests
-        from docker.errors import DockerException
-    except ImportError:
-        yield  # `_engine` says what is missing
-        return
-    try:
-        yield
-    except (DockerException, requests.RequestException) as error:
-        raise Transient(
-            f"the Docker engine does not answer: {error}",
-            hint="is it running, and may this user use it? DOCKER_HOST says which one is meant",
-        ) from error
+    with engine_answers():
+        return str(connect().version()["Version"])

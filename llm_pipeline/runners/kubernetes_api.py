@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from llm_pipeline.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.logging import get_logger
@@ -35,6 +35,8 @@ class Cluster:
         namespace: Where Jobs are made.
         context: Context of the kubeconfig; None for the pod's own service account, or the current context.
     """
+
+    NEEDS: ClassVar[str] = "create, get, list and delete Jobs; get, list and delete Pods; get pods/log"
 
     def __init__(self, namespace: str, context: str | None) -> None:
         self._namespace = namespace
@@ -155,7 +157,7 @@ class Cluster:
     def _refuse(self, error: Any) -> NoReturn:
         message = _status_message(error)
         if error.status in _NOT_ALLOWED:
-            hint = "this account needs: create, get, list and delete Jobs; get, list and delete Pods; get pods/log"
+            hint = f"this account needs: {self.NEEDS}"
             raise ConfigError(f"the cluster does not allow it: {message}", where=self._where, hint=hint) from error
         raise ConfigError(f"the cluster refuses it: {message}", where=self._where) from error
 

@@ -11,6 +11,7 @@ broken stream without a word, and puts no end marker on a whole one, so every an
 from __future__ import annotations
 
 import json
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.serving.endpoint_access import request_headers, tls_context
 
 MODEL_PATH = "/v2/models/llm"
 _SHOWN_CHARACTERS = 300
@@ -152,6 +156,7 @@ class GenerationClient:
         model_path: Path of the model; add `/versions/1` to pin one.
         timeout_seconds: Longest time for one whole answer.
         headers: Sent with every request.
+        tls: Context of TLS connections; None for the system's certificates.
     """
 
     def __init__(
@@ -161,15 +166,27 @@ class GenerationClient:
         model_path: str = MODEL_PATH,
         timeout_seconds: float = 60.0,
         headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._url = base_url.rstrip("/") + model_path
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._headers = dict(headers or {})
+        self._tls = tls or True
         self._session: aiohttp.ClientSession | None = None
+
+    @classmethod
+    def of(cls, endpoint: Endpoint, *, model_path: str = MODEL_PATH, timeout_seconds: float = 60.0) -> Self:
+        """A client of an endpoint, with its headers and its certificates.
+
+        Raises:
+            ConfigError: A header's variable is not set, or the certificates cannot be read.
+        """
+        headers, tls = request_headers(endpoint), tls_context(endpoint)
+        return cls(endpoint.url, model_path=model_path, timeout_seconds=timeout_seconds, headers=headers, tls=tls)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=self._timeout, headers=self._headers
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls), timeout=self._timeout, headers=self._headers
         )
         return self
 

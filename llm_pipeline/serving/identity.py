@@ -1,12 +1,26 @@
-"""Which repository an endpoint serves: its server's name carries the repository's digest (`GET /v2`)."""
+"""Which repository an endpoint serves: the model's configuration says its digest, or else the server's name does.
+
+A server that is started for one repository has a name (`GET /v2`) with the repository's digest. One that runs already
+has a name of its own; a version that is loaded into it has the digest among the parameters of its configuration.
+"""
 
 from __future__ import annotations
 
+from http import HTTPStatus
+from typing import Any
+
 import aiohttp
 
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.errors import IntegrityError, Transient
+from llm_pipeline.serving.client import MODEL_PATH
+from llm_pipeline.serving.endpoint_access import request_headers, tls_context
+
+DIGEST_PARAMETER = "llm_pipeline_repository"
+"""Parameter of a model that was loaded as one version of many; the served model does not read it."""
 
 _PREFIX = "llm_pipeline:"
+_TIMEOUT_SECONDS = 10.0
 
 
 def served_name(digest: str) -> str:
@@ -14,20 +28,27 @@ def served_name(digest: str) -> str:
     return f"{_PREFIX}{digest}"
 
 
-async def require_served(endpoint: str, digest: str) -> None:
-    """Check that the server at `endpoint` serves the repository of this digest, before anything is measured on it.
+async def require_served(endpoint: Endpoint, digest: str) -> None:
+    """Check that an endpoint serves the repository of this digest, before anything is measured on it.
 
     Raises:
         IntegrityError: It serves another one, or does not tell.
         Transient: Nobody answers there.
+        ConfigError: A header's variable is not set, or the certificates cannot be read.
     """
-    url = f"{endpoint.rstrip('/')}/v2"
+    url = f"{endpoint.url.rstrip('/')}/v2"
+    headers, tls = request_headers(endpoint), tls_context(endpoint)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10.0)) as session,
-            session.get(url) as answer,
-        ):
-            name = str((await answer.json(content_type=None))["name"])
+        async with aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
+            connector=aiohttp.TCPConnector(ssl=tls or True),
+            headers=headers,
+        ) as session:
+            _, server = await _json(session, url)
+            name = str(server["name"])
+            status, config = await _json(session, f"{endpoint.url.rstrip('/')}{MODEL_PATH}/config")
+            if status == HTTPStatus.OK and (loaded := _digest_of(config)):
+                name = served_name(loaded)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise Transient(f"no server answers: {error}", where=url, hint="run the staging stage first") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -38,3 +59,13 @@ async def require_served(endpoint: str, digest: str) -> None:
             where=url,
             hint="run the staging stage of this release again",
         )
+
+
+async def _json(session: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
+    async with session.get(url) as answer:
+        return answer.status, await answer.json(content_type=None)
+
+
+def _digest_of(config: dict[str, Any]) -> str:
+    """The digest among a model's parameters; empty when it has none."""
+    return str(config.get("parameters", {}).get(DIGEST_PARAMETER, {}).get("string_value", ""))

@@ -9,11 +9,9 @@ The state directory holds the pid record, the log, what is being served, and the
 
 from __future__ import annotations
 
-import fcntl
 import http.client
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -30,6 +28,7 @@ from llm_pipeline.serving.ports import LOOPBACK, require_free
 from llm_pipeline.serving.repository_layout import MODEL_NAME
 from llm_pipeline.serving.server_log import failure_lines
 from llm_pipeline.serving.shared_memory import remove_segments, segment_prefix
+from llm_pipeline.serving.slot_lock import exclusive
 from llm_pipeline.serving.triton_runtime import (
     inspect_interpreter,
     link_repository,
@@ -141,7 +140,7 @@ def start_server(
     repository, state = repository.resolve(), state.absolute()
     if not (repository / MODEL_NAME / "config.pbtxt").is_file():
         raise ConfigError(f"no model {MODEL_NAME!r} in this repository", where=str(repository))
-    with _exclusive(state):
+    with exclusive(state):
         if running := find_server(state):
             return _same_or_refuse(running, repository, ports, environment)
         _sweep(state)
@@ -192,7 +191,7 @@ def stop_server(state: Path, *, drain_seconds: float = 0) -> None:
     """
     if not state.is_dir():
         return
-    with _exclusive(state):
+    with exclusive(state):
         server = find_server(state)
         if server and drain_seconds > 0:
             _drain(server, drain_seconds)
@@ -320,12 +319,3 @@ def _rotate_log(state: Path) -> None:
     log = state / "server.log"
     if log.exists():
         log.replace(state / "server.previous.log")
-
-
-@contextmanager
-def _exclusive(state: Path) -> Iterator[None]:
-    """One starter or stopper of a slot at a time, across processes."""
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -17,6 +17,7 @@ from llm_pipeline.accuracy.looks import evaluation_order, plan_looks
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.accuracy.table import format_comparison
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
@@ -38,7 +39,7 @@ class ServedAccuracyConfig(ConfigModel):
         policy: When the served model is good enough.
     """
 
-    endpoint: str
+    endpoint: Endpoint
     repository_digest: str
     evaluation: Evaluation
     policy: AccuracyPolicy

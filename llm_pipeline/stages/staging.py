@@ -1,4 +1,4 @@
-"""Staging: start the candidate's server on its own ports and judge it with real requests."""
+"""Staging: start the candidate's server where its place says and judge it with real requests."""
 
 from __future__ import annotations
 
@@ -6,67 +6,93 @@ import asyncio
 import time
 from pathlib import Path
 
-from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.policy import StagingPolicy
+from llm_pipeline.config.server_place import KubernetesServer, ServerPlace
+from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.config.target import Target
 from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, StagingSlot, open_control
 from llm_pipeline.serving.golden import read_golden
+from llm_pipeline.serving.identity import require_served
+from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_host import refuse_other_host
 from llm_pipeline.serving.repository_links import fetch_links
-from llm_pipeline.serving.triton_server import RunningServer, SlotBusy, start_server, stop_server
+from llm_pipeline.serving.triton_server import SlotBusy
 from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 from llm_pipeline.verdict import Judgement, Verdict
 
 log = get_logger(__name__)
 
 
-class StagingConfig(ConfigModel):
+class ServerSlotConfig(ConfigModel):
+    """Whose staging server it is, and where.
+
+    Attributes:
+        place: Where it runs.
+        state: The staging slot's directory.
+        release_name: Name of the release config.
+        served: The target.
+        triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server; for local servers.
+        python: Interpreter of the served model's code; for local servers.
+    """
+
+    place: ServerPlace
+    state: str
+    release_name: Name
+    served: Target
+    triton_home: str | None = None
+    python: str | None = None
+
+    @property
+    def slot(self) -> StagingSlot:
+        """What controls the server."""
+        return StagingSlot(
+            state=Path(self.state),
+            release_name=self.release_name,
+            target=self.served,
+            triton_home=Path(self.triton_home) if self.triton_home else None,
+            python=Path(self.python) if self.python else None,
+        )
+
+
+class StagingConfig(ServerSlotConfig):
     """What staging reads.
 
     Attributes:
-        ports: The staging server's ports.
-        policy: When it is ready.
-        triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server.
-        python: Interpreter of the served model's code.
-        state: The staging slot's directory.
+        policy: When the server is ready.
+        release: The release's artifacts by name, for pods.
     """
 
-    ports: ServerPorts
     policy: StagingPolicy
-    triton_home: str
-    python: str
-    state: str
+    release: ServedRelease | None = None
 
 
 def run(context: StageContext[StagingConfig]) -> StageOutput:
     """Start and probe the server; it stays up only when the judgement is GO.
 
     Raises:
-        Transient: The staging slot is taken by another repository.
-        Unsupported: The engine was not built for this host.
+        Transient: The staging slot is taken by another repository, or the place cannot be reached.
+        Unsupported: The engine was not built for this host, or cannot be served there.
         IntegrityError: What the repository links to is missing or damaged.
-        ServerFailed: The server ended at its start.
-        ConfigError: A port is taken by somebody else.
+        ServerFailed: The server ended at its start, or refused the model.
+        ConfigError: A port is taken by somebody else, or the place is wrong.
     """
-    server = _start(context)
-    started = time.monotonic()
-    judgement = asyncio.run(
-        probe(
-            server.http_url,
-            read_golden(context.inputs["repository"]),
-            context.config.policy,
-            metrics_url=server.metrics_url,
-        )
-    )
-    seconds = time.monotonic() - started
+    control = open_control(context.config.place, context.config.slot)
+    server = _start(context, control)
+    try:
+        judgement, seconds = _probe(context, server)
+    except BaseException:
+        control.stop()
+        raise
     log.info(_table(judgement))
     if judgement.verdict is not Verdict.GO:
-        stop_server(Path(context.config.state))
+        control.stop()
     return StageOutput(
         metrics={
-            "endpoint": server.http_url,
+            "endpoint": server.endpoint.url,
             "ready_seconds": server.ready_seconds,
             "probe_seconds": round(seconds, 3),
             "golden_match_fraction": _measured(judgement, "golden outputs reproduced"),
@@ -76,26 +102,32 @@ def run(context: StageContext[StagingConfig]) -> StageOutput:
     )
 
 
-def _start(context: StageContext[StagingConfig]) -> RunningServer:
+def _start(context: StageContext[StagingConfig], control: ServerControl) -> StagedServer:
     config, repository = context.config, context.inputs["repository"]
-    refuse_other_host(repository)
+    if isinstance(config.place, ServerPorts):
+        refuse_other_host(repository)  # elsewhere, whoever lays the repository out there does
+    candidate = Candidate(
+        repository=repository,
+        digest=context.request.inputs["repository"].digest,
+        links={} if isinstance(config.place, KubernetesServer) else fetch_links(repository, context.store),
+        release=config.release,
+    )
     try:
-        return start_server(
-            repository,
-            config.ports,
-            triton_home=Path(config.triton_home),
-            python=Path(config.python),
-            state=Path(config.state),
-            digest=context.request.inputs["repository"].digest,
-            links=fetch_links(repository, context.store),
-            wait_seconds=config.policy.ready_timeout_seconds,
-        )
+        return control.start(candidate, wait_seconds=config.policy.ready_timeout_seconds)
     except SlotBusy as busy:
         raise Transient(
             f"another candidate is being staged: {busy.message}",
             where=busy.where,
             hint="wait for its release to end; if that one is gone, run the stage staging_down",
         ) from busy
+
+
+def _probe(context: StageContext[StagingConfig], server: StagedServer) -> tuple[Judgement, float]:
+    golden = read_golden(context.inputs["repository"])
+    started = time.monotonic()
+    asyncio.run(require_served(server.endpoint, server.digest))
+    judgement = asyncio.run(probe(server.endpoint, golden, context.config.policy, version=server.version))
+    return judgement, time.monotonic() - started
 
 
 def _measured(judgement: Judgement, name: str) -> float | None:
@@ -113,10 +145,10 @@ def _table(judgement: Judgement) -> str:
 
 STAGE = Stage(
     name="staging",
-    version=2,
+    version=3,
     config=StagingConfig,
     run=run,
     environment="control",
-    places=frozenset({"ports", "triton_home", "python", "state"}),
+    places=frozenset({"place", "triton_home", "python", "state"}),
     reusable=False,
 )

@@ -10,6 +10,7 @@ pytest.importorskip("lm_eval")
 
 from llm_pipeline.accuracy.lm_eval_served import ServedModel, served_questions
 from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.errors import Transient, Unsupported
 from llm_pipeline.serving.triton_server import start_server, stop_server
@@ -43,7 +44,8 @@ def endpoint(tmp_path_factory):
     repository = shutil.copytree(ROOT / "tests" / "serving" / "toy_repository", root / "repository")
     ports = ServerPorts(http=18537, grpc=18538, metrics=18539)
     state = root / "slot"
-    yield start_server(repository, ports, triton_home=TRITON_HOME, python=PYTHON, state=state).http_url
+    server = start_server(repository, ports, triton_home=TRITON_HOME, python=PYTHON, state=state)
+    yield Endpoint(url=server.http_url)
     stop_server(state)
 
 
@@ -101,4 +103,4 @@ def test_a_task_of_log_likelihoods_is_refused_before_anything_is_asked():
 
 def test_a_server_that_does_not_answer_is_worth_another_try(tmp_path):
     with pytest.raises(Transient, match="3 attempts"):
-        ask("http://127.0.0.1:9", evaluation(), tasks(tmp_path), 1)
+        ask(Endpoint(url="http://127.0.0.1:9"), evaluation(), tasks(tmp_path), 1)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.config.loading import load_yaml
+from llm_pipeline.config.target import Target
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.triton_server import find_server, start_server, stop_server
 from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
@@ -60,15 +62,20 @@ class Release:
         )  # fmt: skip
 
     def stage(self, repository: ArtifactRef | None = None) -> StageResult | StageFailure:
-        config = {
-            "ports": self.ports, "policy": {"ready_timeout_seconds": 20}, "triton_home": str(TRITON_HOME),
-            "python": str(PYTHON), "state": str(self.state),
-        }  # fmt: skip
+        config = self.slot | {"policy": {"ready_timeout_seconds": 20}}
         return self.run("staging", config, repository=repository or self.repository)
+
+    @property
+    def slot(self) -> dict:
+        target = load_yaml(ROOT / "configs/targets/cpu.yaml", Target, name="cpu")
+        return {
+            "place": self.ports, "state": str(self.state), "release_name": "demo",
+            "served": target.model_dump(mode="json"), "triton_home": str(TRITON_HOME), "python": str(PYTHON),
+        }  # fmt: skip
 
     def load_test(self, digest: str | None = None) -> StageResult | StageFailure:
         config = {
-            "endpoint": f"http://127.0.0.1:{self.ports['http']}",
+            "endpoint": {"url": f"http://127.0.0.1:{self.ports['http']}"},
             "repository_digest": digest or self.repository.digest,
             "workload": {"prompts": "p.jsonl", "rate_per_second": 30, "duration_seconds": 4, "warmup_requests": 5},
             "policy": {"service_level": {"first_token_milliseconds": 500, "end_to_end_milliseconds": 1000},
@@ -101,10 +108,10 @@ def test_a_candidate_is_staged_measured_and_taken_down(release):
     assert json.loads((files / "summary.json").read_text())["failed"] == 0
     assert release.load_test().reused, "the same repository and traffic: measured once"
 
-    down = release.run("staging_down", {"state": str(release.state)})
+    down = release.run("staging_down", release.slot)
     assert down.metrics["was_running"] == 1
     assert find_server(release.state) is None
-    assert release.run("staging_down", {"state": str(release.state)}).metrics["was_running"] == 0
+    assert release.run("staging_down", release.slot).metrics["was_running"] == 0
 
 
 def test_a_candidate_that_fails_its_probes_is_stopped(release):

@@ -9,7 +9,7 @@ workers. Pods hold no weights: they link to the store, and check what they link 
 
 from __future__ import annotations
 
-from llm_pipeline.serving.kubernetes_manifests.options import ServingManifestOptions
+from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.kubernetes_manifests.rendering import pod_launch_plan, render_manifests, to_yaml
 

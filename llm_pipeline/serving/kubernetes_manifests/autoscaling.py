@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llm_pipeline.serving.kubernetes_manifests.options import ServingManifestOptions
+from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.launch_plan import LaunchPlan
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.target import Target
 from llm_pipeline.digest import sha256_json
 from llm_pipeline.runners.job_names import LABEL_PREFIX, label_value
-from llm_pipeline.serving.kubernetes_manifests.options import ServingManifestOptions
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
@@ -16,6 +16,25 @@ INSTANCE_LABEL = "app.kubernetes.io/instance"
 
 _LONGEST_NAME = 40
 """LeaderWorkerSets and autoscalers append to it, and labels take 63 characters."""
+
+
+def workload_name(name: str, target_name: str) -> str:
+    """Name of the workload of a release config on a target: a DNS label."""
+    exact = f"{name}-{target_name}"
+    readable = re.sub(r"[^a-z0-9]+", "-", f"llm-{exact}").strip("-")
+    if len(readable) <= _LONGEST_NAME:
+        return readable
+    return f"{readable[: _LONGEST_NAME - 9].strip('-')}-{sha256_json(exact)[:8]}"
+
+
+def workload_endpoint(name: str, target_name: str) -> str:
+    """Name of the workload's Service; a LeaderWorkerSet takes its own name for a headless one."""
+    return f"{workload_name(name, target_name)}-endpoint"
+
+
+def staging_name(release_name: str) -> str:
+    """What a release config is called while it is staged: its pods are not those in production."""
+    return f"{release_name}-staging"
 
 
 class ServedRelease(Frozen):
@@ -42,16 +61,12 @@ class ServedRelease(Frozen):
     @property
     def workload(self) -> str:
         """Name of the workload: a DNS label, the same for every release of one release config on one target."""
-        exact = f"{self.name}-{self.target.name}"
-        readable = re.sub(r"[^a-z0-9]+", "-", f"llm-{exact}").strip("-")
-        if len(readable) <= _LONGEST_NAME:
-            return readable
-        return f"{readable[: _LONGEST_NAME - 9].strip('-')}-{sha256_json(exact)[:8]}"
+        return workload_name(self.name, self.target.name)
 
     @property
     def endpoint(self) -> str:
-        """Name of the Service; a LeaderWorkerSet takes its own name for a headless one."""
-        return f"{self.workload}-endpoint"
+        """Name of the Service."""
+        return workload_endpoint(self.name, self.target.name)
 
     @property
     def selector(self) -> dict[str, str]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
+from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.serving.kubernetes_manifests.autoscaling import horizontal_pod_autoscaler, scaled_object
 from llm_pipeline.serving.kubernetes_manifests.network import disruption_budget, pod_monitor, service
-from llm_pipeline.serving.kubernetes_manifests.options import ServingManifestOptions
 from llm_pipeline.serving.kubernetes_manifests.pods import SSH_OPTIONS, SSH_PORT, host_names
 from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.kubernetes_manifests.volumes import REPOSITORY

@@ -6,9 +6,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.environment import ClaimMount, Toleration
 from llm_pipeline.config.model import ConfigModel, Name, PlainUrl
+from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.store import StoreConfig
 
 _STORE = "/srv/llm-pipeline/store"

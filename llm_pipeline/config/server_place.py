@@ -1,0 +1,110 @@
+"""Where a staging server runs: on this host, in a container of it, on a cluster, or where one runs already.
+
+The kind decides; ports without a kind are a server of this host.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.environment import VariableName
+from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
+from llm_pipeline.config.model import ConfigModel, PlainUrl
+from llm_pipeline.config.server_ports import ServerPorts
+
+
+class LocalServer(ServerPorts):
+    """A tritonserver of this host, on loopback ports: the one in `triton_home`."""
+
+    kind: Literal["local"] = "local"
+
+    @property
+    def ports(self) -> ServerPorts:
+        """Its ports and GPUs alone."""
+        return ServerPorts(**self.by_name(), gpus=self.gpus)
+
+
+class DockerServer(ServerPorts):
+    """The target's container on this host, its ports published on loopback.
+
+    Attributes:
+        image: Image with its tag or digest; None for the target's own `container`. A tag is resolved to its digest
+            before the server starts.
+        variables: Names of environment variables that are handed on; whoever may use the engine sees their values.
+        memory_gib: Limit of host memory; None for none.
+        user: `uid:gid` inside; None for the worker's own, which can read the store.
+    """
+
+    kind: Literal["docker"]
+    image: str | None = None
+    variables: tuple[VariableName, ...] = ()
+    memory_gib: float | None = Field(default=None, gt=0.0)
+    user: str | None = None
+
+    @property
+    def ports(self) -> ServerPorts:
+        """Its ports and GPUs alone."""
+        return ServerPorts(**self.by_name(), gpus=self.gpus)
+
+
+class KubernetesServer(ConfigModel):
+    """Pods of a cluster, by the manifests that `llm-pipeline render` writes, and gone after the run.
+
+    Attributes:
+        context: Context of the kubeconfig; None for the pod's own service account, or the current context.
+        manifests: How the release is served there. Staging has one server, and no autoscaler.
+        endpoint: How the workers reach the Service `llm-<release config>-staging-<target>-endpoint` from outside the
+            cluster, through a gateway of yours; None where they resolve the names of its Services.
+    """
+
+    kind: Literal["kubernetes"]
+    context: str | None = None
+    manifests: ServingManifestOptions = ServingManifestOptions()
+    endpoint: Endpoint | None = None
+
+
+class ExistingServer(ConfigModel):
+    """A Triton that runs already, with `--model-control-mode=explicit`: the candidate becomes a version of its own.
+
+    Attributes:
+        endpoint: Where it answers. Its headers open restricted APIs: `model-repository` must be allowed.
+        control: The protocol that models are loaded through.
+        repository: The model repository that it reads: a directory as this host sees it, or `s3://bucket/prefix`.
+        link: Whether versions are links into the artifact store instead of copies: for a server that sees the store,
+            or this host's cache of it, at the same path.
+        s3_endpoint: URL of another S3 API than Amazon's.
+        shared: Whether other versions of the model may be serving there. While the candidate is staged, requests that
+            name no version get it: only for servers whose users name versions.
+    """
+
+    kind: Literal["existing"]
+    endpoint: Endpoint
+    control: Literal["http", "grpc"] = "http"
+    repository: Annotated[str, Field(pattern=r"^(/|s3://[a-z0-9]).*")]
+    link: bool = False
+    s3_endpoint: PlainUrl | None = None
+    shared: bool = False
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ExistingServer:
+        if self.control == "grpc" and self.endpoint.grpc is None:
+            raise ValueError("control: grpc needs endpoint.grpc")
+        if self.link and self.repository.startswith("s3://"):
+            raise ValueError("there are no links in S3")
+        return self
+
+
+def _local_by_default(value: Any) -> Any:
+    if type(value) is ServerPorts:
+        return LocalServer(**value.by_name(), gpus=value.gpus)
+    return {"kind": "local", **value} if isinstance(value, dict) else value
+
+
+ServerPlace = Annotated[
+    Annotated[LocalServer | DockerServer | KubernetesServer | ExistingServer, Field(discriminator="kind")],
+    BeforeValidator(_local_by_default),
+]
+"""One of the kinds; ports alone are a local server."""

@@ -1,0 +1,27 @@
+"""Ports of a Triton server on this host."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from llm_pipeline.config.model import ConfigModel, Port
+
+
+class ServerPorts(ConfigModel):
+    """Loopback ports of one Triton server, and its GPUs.
+
+    Attributes:
+        gpus: Indices of the host's GPUs that the server sees; None for all that its worker does. Servers that run at
+            the same time, such as staging and the slot in production, need GPUs of their own.
+    """
+
+    http: Port
+    grpc: Port
+    metrics: Port
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+
+    def by_name(self) -> dict[str, int]:
+        """The ports by protocol."""
+        return {"http": self.http, "grpc": self.grpc, "metrics": self.metrics}

@@ -1,0 +1,248 @@
+"""The target's container on this host, by its digest: no tritonserver needs to be installed here.
+
+The container is found again by its name, by any process of this host, also after a reboot; two stagers of one slot
+cannot both have it. Everything it reads is mounted read-only, but for its view of the repository.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.server_place import DockerServer
+from llm_pipeline.digest import sha256_json
+from llm_pipeline.errors import ConfigError, Transient, Unsupported
+from llm_pipeline.logging import get_logger
+from llm_pipeline.runners.docker_connection import connect, engine_answers
+from llm_pipeline.runners.docker_image import resolve_image
+from llm_pipeline.runners.job_names import LABEL_PREFIX, label_value
+from llm_pipeline.serving.control.opening import loopback_endpoint
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
+from llm_pipeline.serving.control.waiting import await_model, await_no_requests
+from llm_pipeline.serving.launch_plan import LaunchPlan, launch_plan
+from llm_pipeline.serving.ports import LOOPBACK
+from llm_pipeline.serving.server_log import failure_lines
+from llm_pipeline.serving.slot_lock import exclusive
+from llm_pipeline.serving.triton_runtime import link_repository
+from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
+
+log = get_logger(__name__)
+
+_DIGEST_LABEL = f"{LABEL_PREFIX}repository-digest"
+_EXIT_SECONDS = 5
+_GRACE_SECONDS = _EXIT_SECONDS + 7
+_LOG_LINES = 400
+_GIB = 2**30
+_TEMPORARY = "rw,exec,nosuid,nodev,mode=1777"
+
+
+class DockerControl:
+    """A container of the engine that Docker's own variables name (`DOCKER_HOST`)."""
+
+    def __init__(self, place: DockerServer, slot: StagingSlot) -> None:
+        self._place = place
+        self._slot = slot
+        self._client: Any = None
+
+    @property
+    def name(self) -> str:
+        """The container's name: of this slot, and of no other deployment's on the same engine."""
+        return f"llm-staging-{sha256_json(str(self._slot.state.absolute()))[:16]}"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where its ports are published."""
+        return loopback_endpoint(self._place)
+
+    def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
+        """See `ServerControl`."""
+        with exclusive(self._slot.state), engine_answers():
+            if running := self._running():
+                return self._same_or_refuse(running, candidate)
+            self._remove()
+            plan = self._plan(candidate)
+            image = resolve_image(self._engine(), self._image())
+            link_repository(candidate.repository, self._view, candidate.links)
+            try:
+                container = self._run(image.run, plan, candidate)
+                seconds = await_model(self.endpoint, wait_seconds, lambda: self._refuse_ended(container))
+            except BaseException:
+                self._remove()
+                raise
+            log.info("server ready", container=self.name, image=image.recorded, url=self.endpoint.url, seconds=seconds)
+            return self._staged(container, ready_seconds=seconds)
+
+    def find(self) -> StagedServer | None:
+        """See `ServerControl`."""
+        with engine_answers():
+            container = self._running()
+            return self._staged(container) if container else None
+
+    def drain(self, seconds: float) -> bool:
+        """See `ServerControl`."""
+        return await_no_requests(self.endpoint, seconds)
+
+    def stop(self, *, drain_seconds: float = 0) -> None:
+        """See `ServerControl`."""
+        with exclusive(self._slot.state), engine_answers():
+            if drain_seconds > 0 and self._running():
+                self.drain(drain_seconds)
+            self._remove()
+
+    @property
+    def _view(self) -> Path:
+        return self._slot.state.absolute() / "repository"
+
+    def _engine(self) -> Any:
+        if self._client is None:
+            self._client = connect()
+        return self._client
+
+    def _find(self) -> Any:
+        self._engine()
+        from docker.errors import NotFound
+
+        try:
+            return self._client.containers.get(self.name)
+        except NotFound:
+            return None
+
+    def _running(self) -> Any:
+        container = self._find()
+        return container if container is not None and container.status == "running" else None
+
+    def _same_or_refuse(self, container: Any, candidate: Candidate) -> StagedServer:
+        if container.labels.get(_DIGEST_LABEL) == candidate.digest:
+            await_model(self.endpoint, 0.0, lambda: self._refuse_ended(container))
+            return self._staged(container)
+        raise SlotBusy(
+            f"container {self.name} serves repository {container.labels.get(_DIGEST_LABEL, '')[:12]}",
+            where=str(self._slot.state),
+            hint="stop that server first",
+        )
+
+    def _staged(self, container: Any, *, ready_seconds: float = 0.0) -> StagedServer:
+        digest = container.labels.get(_DIGEST_LABEL, "")
+        return StagedServer(endpoint=self.endpoint, digest=digest, ready_seconds=ready_seconds)
+
+    def _image(self) -> str:
+        image = self._place.image or self._slot.target.container
+        if image is None:
+            where = f"target {self._slot.target.name}"
+            raise ConfigError("there is no image to serve with", where=where, hint="name image of the staging place")
+        return image
+
+    def _plan(self, candidate: Candidate) -> LaunchPlan:
+        """How the server is started, on the same port numbers inside and outside.
+
+        Raises:
+            Unsupported: It takes more hosts than this one.
+        """
+        plan = launch_plan(
+            self._slot.target,
+            repository=str(self._view),
+            ports=self._place.ports,
+            digest=candidate.digest,
+            drain_seconds=_EXIT_SECONDS,
+        )
+        if plan.nodes > 1:
+            where = f"target {plan.target}"
+            raise Unsupported(f"it takes {plan.nodes} hosts, and a container has one", where=where, hint="use pods")
+        return plan
+
+    def _run(self, image: str, plan: LaunchPlan, candidate: Candidate) -> Any:
+        from docker.errors import APIError
+
+        try:
+            container = self._client.containers.create(**self._options(image, plan, candidate))
+            container.start()
+        except APIError as error:
+            raise ConfigError(
+                f"the engine does not start the server: {error.explanation or error}",
+                where=f"container {self.name}",
+                hint="check image, ports, gpus and user of the staging place",
+            ) from error
+        return container
+
+    def _options(self, image: str, plan: LaunchPlan, candidate: Candidate) -> dict[str, Any]:
+        place, target = self._place, self._slot.target
+        return {
+            "image": image,
+            "name": self.name,
+            "command": list(plan.command),
+            "working_dir": plan.working_directory,
+            "environment": {"HOME": "/tmp", **plan.environment, **self._variables()},  # noqa: S108 - the container's
+            "labels": {
+                "app.kubernetes.io/managed-by": "llm-pipeline",
+                f"{LABEL_PREFIX}target": label_value(target.name),
+                _DIGEST_LABEL: candidate.digest,
+            },
+            "ports": {f"{port}/tcp": (LOOPBACK, port) for port in place.by_name().values()},
+            "user": place.user or f"{os.getuid()}:{os.getgid()}",
+            "network_mode": "bridge",
+            "read_only": True,
+            "tmpfs": {"/tmp": _TEMPORARY},  # noqa: S108 - the container's own
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges"],
+            "init": True,
+            "shm_size": plan.shared_memory_gib * _GIB,
+            "mem_limit": round(place.memory_gib * _GIB) if place.memory_gib else None,
+            "mounts": list(self._mounts(candidate)),
+            "device_requests": list(self._gpus()),
+        }
+
+    def _variables(self) -> dict[str, str]:
+        if missing := [name for name in self._place.variables if name not in os.environ]:
+            raise ConfigError(
+                f"not set here, and to be handed on to the container: {', '.join(missing)}",
+                hint="set them where the worker runs, or take them out of the place's variables",
+            )
+        return {name: os.environ[name] for name in self._place.variables}
+
+    def _mounts(self, candidate: Candidate) -> Iterator[Any]:
+        """Links of the view lead to the same paths inside."""
+        from docker.types import Mount
+
+        yield Mount(str(self._view), str(self._view), type="bind")
+        for source in dict.fromkeys(
+            (candidate.repository.absolute(), *(p.absolute() for p in candidate.links.values()))
+        ):
+            yield Mount(str(source), str(source), type="bind", read_only=True)
+
+    def _gpus(self) -> Iterator[Any]:
+        from docker.types import DeviceRequest
+
+        if self._slot.target.accelerator == "cpu":
+            return
+        if self._place.gpus is None:
+            yield DeviceRequest(count=-1, capabilities=[["gpu"]])
+        else:
+            yield DeviceRequest(device_ids=[str(gpu) for gpu in self._place.gpus], capabilities=[["gpu"]])
+
+    def _refuse_ended(self, container: Any) -> None:
+        container.reload()
+        if container.status in ("created", "running", "restarting"):
+            return
+        path = self._slot.state / "server.log"
+        path.write_bytes(container.logs(tail=_LOG_LINES))
+        state = container.attrs["State"]
+        how = "out of host memory" if state.get("OOMKilled") else f"exit code {state['ExitCode']}"
+        raise ServerFailed(
+            f"the server ended while it started ({how}):\n{failure_lines(path)}",
+            where=f"container {self.name}",
+            hint=f"the end of its log is {path}",
+        )
+
+    def _remove(self) -> None:
+        """Its processes, its shared memory and its hold on GPUs end with the container."""
+        container = self._find()
+        if container is None:
+            return
+        if container.status in ("running", "paused", "restarting"):
+            container.stop(timeout=_GRACE_SECONDS)
+        container.remove(force=True)
+        if self._find() is not None:
+            raise Transient("the container is not gone yet", where=f"container {self.name}", hint="try again")

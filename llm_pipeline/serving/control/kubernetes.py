@@ -1,0 +1,187 @@
+"""Pods of a cluster: the manifests of a release, applied under a name of its own, and deleted after the run.
+
+Names follow from the release config and the target, so any worker finds and deletes what another one made. Who creates
+the workload has it: a second candidate of the same release config and target is refused, and waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
+from llm_pipeline.config.server_place import KubernetesServer
+from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.logging import get_logger
+from llm_pipeline.runners.job_names import LABEL_PREFIX
+from llm_pipeline.runners.kubernetes_state import waits_in_vain
+from llm_pipeline.serving.control.kubernetes_objects import Manifest, ServingCluster
+from llm_pipeline.serving.control.opening import endpoint_of
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
+from llm_pipeline.serving.control.waiting import await_model, await_no_requests
+from llm_pipeline.serving.kubernetes_manifests.released import (
+    INSTANCE_LABEL,
+    ServedRelease,
+    staging_name,
+    workload_endpoint,
+    workload_name,
+)
+from llm_pipeline.serving.kubernetes_manifests.rendering import render_manifests
+from llm_pipeline.serving.launch_rules import nodes_of
+from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
+
+log = get_logger(__name__)
+
+_DIGEST_ANNOTATION = f"{LABEL_PREFIX}repository-digest"
+_APPLIED = ("Deployment", "LeaderWorkerSet", "Service")
+_POLL_SECONDS = 0.5
+_ENDING_SECONDS = 120.0
+_SHOWN_LINES = 25
+
+
+class KubernetesControl:
+    """A Deployment, or a LeaderWorkerSet for several nodes, of one server, and its Service."""
+
+    def __init__(self, place: KubernetesServer, slot: StagingSlot) -> None:
+        self._place = place
+        self._slot = slot
+        self._kind = "LeaderWorkerSet" if nodes_of(slot.target) > 1 else "Deployment"
+        name = staging_name(slot.release_name)
+        self._workload = workload_name(name, slot.target.name)
+        self._service = workload_endpoint(name, slot.target.name)
+        self._where = f"{self._kind} {self._workload}"
+        self._opened: ServingCluster | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the Service is reached."""
+        slot = self._slot
+        return endpoint_of(self._place, release_name=slot.release_name, target_name=slot.target.name)
+
+    def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
+        """See `ServerControl`. Pods fetch weights first, so they have `startup_minutes` if that is longer."""
+        manifests = list(self._manifests(candidate))
+        self._take(candidate)
+        started = time.monotonic()
+        seconds = max(wait_seconds, 60.0 * self._place.manifests.startup_minutes)
+        try:
+            for manifest in manifests:
+                self._cluster().create(manifest)
+            self._await_ready(started + seconds)
+            await_model(self.endpoint, max(1.0, started + seconds - time.monotonic()), self._refuse_failed)
+        except BaseException:
+            self._delete()
+            raise
+        ready = round(time.monotonic() - started, 3)
+        log.info("server ready", workload=self._workload, url=self.endpoint.url, seconds=ready)
+        return StagedServer(endpoint=self.endpoint, digest=candidate.digest, ready_seconds=ready)
+
+    def find(self) -> StagedServer | None:
+        """See `ServerControl`."""
+        workload = self._cluster().read(self._kind, self._workload)
+        if workload is None or "deletionTimestamp" in workload["metadata"]:
+            return None
+        return StagedServer(endpoint=self.endpoint, digest=_digest_of(workload))
+
+    def drain(self, seconds: float) -> bool:
+        """See `ServerControl`."""
+        return await_no_requests(self.endpoint, seconds)
+
+    def stop(self, *, drain_seconds: float = 0) -> None:
+        """See `ServerControl`."""
+        if drain_seconds > 0 and self.find():
+            self.drain(drain_seconds)
+        self._delete()
+
+    def _cluster(self) -> ServingCluster:
+        if self._opened is None:
+            self._opened = ServingCluster(self._place.manifests.namespace, self._place.context)
+        return self._opened
+
+    def _manifests(self, candidate: Candidate) -> Iterator[Manifest]:
+        """One server and no autoscaler; monitors and disruption budgets are for production."""
+        if candidate.release is None:
+            raise ConfigError("pods need a release's artifacts by name", where=self._where)
+        release = candidate.release.model_copy(update={"name": staging_name(self._slot.release_name)})
+        for manifest in render_manifests(release, self._options(release)).values():
+            if manifest["kind"] in _APPLIED:
+                yield manifest
+
+    def _options(self, release: ServedRelease) -> ServingManifestOptions:
+        image = self._place.manifests.image or release.target.container
+        if image and "@" not in image:
+            log.warning("the image is named by a tag, which may move: name its digest", image=image)
+        alone = {"minimum_replicas": 1, "maximum_replicas": 1, "autoscaler": "none", "endpoint_seconds": 1}
+        return self._place.manifests.model_copy(update=alone)
+
+    def _take(self, candidate: Candidate) -> None:
+        """Make sure that the name is free, or that what has it serves the candidate."""
+        workload = self._cluster().read(self._kind, self._workload)
+        if workload is None:
+            return
+        if "deletionTimestamp" in workload["metadata"]:
+            self._delete()
+        elif _digest_of(workload) != candidate.digest:
+            raise SlotBusy(
+                f"the workload serves repository {_digest_of(workload)[:12]}",
+                where=self._where,
+                hint="stop that server first",
+            )
+
+    def _await_ready(self, deadline: float) -> None:
+        while not self._is_ready():
+            self._refuse_failed()
+            if time.monotonic() > deadline:
+                pods = self._cluster().pod_states(self._labels)
+                problem = waits_in_vain(pods[-1] if pods else None, overdue=True)
+                raise problem or Transient("the server was not ready in time", where=self._where)
+            time.sleep(_POLL_SECONDS)
+
+    def _is_ready(self) -> bool:
+        workload = self._cluster().read(self._kind, self._workload)
+        if workload is None:
+            raise Transient("somebody deleted it while it started", where=self._where, hint="run the stage again")
+        return bool((workload.get("status") or {}).get("readyReplicas"))
+
+    @property
+    def _labels(self) -> dict[str, str]:
+        return {INSTANCE_LABEL: self._workload}
+
+    def _refuse_failed(self) -> None:
+        """Raise when a container has ended badly: the cluster would start it again and again."""
+        for pod in self._cluster().pods_with(self._labels):
+            if pod.metadata.deletion_timestamp is None:
+                for status in (*(pod.status.init_container_statuses or ()), *(pod.status.container_statuses or ())):
+                    self._refuse_ended(pod.metadata.name, status)
+
+    def _refuse_ended(self, pod: str, status: Any) -> None:
+        restarted = status.last_state.terminated if status.last_state else None
+        ended = restarted or (status.state.terminated if status.state else None)
+        if ended is None or ended.exit_code == 0:
+            return
+        text = self._cluster().last_log(pod, status.name, previous=restarted is not None)
+        lines = "\n".join(text.splitlines()[-_SHOWN_LINES:]) or "(no log)"
+        raise ServerFailed(
+            f"container {status.name} ended while the server started: {ended.reason} "
+            f"(exit code {ended.exit_code}):\n{lines}",
+            where=f"pod {pod}",
+            hint="raise memory_gib of the manifests" if ended.reason == "OOMKilled" else "see its last lines",
+        )
+
+    def _delete(self) -> None:
+        """Delete everything, and wait until the pods, and with them their GPUs, are free."""
+        cluster = self._cluster()
+        cluster.delete("Service", self._service)
+        cluster.delete(self._kind, self._workload)
+        deadline = time.monotonic() + _ENDING_SECONDS + self._place.manifests.drain_seconds
+        while cluster.read(self._kind, self._workload) or cluster.pods_with(self._labels):
+            if time.monotonic() > deadline:
+                hint = "is its node lost? see kubectl get pods; then run the stage staging_down again"
+                raise Transient("the server's pods do not end", where=self._where, hint=hint)
+            time.sleep(_POLL_SECONDS)
+
+
+def _digest_of(workload: Manifest) -> str:
+    return str((workload["metadata"].get("annotations") or {}).get(_DIGEST_ANNOTATION, ""))

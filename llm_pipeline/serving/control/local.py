@@ -1,0 +1,57 @@
+"""A tritonserver of this host, on loopback ports, in a session of its own."""
+
+from __future__ import annotations
+
+from llm_pipeline.config.server_place import LocalServer
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.serving.control.opening import loopback_endpoint
+from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
+from llm_pipeline.serving.control.waiting import await_no_requests
+from llm_pipeline.serving.triton_server import RunningServer, find_server, start_server, stop_server
+
+
+class LocalControl:
+    """See `serving/triton_server`, which the slots of production use as well."""
+
+    def __init__(self, place: LocalServer, slot: StagingSlot) -> None:
+        self._place = place
+        self._slot = slot
+
+    def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
+        """See `ServerControl`."""
+        slot = self._slot
+        if slot.triton_home is None or slot.python is None:
+            raise ConfigError("a server of this host needs triton_home and an interpreter", where=str(slot.state))
+        server = start_server(
+            candidate.repository,
+            self._place.ports,
+            triton_home=slot.triton_home,
+            python=slot.python,
+            state=slot.state,
+            digest=candidate.digest,
+            links=candidate.links,
+            wait_seconds=wait_seconds,
+        )
+        return _staged(server)
+
+    def find(self) -> StagedServer | None:
+        """See `ServerControl`."""
+        server = find_server(self._slot.state)
+        return _staged(server) if server else None
+
+    def drain(self, seconds: float) -> bool:
+        """See `ServerControl`."""
+        return await_no_requests(loopback_endpoint(self._place), seconds)
+
+    def stop(self, *, drain_seconds: float = 0) -> None:
+        """See `ServerControl`."""
+        stop_server(self._slot.state, drain_seconds=drain_seconds)
+
+
+def _staged(server: RunningServer) -> StagedServer:
+    return StagedServer(
+        endpoint=loopback_endpoint(server.ports),
+        digest=server.digest,
+        ready_seconds=server.ready_seconds,
+        pids=(server.pid,),
+    )

@@ -1,0 +1,198 @@
+"""Versions of the model `llm` on a running server: added, made the only ones, and removed without dropping a request.
+
+    versions = ModelVersions(control, directory)
+    second = versions.add(repository, digest=digest)    # serves beside the first one
+    versions.keep((second,))                            # requests that name no version were its already
+    versions.remove(1)
+
+A version's files are new, so a load always does something (loading what has not changed does nothing, even where the
+model's process has died). All loaded versions share the configuration of the last load, digest and all.
+Requests in flight on a version that goes are answered before it is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_pipeline.errors import IntegrityError, Transient, Unsupported
+from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.control.model_control import ModelConfigDocument, ModelControl
+from llm_pipeline.serving.control.model_directory import ModelDirectory
+from llm_pipeline.serving.identity import DIGEST_PARAMETER
+from llm_pipeline.serving.repository_layout import CONFIG_FILE, FACT_PREFIX, MODEL_NAME, MODEL_VERSION
+
+log = get_logger(__name__)
+
+_GONE_SECONDS = 60.0
+_POLL_SECONDS = 0.05
+_SHARED = (
+    "backend", "dynamic_batching", "input", "instance_group", "max_batch_size", "model_transaction_policy", "output",
+    "parameters",
+)  # fmt: skip
+
+
+class ModelVersions:
+    """The versions of one model.
+
+    Args:
+        control: Of the server.
+        directory: The model in the repository that the server reads.
+    """
+
+    def __init__(self, control: ModelControl, directory: ModelDirectory) -> None:
+        self._control = control
+        self._directory = directory
+
+    def ready(self) -> tuple[int, ...]:
+        """The versions that take requests, in order."""
+        return tuple(sorted(version.number for version in self._control.versions(MODEL_NAME) if version.ready))
+
+    def free_number(self) -> int:
+        """A number above all that the server or its repository knows: requests that name no version go to it."""
+        known = (*self._directory.versions(), *(version.number for version in self._control.versions(MODEL_NAME)))
+        return max(known, default=0) + 1
+
+    def add(
+        self, repository: Path, *, digest: str, links: Mapping[str, Path] | None = None, version: int | None = None
+    ) -> int:
+        """Serve a repository's model as a version beside those that are ready; the others go on serving.
+
+        Args:
+            repository: A model repository of this package.
+            digest: Its digest, which the endpoint then tells.
+            links: Local directories of what it links to, by their place in it.
+            version: Its number; None for the next free one.
+
+        Returns:
+            The version's number.
+
+        Raises:
+            ModelRefused: The server cannot load it, and says why; nothing of it is left.
+            Unsupported: The repository holds more than one model.
+        """
+        _require_one_model(repository)
+        others = self.ready()
+        number = self.free_number() if version is None else version
+        before = self._control.config(MODEL_NAME) if others else None
+        source = repository / MODEL_NAME / str(MODEL_VERSION)
+        self._directory.add(number, source, _within_version(links or {}))
+        try:
+            self._control.load(MODEL_NAME, _with_versions(candidate_config(repository, digest), (*others, number)))
+        except BaseException:
+            self.restore(number, before, others)
+            raise
+        log.info("model version loaded", model=MODEL_NAME, version=number, beside=str(list(others)))
+        return number
+
+    def keep(self, versions: tuple[int, ...]) -> None:
+        """Unload all versions but these."""
+        config = self._control.config(MODEL_NAME)
+        if config is None:
+            raise Transient("the model is not loaded", where=MODEL_NAME, hint="see the server's log")
+        gone = set(self.ready()) - set(versions)
+        self._control.load(MODEL_NAME, _with_versions(config, versions))
+        self._await_gone(gone)
+
+    def remove(self, version: int) -> None:
+        """Remove the files of a version that is not loaded any more."""
+        self._directory.remove(version)
+
+    def restore(self, version: int, config: ModelConfigDocument | None, others: tuple[int, ...]) -> None:
+        """Take a version away, and serve what was served before it, with the configuration it had.
+
+        Args:
+            version: The version to take away.
+            config: The model's configuration before it; None when it was not loaded.
+            others: The versions that were ready before it.
+        """
+        if others and config is not None:
+            self._control.load(MODEL_NAME, _with_versions(config, others))
+        elif any(known.number == version for known in self._control.versions(MODEL_NAME)):
+            self._control.unload(MODEL_NAME)
+        self._await_gone({version})
+        self._directory.remove(version)
+
+    def _await_gone(self, versions: set[int]) -> None:
+        deadline = time.monotonic() + _GONE_SECONDS
+        while versions & {known.number for known in self._control.versions(MODEL_NAME) if _holds_memory(known.state)}:
+            if time.monotonic() >= deadline:
+                raise Transient(
+                    f"version {sorted(versions)} is not unloaded after {_GONE_SECONDS:g} s",
+                    where=MODEL_NAME,
+                    hint="is a request still in flight? try again",
+                )
+            time.sleep(_POLL_SECONDS)
+
+
+def candidate_config(repository: Path, digest: str) -> dict[str, Any]:
+    """The configuration of a repository's model, with the digest among its parameters.
+
+    Raises:
+        IntegrityError: There is no configuration, or it is not one.
+    """
+    from google.protobuf import text_format
+    from google.protobuf.json_format import MessageToDict
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    path = repository / MODEL_NAME / CONFIG_FILE
+    try:
+        config = text_format.Parse(path.read_text(encoding="utf-8"), ModelConfig())
+    except (OSError, text_format.ParseError) as error:
+        raise IntegrityError(f"not a model's configuration: {error}", where=str(path)) from error
+    config.parameters[DIGEST_PARAMETER].string_value = digest
+    document: dict[str, Any] = MessageToDict(config, preserving_proto_field_name=True)
+    return document
+
+
+def differing_fields(config: ModelConfigDocument, other: ModelConfigDocument) -> tuple[str, ...]:
+    """Fields in which two configurations make models differ; versions of one model share all of them.
+
+    What only informs (facts, the digest) and which versions are served do not count, nor what the server adds.
+    """
+    one, two = _comparable(config), _comparable(other)
+    return tuple(field for field in _SHARED if one.get(field) != two.get(field))
+
+
+def _comparable(config: ModelConfigDocument) -> dict[str, Any]:
+    """As protobuf writes it: HTTP and gRPC differ in defaults and in numbers."""
+    from google.protobuf.json_format import MessageToDict, ParseDict
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    message = ParseDict(dict(config), ModelConfig(), ignore_unknown_fields=True)
+    for name in [name for name in message.parameters if name == DIGEST_PARAMETER or name.startswith(FACT_PREFIX)]:
+        del message.parameters[name]
+    for group in message.instance_group:
+        group.name = ""  # the server names them
+    document: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
+    return document
+
+
+def _with_versions(config: ModelConfigDocument, versions: tuple[int, ...]) -> dict[str, Any]:
+    return {**config, "version_policy": {"specific": {"versions": sorted(versions)}}}
+
+
+def _holds_memory(state: str) -> bool:
+    return state in ("READY", "LOADING", "UNLOADING")
+
+
+def _require_one_model(repository: Path) -> None:
+    models = sorted(path.parent.name for path in repository.glob(f"*/{CONFIG_FILE}"))
+    if models != [MODEL_NAME]:
+        raise Unsupported(
+            f"a repository of {', '.join(models) or 'no model'} cannot be one version of the model {MODEL_NAME}",
+            where=str(repository),
+            hint="serve it with a server of its own: local, docker or kubernetes",
+        )
+
+
+def _within_version(links: Mapping[str, Path]) -> dict[str, Path]:
+    """Links by their place in the version's directory."""
+    prefix = f"{MODEL_NAME}/{MODEL_VERSION}/"
+    if outside := sorted(name for name in links if not name.startswith(prefix)):
+        raise Unsupported(
+            f"links outside of the version: {', '.join(outside)}", hint="serve it with a server of its own"
+        )
+    return {name.removeprefix(prefix): path for name, path in links.items()}

@@ -1,0 +1,105 @@
+"""The port of server control: what every kind of server can be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.target import Target
+from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
+
+
+@dataclass(frozen=True)
+class StagingSlot:
+    """Whose server it is, and what a server of this host is started with.
+
+    Attributes:
+        state: Directory of what is known of the server: records, logs, its view of the repository.
+        release_name: Name of the release config.
+        target: What is served, and on which GPUs.
+        triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server; for local servers.
+        python: Interpreter of the served model's code; for local servers.
+    """
+
+    state: Path
+    release_name: str
+    target: Target
+    triton_home: Path | None = None
+    python: Path | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model repository that is to be served.
+
+    Attributes:
+        repository: Its directory, read-only.
+        digest: Digest of the artifact, which the endpoint then tells.
+        links: Local directories of what it links to, by their place in it.
+        release: Its release, for pods, which fetch the artifacts by themselves.
+    """
+
+    repository: Path
+    digest: str
+    links: Mapping[str, Path] = field(default_factory=dict)
+    release: ServedRelease | None = None
+
+
+@dataclass(frozen=True)
+class StagedServer:
+    """A server that serves a candidate.
+
+    Attributes:
+        endpoint: Where it answers.
+        digest: Digest of the repository that it was started for.
+        ready_seconds: Time from the start to a loaded model; 0 where it is not known any more.
+        version: The candidate's version of the model.
+        pids: The server's processes on this host; empty where it runs elsewhere.
+    """
+
+    endpoint: Endpoint
+    digest: str
+    ready_seconds: float = 0.0
+    version: int = 1
+    pids: tuple[int, ...] = ()
+
+
+class ServerControl(Protocol):
+    """Control of one candidate's server. Implementations keep no state that another process would miss."""
+
+    def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
+        """Serve a candidate and wait until its model is loaded; the server that serves it already, if one does.
+
+        Whatever was begun is undone when it fails.
+
+        Raises:
+            SlotBusy: Another candidate is served there.
+            ConfigError: The place is wrong: a port is taken, an image or a repository is missing.
+            Unsupported: The candidate cannot be served there.
+            ServerFailed: The server ended, or refused the model.
+            Transient: The model was not loaded in time, or the place cannot be reached.
+        """
+        ...
+
+    def find(self) -> StagedServer | None:
+        """The server of the slot while it is there; None otherwise.
+
+        Raises:
+            Transient: The place cannot be reached.
+        """
+        ...
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until the server has no request in flight, at most so long; whether it has none."""
+        ...
+
+    def stop(self, *, drain_seconds: float = 0) -> None:
+        """End the server and remove all it left. None there is fine.
+
+        Raises:
+            Transient: The place cannot be reached, or something does not end; try again.
+        """
+        ...

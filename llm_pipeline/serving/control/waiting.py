@@ -1,0 +1,69 @@
+"""Waiting for a server: until its model takes requests, and until it has none left."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Callable
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.errors import Transient
+from llm_pipeline.serving.control.model_control import open_model_control
+from llm_pipeline.serving.endpoint_access import request_headers, tls_context
+from llm_pipeline.serving.repository_layout import MODEL_NAME, MODEL_VERSION
+
+_ACTIVE_REQUESTS = "llm_active_requests"
+_POLL_SECONDS = 0.1
+_ANSWER_SECONDS = 5.0
+
+
+def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], None]) -> float:
+    """Wait until an endpoint's model takes requests; returns the seconds that it took.
+
+    Args:
+        endpoint: Where the server will answer.
+        wait_seconds: Longest wait.
+        check: Called between two looks; raises when waiting is in vain.
+
+    Raises:
+        Transient: The model was not loaded in time.
+    """
+    control = open_model_control(endpoint, timeout_seconds=_ANSWER_SECONDS)
+    started = time.monotonic()
+    while not _is_ready(lambda: control.is_ready(MODEL_NAME, MODEL_VERSION)):
+        check()
+        if time.monotonic() - started > wait_seconds:
+            raise Transient(f"the model was not loaded within {wait_seconds:g} s", where=endpoint.url)
+        time.sleep(_POLL_SECONDS)
+    return round(time.monotonic() - started, 3)
+
+
+def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
+    """Wait until no request is in flight, at most so long; whether there is none; False where nobody tells."""
+    deadline = time.monotonic() + seconds
+    while active := active_requests(endpoint):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return active == 0
+
+
+def active_requests(endpoint: Endpoint) -> int | None:
+    """Requests in the model's batcher, from its own metric; None where it does not tell."""
+    if endpoint.metrics_url is None:
+        return None
+    request = urllib.request.Request(endpoint.metrics_url, headers=request_headers(endpoint))  # noqa: S310 - a PlainUrl
+    try:
+        with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS, context=tls_context(endpoint)) as answer:  # noqa: S310
+            text = answer.read().decode(errors="replace")
+    except (OSError, ValueError):
+        return None
+    values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(_ACTIVE_REQUESTS)]
+    return int(sum(values)) if values else None
+
+
+def _is_ready(ask: Callable[[], bool]) -> bool:
+    try:
+        return ask()
+    except Transient:
+        return False

@@ -1,0 +1,62 @@
+"""What a client needs to be let in at an endpoint: its headers, and a TLS context that trusts its certificate.
+
+The values of headers come from the environment. They are checked here, because HTTP and gRPC libraries put a value
+that they refuse into their exception.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.errors import ConfigError
+
+
+def request_headers(endpoint: Endpoint) -> dict[str, str]:
+    """The headers of every request to an endpoint, with their values.
+
+    Raises:
+        ConfigError: A variable is not set, or holds what no header may.
+    """
+    headers = endpoint.headers()
+    for header, value in headers.items():
+        if not (value.isascii() and value.isprintable() and value == value.strip()):
+            raise ConfigError(
+                f"{endpoint.header_variables[header]} holds line ends, blanks or letters that no header may",
+                where=endpoint.url,
+                hint="set it in the environment of the workers to the bare value",
+            )
+    return headers
+
+
+def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
+    """The context of TLS connections to an endpoint; None where its URL has no TLS.
+
+    Raises:
+        ConfigError: The file of certificates cannot be read.
+    """
+    if not endpoint.url.startswith("https://"):
+        return None
+    try:
+        return ssl.create_default_context(cafile=endpoint.ca_file)
+    except OSError as error:  # which an SSLError is
+        raise _unreadable(endpoint, error) from error
+
+
+def root_certificates(endpoint: Endpoint) -> bytes | None:
+    """The certificates that gRPC checks the server's against; None for the system's.
+
+    Raises:
+        ConfigError: The file of certificates cannot be read.
+    """
+    if endpoint.ca_file is None:
+        return None
+    try:
+        return Path(endpoint.ca_file).read_bytes()
+    except OSError as error:
+        raise _unreadable(endpoint, error) from error
+
+
+def _unreadable(endpoint: Endpoint, error: OSError) -> ConfigError:
+    return ConfigError(f"ca_file: {error}", where=endpoint.ca_file or endpoint.url, hint="name a PEM file")
