@@ -11,6 +11,7 @@ from pathlib import Path
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.digest import digest_file
+from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.release_record import PROMPTS_DATASET, TASKS_DATASET, ReleaseRecord, calibration_dataset
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.manifest import Manifest, ManifestFile
@@ -25,7 +26,7 @@ def expected_datasets(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str
     drew from the same sources, and none here otherwise.
     """
     release, root = loaded.release, loaded.configs_root
-    expected = {PROMPTS_DATASET: _ref([root / release.workload.prompts])}
+    expected = {PROMPTS_DATASET: _ref([root / name for name in workload_files(release.workload)])}
     if release.evaluation.task_directory:
         expected[TASKS_DATASET] = _ref([root / release.evaluation.task_directory])
     before = {recipe.name: recipe.calibration for recipe in earlier.release.recipes}

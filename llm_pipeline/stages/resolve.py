@@ -22,6 +22,7 @@ from llm_pipeline.hub.disk_space import Place, require_space
 from llm_pipeline.hub.license_review import license_change, require_license
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.hub.sources import open_source
+from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.logging import get_logger
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.quantization.named_sets import named_set
@@ -162,7 +163,8 @@ def name_release(loaded: LoadedRelease, model: PinnedModel, datasets: dict[str, 
 
 def _publish_datasets(context: StageContext[ResolveConfig], loaded: LoadedRelease) -> dict[str, ArtifactRef]:
     release, root = loaded.release, loaded.configs_root
-    published = {PROMPTS_DATASET: _publish(context, PROMPTS_DATASET, [_SourceFile(root / release.workload.prompts)])}
+    traffic = [_SourceFile(root / name) for name in workload_files(release.workload)]
+    published = {PROMPTS_DATASET: _publish(context, PROMPTS_DATASET, traffic)}
     if release.evaluation.task_directory:
         tasks = _SourceFile(root / release.evaluation.task_directory)
         published[TASKS_DATASET] = _publish(context, TASKS_DATASET, [tasks])

@@ -1,0 +1,163 @@
+"""The texts of a load test: prompts of a file as they are, and new ones made up from its words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.loadtest.draws import Draws, Integers
+
+CountTokens = Callable[[str], int]
+
+_WORD = re.compile(r"\s*\S{1,16}")
+_RUN_WORDS = 6
+_SAMPLE_WORDS = 4000
+_REPEATS = 8  # a counter that estimates rounds: less so for several words
+_ATTEMPTS = 50
+
+
+@dataclass(frozen=True)
+class RecordedPrompt:
+    """A line of a file of prompts.
+
+    Attributes:
+        text: The prompt.
+        output_tokens: Length of the answer that it had; 0 when the line does not say.
+    """
+
+    text: str
+    output_tokens: int = 0
+
+
+def read_prompts(path: Path, *, with_output_tokens: bool = False) -> tuple[RecordedPrompt, ...]:
+    """Read a jsonl file of prompts; one that occurs twice is taken once.
+
+    Args:
+        path: The file.
+        with_output_tokens: Each line must say how long its answer was.
+
+    Raises:
+        ConfigError: The file cannot be read or is empty, or a line is not a prompt.
+    """
+    found: dict[str, RecordedPrompt] = {}
+    try:
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    prompt = _prompt(line, with_output_tokens, f"{path}:{number}")
+                    found.setdefault(prompt.text, prompt)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+    if not found:
+        raise ConfigError("the file holds no prompts", where=str(path), hint='write lines {"prompt": "..."}')
+    return tuple(found.values())
+
+
+def _prompt(line: str, with_output_tokens: bool, where: str) -> RecordedPrompt:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"not a JSON object: {error}", where=where) from error
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
+        raise ConfigError("the line has no text in 'prompt'", where=where, hint='write {"prompt": "..."}')
+    tokens = row.get("output_tokens", 0)
+    if type(tokens) is not int or tokens < int(with_output_tokens):
+        raise ConfigError(
+            "the line has no number of tokens in 'output_tokens'",
+            where=where,
+            hint="the workload's output_tokens are `recorded`: say how long the answer was",
+        )
+    return RecordedPrompt(row["prompt"], tokens)
+
+
+class Composer:
+    """Makes up texts of a wanted length from the words of others.
+
+    Each distinct word is counted once, and the sum is corrected by one longer sample, since words together may need
+    fewer tokens than each alone. A made-up text consists of runs of a few words that follow one another in a file:
+    two of them begin alike for about one run at most, which is less than a block of a prefix cache.
+
+    Args:
+        texts: Where the words are from.
+        count_tokens: Tokens of a text.
+    """
+
+    def __init__(self, texts: Sequence[str], count_tokens: CountTokens) -> None:
+        self._words = [word for text in texts for word in _WORD.findall(" " + text.strip())]
+        none = count_tokens("")
+        counted = {word: (count_tokens(word * _REPEATS) - none) / _REPEATS for word in sorted(set(self._words))}
+        sample = self._words[:_SAMPLE_WORDS]
+        by_word = sum(counted[word] for word in sample)
+        correction = (count_tokens("".join(sample)) - none) / max(1.0, by_word)
+        self._costs = np.array([counted[word] for word in self._words], dtype=np.float64) * correction
+        self._mean_cost = max(float(np.cumsum(self._costs)[-1]) / len(self._words), 1e-3)
+
+    def compose(self, tokens: Integers, draws: Draws) -> list[str]:
+        """Texts of so many tokens each, to within about half a word."""
+        if not len(tokens):
+            return []
+        ends = np.cumsum(tokens)
+        words = self._stream(float(ends[-1]), len(tokens), draws)
+        place = np.arange(len(tokens))
+        cuts = np.searchsorted(np.cumsum(self._costs[words]), ends - 0.5 * self._mean_cost) + 1
+        cuts = np.maximum.accumulate(cuts - place) + place  # each text has a word at least
+        chosen = [self._words[number] for number in words[: cuts[-1]].tolist()]
+        starts = [0, *cuts[:-1].tolist()]
+        return ["".join(chosen[start:end]).strip() for start, end in zip(starts, cuts.tolist(), strict=True)]
+
+    def compose_fresh(self, tokens: Integers, draws: Draws, known: set[str]) -> list[str]:
+        """Texts of which none is known or occurs twice; they are known afterwards.
+
+        Raises:
+            ConfigError: There are too few different words for so many texts that are so short.
+        """
+        texts = self.compose(tokens, draws)
+        again = _repeated(texts, known)
+        for _ in range(_ATTEMPTS):
+            if not again:
+                return texts
+            for number, text in zip(again, self.compose(tokens[again], draws), strict=True):
+                texts[number] = text
+            again = [again[place] for place in _repeated([texts[number] for number in again], known)]
+        raise ConfigError(
+            f"{len(again)} of {len(texts)} prompts would be repeated: the file has too few different words",
+            hint="add prompts, or ask for longer ones in prompt_tokens",
+        )
+
+    def compose_blocks(
+        self, blocks: Sequence[tuple[int, ...]], block_tokens: int, tokens: Integers, draws: Draws
+    ) -> list[str]:
+        """Texts that share their leading blocks where the ids are equal; what follows the last whole block is fresh."""
+        leading = [ids[: (length - 1) // block_tokens] for ids, length in zip(blocks, tokens.tolist(), strict=True)]
+        known = list(dict.fromkeys(identity for ids in leading for identity in ids))
+        shared = self.compose(np.full(len(known), block_tokens, dtype=np.int64), draws)
+        text_of = dict(zip(known, shared, strict=True))
+        rest = tokens - block_tokens * np.array([len(ids) for ids in leading], dtype=np.int64)
+        tails = self.compose_fresh(rest, draws, set())
+        return [" ".join([*(text_of[i] for i in ids), tail]) for ids, tail in zip(leading, tails, strict=True)]
+
+    def _stream(self, tokens: float, spare_words: int, draws: Draws) -> Integers:
+        """Numbers of words, in runs, that have so many tokens without the last ones, which are spare."""
+        runs = (int(1.05 * tokens / self._mean_cost) + spare_words) // _RUN_WORDS + 64
+        words = np.empty(0, dtype=np.int64)
+        while len(words) <= spare_words or float(np.sum(self._costs[words[:-spare_words]])) < tokens:
+            begins = draws.integers(len(self._words), runs)
+            new = (begins[:, None] + np.arange(_RUN_WORDS)) % len(self._words)
+            words = np.concatenate([words, new.reshape(-1)])
+        return words
+
+
+def _repeated(texts: Sequence[str], known: set[str]) -> list[int]:
+    """Places of texts that are known already; the others become known."""
+    repeated = []
+    for number, text in enumerate(texts):
+        if text in known:
+            repeated.append(number)
+        known.add(text)
+    return repeated

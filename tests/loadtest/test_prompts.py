@@ -1,0 +1,110 @@
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.loadtest.draws import Draws
+from llm_pipeline.loadtest.prompts import Composer, RecordedPrompt, read_prompts
+
+TEXTS = [
+    "Summarise the plot of Hamlet in three sentences.",
+    "What is the difference between a mutex and a semaphore?",
+    "Write a polite email asking my landlord to repair the heating.",
+    "Überprüfe, ob 東京の天気は明日も晴れます richtig ist.",
+]
+
+
+def count_tokens(text: str) -> int:
+    """A begin token, and one for each three bytes of a word."""
+    return 1 + sum(-(-len(word.encode()) // 3) for word in text.split())
+
+
+@pytest.fixture
+def composer():
+    return Composer(TEXTS, count_tokens)
+
+
+def test_composed_texts_have_the_lengths_asked_for(composer):
+    tokens = Draws(1, "tokens").integers(2000, 500) + 5
+    counted = np.array([count_tokens(text) - 1 for text in composer.compose(tokens, Draws(1, "texts"))])
+    assert np.max(np.abs(counted - tokens)) <= 12
+    assert np.mean(counted) == pytest.approx(np.mean(tokens), rel=0.01)
+
+
+def test_what_words_cost_alone_is_corrected_by_what_they_cost_together():
+    def count(text):  # a word that follows itself is half as dear
+        words = text.split()
+        return sum(2 - (word == before) for word, before in zip(words, ["", *words], strict=False))
+
+    texts = Composer(TEXTS, count).compose(np.full(50, 100), Draws(1, "texts"))
+    assert np.mean([count(text) for text in texts]) == pytest.approx(100, rel=0.05)
+
+
+def test_fresh_texts_occur_once_and_begin_alike_for_a_few_words_only(composer):
+    known = {"Summarise the plot"}
+    texts = composer.compose_fresh(np.full(400, 60), Draws(2, "texts"), known)
+    assert len(set(texts)) == 400
+    assert set(texts) <= known
+    alike = max(_common(a, b) for a, b in itertools.pairwise(sorted(texts)))
+    assert alike < 110, "characters of some 200"
+
+
+def _common(one, other):
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def test_too_few_words_for_so_many_short_texts_are_refused():
+    with pytest.raises(ConfigError, match=r"too few different words.*longer ones"):
+        Composer(["yes no"], count_tokens).compose_fresh(np.full(50, 1), Draws(1, "texts"), set())
+
+
+def test_many_texts_of_one_token_have_a_word_each(composer):
+    assert all(composer.compose(np.ones(5000, dtype=np.int64), Draws(3, "texts")))
+    assert composer.compose(np.empty(0, dtype=np.int64), Draws(3, "texts")) == []
+
+
+def test_equal_leading_blocks_are_equal_texts_and_what_follows_is_fresh(composer):
+    tokens = np.array([250, 250, 200, 90])
+    texts = composer.compose_blocks([(0, 1, 2), (0, 1, 2), (0, 9), (0,)], 100, tokens, Draws(4, "texts"))
+    assert [count_tokens(text) - 1 for text in texts] == pytest.approx(tokens, abs=12)
+    assert 600 > _common(texts[0], texts[1]) > 400, "two blocks of 100 tokens"
+    assert 300 > _common(texts[0], texts[2]) > 200, "one: the last block of a prompt is its own"
+    assert _common(texts[0], texts[3]) < 100
+
+
+def test_prompts_are_read_with_the_lengths_of_their_answers(tmp_path):
+    path = tmp_path / "p.jsonl"
+    rows = [{"prompt": "a\u2028b", "output_tokens": 7}, {"prompt": "c", "other": 1}, {"prompt": "c"}]
+    path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    assert read_prompts(path) == (RecordedPrompt("a\u2028b", 7), RecordedPrompt("c"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "x"}\n{"text": "y"}\n', r"p\.jsonl:2: .*'prompt'.*write"),
+        ('{"prompt": "x"}\n\n{"prompt": " "}\n', r"p\.jsonl:3: .*'prompt'"),
+        ("[1]\n", r"p\.jsonl:1: .*'prompt'"),
+        ("{\n", r"p\.jsonl:1: not a JSON object"),
+        ('{"prompt": "x", "output_tokens": "7"}\n', r"p\.jsonl:1: .*'output_tokens'"),
+        ("\n", r"p\.jsonl: the file holds no prompts"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_with_its_line(tmp_path, text, message):
+    (tmp_path / "p.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_prompts(tmp_path / "p.jsonl")
+
+
+def test_a_line_without_the_length_of_its_answer_is_refused_where_that_is_wanted(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "x", "output_tokens": 3}\n{"prompt": "y"}\n')
+    with pytest.raises(ConfigError, match=r"p\.jsonl:2: .*'output_tokens'.*recorded"):
+        read_prompts(tmp_path / "p.jsonl", with_output_tokens=True)
+
+
+def test_a_file_of_prompts_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "p.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"p\.jsonl: cannot be read"):
+        read_prompts(tmp_path / "p.jsonl")

@@ -1,0 +1,60 @@
+import json
+
+import pytest
+
+from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.loadtest.token_counter import open_counter
+from llm_pipeline.serving.golden import GoldenPrompt, write_golden
+
+WORDS = {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "[UNK]": 2}, "unk_token": "[UNK]"}}
+TOKENIZER = {
+    "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None, **WORDS,
+}  # fmt: skip
+
+
+def golden(repository, *completions):
+    write_golden(repository, [GoldenPrompt(prompt="p", completion=text, maximum_tokens=10) for text in completions])
+
+
+def test_the_repositorys_tokenizer_counts(tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "llm/1/tokenizer").mkdir(parents=True)
+    (tmp_path / "llm/1/tokenizer/tokenizer.json").write_text(json.dumps(TOKENIZER))
+    assert open_counter(tmp_path)("a b  unknown a") == 4
+
+
+def test_a_tokenizer_in_a_linked_artifact_counts(tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/tokenizer.json").write_text(json.dumps(TOKENIZER))
+    assert open_counter(tmp_path / "none", {"llm/1/checkpoint": tmp_path / "checkpoint"})("a b") == 2
+
+
+def test_a_damaged_tokenizer_is_refused(tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(IntegrityError, match="not a tokenizer"):
+        open_counter(tmp_path)
+
+
+def test_a_tokenizer_that_nothing_here_reads_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="pip install tokenizers"):
+        open_counter(tmp_path)
+
+
+def test_bytes_are_counted_by_what_completions_of_full_length_have(tmp_path):
+    golden(tmp_path, "x" * 30, "x" * 28, "x" * 32, "x" * 9)  # the last one ended by itself
+    assert open_counter(tmp_path)("y" * 300) == 100
+
+
+def test_completions_that_all_ended_by_themselves_tell_nothing(tmp_path):
+    golden(tmp_path, "3", "yes", "no")
+    assert open_counter(tmp_path)("ü" * 20) == 10, "four bytes a token"
+
+
+def test_a_repository_without_golden_prompts_is_none(tmp_path):
+    with pytest.raises(IntegrityError, match="no golden prompts"):
+        open_counter(tmp_path)
