@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.engines.tensorrt_llm_llmapi import LEAST_GOLDEN_MATCH
+from llm_pipeline.engines.golden_match import LEAST_GOLDEN_MATCH
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.probes import probe
@@ -72,7 +73,8 @@ def _serve(bench: Bench, recipe: PreparedCheckpoint, built: str, step: str, metr
             repository, _free_ports(), triton_home=bench.triton_home, python=bench.python, state=state,
             environment=bench.server_environment, links=links, wait_seconds=_LOAD_SECONDS,
         )  # fmt: skip
-        judgement = asyncio.run(probe(server.http_url, golden, policy, metrics_url=server.metrics_url))
+        endpoint = Endpoint(url=server.http_url, metrics_url=server.metrics_url)
+        judgement = asyncio.run(probe(endpoint, golden, policy))
         families = _families(server)
     finally:
         stop_server(state)

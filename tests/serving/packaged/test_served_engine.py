@@ -18,6 +18,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.golden import GoldenPrompt, read_golden
@@ -116,9 +117,8 @@ def test_the_engine_is_linked_and_the_repository_lints(repository):
 
 
 def test_the_golden_prompts_and_every_other_probe_pass(server, repository):
-    judgement = asyncio.run(
-        probe(server.http_url, read_golden(repository), StagingPolicy(), metrics_url=server.metrics_url)
-    )
+    endpoint = Endpoint(url=server.http_url, metrics_url=server.metrics_url)
+    judgement = asyncio.run(probe(endpoint, read_golden(repository), StagingPolicy(), version=1))
     assert judgement.verdict == "GO", judgement
 
 

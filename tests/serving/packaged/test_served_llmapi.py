@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("tritonclient")
 
 from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.golden import GoldenPrompt, read_golden
@@ -118,9 +119,8 @@ def eventually(condition, seconds=20.0):
 
 
 def test_the_golden_prompts_and_every_other_probe_pass(server, repository):
-    judgement = asyncio.run(
-        probe(server.http_url, read_golden(repository), StagingPolicy(), metrics_url=server.metrics_url)
-    )
+    endpoint = Endpoint(url=server.http_url, metrics_url=server.metrics_url)
+    judgement = asyncio.run(probe(endpoint, read_golden(repository), StagingPolicy(), version=1))
     assert judgement.verdict == "GO", judgement
 
 

@@ -2,7 +2,8 @@
 
 Words in the environment variable TOY_FAULTS change it: `crash` fails to load, `truncate` stops one token short,
 `stall` sleeps a second every 20th request while everybody waits, `deaf` ignores cancellation, `drift` says other
-words, `keep_going` ignores max_tokens by one, `gullible` checks no length.
+words, `keep_going` ignores max_tokens by one, `gullible` checks no length, `no_stops` reads over stop words,
+`two_versions` has every other response come from version 2.
 """
 
 import os
@@ -35,7 +36,7 @@ class TritonPythonModel:
             name="llm_requests_total", description="requests by outcome", kind=pb_utils.MetricFamily.COUNTER
         )
         self.outcomes, self.cancelled = outcomes, outcomes.Metric(labels={"outcome": "cancelled"})
-        self.served = 0
+        self.served = self.responses = 0
         self.step_lock, self.metric_lock = threading.Lock(), threading.Lock()
         self.live = 0
 
@@ -86,22 +87,27 @@ class TritonPythonModel:
                 sender.send(flags=FINAL)
                 self.count(-1, cancelled=True)
                 return
-            if words[index % len(words)] in stops:
+            word = "drift" if "drift" in FAULTS else words[index % len(words)]
+            if word in stops and "no_stops" not in FAULTS:
                 self.send(sender, "".join(said) if not stream else "", len(said) if not stream else 0, "stop")
                 self.count(-1)
                 return
-            said.append(" drift" if "drift" in FAULTS else " " + words[index % len(words)])
+            said.append(f" {word}")
             if stream:
                 self.send(sender, said[-1], 1, "length" if index == count - 1 else "")
         if not stream:
             self.send(sender, "".join(said), count, "length")
         self.count(-1)
 
+    def version(self):
+        self.responses += 1
+        return 1 + ("two_versions" in FAULTS and self.responses % 2)
+
     def send(self, sender, text, tokens, reason):
         outputs = [
             pb_utils.Tensor("text_output", np.array([text.encode()], dtype=object)),
             pb_utils.Tensor("output_tokens", np.array([tokens], np.int32)),
             pb_utils.Tensor("finish_reason", np.array([reason.encode()], dtype=object)),
-            pb_utils.Tensor("served_version", np.array([1], np.int32)),
+            pb_utils.Tensor("served_version", np.array([self.version()], np.int32)),
         ]
         sender.send(pb_utils.InferenceResponse(outputs), flags=FINAL if reason else 0)

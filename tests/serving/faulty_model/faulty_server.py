@@ -1,0 +1,100 @@
+"""A real tritonserver with the faulty model: `with faulty_server(directory, ports) as server: server.order("drop")`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.builder import EngineDescription, EngineFacts
+from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
+from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
+from llm_pipeline.stages.contract import ArtifactRef
+
+ENVIRONMENTS = Path(__file__).parents[3] / ".envs"
+TRITON_HOME, MODEL_PYTHON = ENVIRONMENTS / "triton", ENVIRONMENTS / "model" / "bin" / "python"
+SEQUENCES, QUEUED, CONTEXT = 8, 120, 1024
+STEP_SECONDS = 0.004
+
+
+class FaultyServer:
+    """A running server and the switch of its faults."""
+
+    def __init__(self, server: RunningServer, state: Path) -> None:
+        self.server, self.state = server, state
+        self.endpoint = Endpoint(url=server.http_url, metrics_url=server.metrics_url)
+
+    def order(self, kind: str = "", **how: float) -> None:
+        """Give the server a fault, or none; its counters start again."""
+        prompt = f"#fault {json.dumps({'kind': kind, **how})}"
+        body = json.dumps({"text_input": prompt, "max_tokens": 1}).encode()
+        with urllib.request.urlopen(f"{self.server.http_url}/v2/models/llm/generate", body, timeout=10) as answer:
+            assert json.load(answer)["text_output"] == "ok"
+
+    def kill_model(self) -> None:
+        """As a crash of its engine would: the process that runs model.py is gone, and Triton goes on."""
+        for process in psutil.Process(self.server.pid).children():
+            process.send_signal(signal.SIGKILL)
+
+    def kill(self) -> None:
+        """As the kernel does for want of memory."""
+        os.kill(self.server.pid, signal.SIGKILL)
+
+
+@contextmanager
+def faulty_server(directory: Path) -> Iterator[FaultyServer]:
+    """Start a server in a new directory; it is stopped whole at the end, whatever was killed."""
+    state = directory / "slot"
+    repository = _write_repository(directory)
+    try:
+        server = start_server(
+            repository, _free_ports(), triton_home=TRITON_HOME, python=MODEL_PYTHON, state=state, wait_seconds=20
+        )
+        yield FaultyServer(server, state)
+    finally:
+        stop_server(state)
+
+
+def _write_repository(directory: Path) -> Path:
+    """The repository as it is packaged for every release, with the faulty model's code in it."""
+    limits = {
+        "maximum_sequences": SEQUENCES, "maximum_queued_requests": QUEUED, "maximum_tokens_per_request": CONTEXT,
+    }  # fmt: skip
+    target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu", limits=limits)
+    facts = EngineFacts(
+        builder="openvino_cpu", bytes=1, weight_format="native", quantization="none", kv_cache="f32",
+        context_length=CONTEXT, device="none", versions={}, seconds={}, single_stream_tokens_per_second=1.0,
+        batched_tokens_per_second=1.0, batched_sequences=1,
+    )  # fmt: skip
+    engine = PackagedEngine(
+        directory,
+        ArtifactRef(kind="engine", digest="f" * 64),
+        EngineDescription(facts=facts, target=target),
+        target,
+        {},
+    )
+    repository = directory / "repository"
+    version = write_served_model(engine, "openvino_model", repository)
+    shutil.copyfile(Path(__file__).with_name("model.py"), version / "model.py")
+    return repository
+
+
+def _free_ports() -> ServerPorts:
+    with ExitStack() as open_sockets:
+        numbers = []
+        for _ in range(3):
+            probe = open_sockets.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            numbers.append(probe.getsockname()[1])
+    return ServerPorts(http=numbers[0], grpc=numbers[1], metrics=numbers[2])
