@@ -5,16 +5,14 @@ A column or a table without data is left out.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
+from llm_pipeline.loadtest.cells import gigabytes, milliseconds, number, per_second, percent, quote, told
+from llm_pipeline.loadtest.deciding import deciding_windows, quantile_of
 from llm_pipeline.loadtest.outcome import Latency, LoadTestOutcome, Quantile, WindowSummary
 
-_THREE_DIGITS = 100.0
-_LONGEST_QUOTE = 60
 _MEASURES: tuple[tuple[str, str, str], ...] = (
     ("to the first token", "first_token", "first_token_milliseconds"),
     ("time per output token", "time_per_output_token", "time_per_output_token_milliseconds"),
@@ -25,7 +23,6 @@ _MEASURES: tuple[tuple[str, str, str], ...] = (
 """A latency in words, its field in a window, and its limit's in the service level."""
 
 Row = tuple[str, ...]
-ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True)
@@ -62,40 +59,6 @@ def findings(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[Table, .
     return tuple(table for table in tables if table is not None)
 
 
-def deciding_windows(outcome: LoadTestOutcome) -> tuple[WindowSummary, ...]:
-    """The windows behind the verdict: those of the last rate that was confirmed, or the target's; void ones left out.
-
-    Windows of one confirmation are named `confirmation-<which>-<number>`.
-    """
-    usable = [window for window in outcome.windows if not window.void]
-    confirmations = [window for window in usable if window.phase == "confirmation"]
-    if confirmations:
-        last = _try_of(confirmations[-1])
-        return tuple(window for window in confirmations if _try_of(window) == last)
-    return tuple(window for window in usable if window.phase == "target")
-
-
-def _try_of(window: WindowSummary) -> str:
-    return "-".join(window.name.split("-")[:2])
-
-
-def quantile_of(latencies: Iterable[Latency | None], quantile: float) -> Quantile | None:
-    """A quantile over several windows: the middle one's, between the lowest and the highest bound of all.
-
-    Requests of one window are alike, so the windows say more of one another than the bounds within one.
-    """
-    found = [q for latency in latencies if latency for q in latency.quantiles if q.quantile == quantile]
-    if not found:
-        return None
-    lower, upper = [q.lower for q in found], [q.upper for q in found]
-    return Quantile(
-        quantile=quantile,
-        milliseconds=statistics.median(q.milliseconds for q in found),
-        lower=min((bound for bound in lower if bound is not None), default=None) if None not in lower else None,
-        upper=max((bound for bound in upper if bound is not None), default=None) if None not in upper else None,
-    )
-
-
 def level_in_words(level: ServiceLevel) -> str:
     """The limits of a service level: `first token 150 ms, end to end 600 ms`."""
     named = (
@@ -112,13 +75,13 @@ def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[st
     level, rate = policy.service_level, outcome.target_rate_per_second
     within = "all of" if level.together else "each of"
     wanted = f"{100 * policy.attainment:g} % of requests within {within} {level_in_words(level)}"
-    reached = [f"the workload's rate is {_rate(rate)}"]
+    reached = [f"the workload's rate is {per_second(rate)}"]
     if outcome.highest_rate_per_second is not None:
-        reached.append(f"the search met the service level up to {_rate(outcome.highest_rate_per_second)}")
+        reached.append(f"the search met the service level up to {per_second(outcome.highest_rate_per_second)}")
     elif outcome.rates:
         reached.append("the search met the service level at no rate")
     confirmed = outcome.confirmed_rate_per_second
-    reached.append("no rate is confirmed" if confirmed is None else f"{_rate(confirmed)} is confirmed")
+    reached.append("no rate is confirmed" if confirmed is None else f"{per_second(confirmed)} is confirmed")
     sentences = [
         f"Service level: {wanted}; to be shown with {100 * policy.confidence:g} % confidence.",
         f"Rates: {'; '.join(reached)}.",
@@ -127,7 +90,8 @@ def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[st
         cost, currency = outcome.token_cost
         sentences.append(f"A million output tokens cost {cost:.3g} {currency} at the confirmed rate.")
     if outcome.regression is not None and not outcome.regression.ratios:
-        sentences.append("There is no comparison with production: nothing serves yet.")
+        why = "no pair of windows counts" if outcome.regression.production else "nothing serves yet"
+        sentences.append(f"There is no comparison with production: {why}.")
     return (*sentences, *outcome.notes)
 
 
@@ -150,13 +114,15 @@ def _windows(outcome: LoadTestOutcome) -> Table | None:
         "tokens/s", "says",
     )  # fmt: skip
     rows = [_window_row(window, said.get(window.name, "")) for window in outcome.windows]
-    notes = [f"{window.name} is void: {window.void}." for window in outcome.windows if window.void]
+    notes = [f"{window.name} is void: {window.void.rstrip('.')}." for window in outcome.windows if window.void]
     return _table("Windows; latencies in ms from the scheduled arrival", head, rows, notes)
 
 
 def _window_row(window: WindowSummary, said: str) -> Row:
     offered = window.offered_per_second
-    pace = f"{window.concurrency} user{'s' if window.concurrency > 1 else ''}" if offered is None else _rate(offered)
+    pace = (
+        f"{window.concurrency} user{'s' if window.concurrency > 1 else ''}" if offered is None else per_second(offered)
+    )
     stall = window.longest_stall
     return (
         window.name,
@@ -166,9 +132,9 @@ def _window_row(window: WindowSummary, said: str) -> Row:
         f"{100 * window.good_fraction:.1f} %",
         _pair(window.first_token),
         _pair(window.time_per_output_token),
-        _milliseconds(_quantile(window.end_to_end, 0.99)),
-        _milliseconds(stall.maximum_milliseconds if stall and stall.maximum_milliseconds > 0.0 else None),
-        _number(window.output_tokens_per_second),
+        milliseconds(_quantile(window.end_to_end, 0.99)),
+        milliseconds(stall.maximum_milliseconds if stall and stall.maximum_milliseconds > 0.0 else None),
+        number(window.output_tokens_per_second),
         "void" if window.void else said,
     )
 
@@ -196,7 +162,7 @@ def _latency_row(words: str, latencies: Sequence[Latency | None], level: Service
         return None
     allowed = getattr(level, limit) if limit else None
     quantiles = (quantile_of(found, quantile) for quantile in (0.5, 0.9, 0.95, 0.99))
-    maximum = _milliseconds(max(latency.maximum_milliseconds for latency in found))
+    maximum = milliseconds(max(latency.maximum_milliseconds for latency in found))
     return (words, *map(_bounded, quantiles), maximum, "" if allowed is None else f"{allowed:g}")
 
 
@@ -206,7 +172,7 @@ def _faults(windows: Sequence[WindowSummary]) -> Table | None:
     for kind in kinds:
         hit = [window for window in windows if window.faults.get(kind)]
         said = next((w.fault_detail for w in hit if w.fault_detail and next(iter(w.faults)) == kind), "")
-        rows.append((kind, f"{sum(w.faults[kind] for w in hit):,}", _names(hit), _quote(said)))
+        rows.append((kind, f"{sum(w.faults[kind] for w in hit):,}", _names(hit), quote(said)))
     return _table("Failed requests by kind", ("fault", "requests", "windows", "the first one said"), rows)
 
 
@@ -228,15 +194,15 @@ def _server_row(window: WindowSummary) -> Row:
     use = window.server
     return (
         window.name,
-        _told(use.queue_milliseconds, _milliseconds),
-        _told(use.active_requests, str),
-        _told(use.kv_cache_fraction, _percent),
-        _told(use.gpu_utilization_fraction, _percent),
-        _told(use.gpu_memory_bytes, _bytes),
-        _told(use.resident_bytes, _bytes),
-        _told(use.resident_bytes_per_second, lambda slope: f"{60e-6 * slope:+.1f} MB/min"),
-        _told(use.input_tokens, "{:,}".format),
-        _told(use.output_tokens, "{:,}".format),
+        told(use.queue_milliseconds, milliseconds),
+        told(use.active_requests, str),
+        told(use.kv_cache_fraction, percent),
+        told(use.gpu_utilization_fraction, percent),
+        told(use.gpu_memory_bytes, gigabytes),
+        told(use.resident_bytes, gigabytes),
+        told(use.resident_bytes_per_second, lambda slope: f"{60e-6 * slope:+.1f} MB/min"),
+        told(use.input_tokens, "{:,}".format),
+        told(use.output_tokens, "{:,}".format),
     )
 
 
@@ -248,15 +214,15 @@ def _comparison(outcome: LoadTestOutcome) -> Table | None:
     rows = [
         (
             ratio.measure,
-            f"{_number(ratio.candidate)} {ratio.unit}".strip(),
-            f"{_number(ratio.production)} {ratio.unit}".strip(),
+            f"{number(ratio.candidate)} {ratio.unit}".strip(),
+            f"{number(ratio.production)} {ratio.unit}".strip(),
             f"{ratio.ratio:.3f}",
             _interval(ratio.lower, ratio.upper),
             str(ratio.rounds),
         )
         for ratio in found.ratios
     ]
-    return _table(f"Against production, {_quote(found.production)}", head, rows)
+    return _table(f"Against production, {quote(found.production)}", head, rows)
 
 
 def _interval(lower: float | None, upper: float | None) -> str:
@@ -270,7 +236,7 @@ def _second_opinion(outcome: LoadTestOutcome) -> Table | None:
     if opinion is None:
         return None
     rows = [
-        (measure, _told(ours, _number), _told(theirs, _number), _difference(ours, theirs))
+        (measure, told(ours, number), told(theirs, number), _difference(ours, theirs))
         for measure, (theirs, ours) in opinion.figures.items()
     ]
     head = ("measure", "ours", opinion.tool, "difference")
@@ -281,49 +247,17 @@ def _difference(ours: float | None, theirs: float | None) -> str:
     return f"{100 * (theirs / ours - 1.0):+.1f} %" if ours and theirs is not None else ""
 
 
-def _told(value: ValueT | None, shown: Callable[[ValueT], str]) -> str:
-    return "" if value is None else shown(value)
-
-
 def _quantile(latency: Latency | None, quantile: float) -> float | None:
     found = quantile_of([latency], quantile)
     return found.milliseconds if found else None
 
 
 def _pair(latency: Latency | None) -> str:
-    both = [_milliseconds(_quantile(latency, quantile)) for quantile in (0.5, 0.99)]
+    both = [milliseconds(_quantile(latency, quantile)) for quantile in (0.5, 0.99)]
     return " / ".join(both) if all(both) else ""
 
 
 def _bounded(quantile: Quantile | None) -> str:
     if quantile is None:
         return ""
-    return f"{_milliseconds(quantile.milliseconds)} [{_milliseconds(quantile.lower)}..{_milliseconds(quantile.upper)}]"
-
-
-def _milliseconds(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.0f}" if value >= _THREE_DIGITS else f"{value:#.3g}".rstrip(".")
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= _THREE_DIGITS else f"{value:.3g}"
-
-
-def _rate(per_second: float) -> str:
-    return f"{_number(per_second)}/s"
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.0f} %"
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
-
-
-def _quote(text: str) -> str:
-    """Text of a server on one line, cut."""
-    words = " ".join(text.split())
-    return words if len(words) <= _LONGEST_QUOTE else f"{words[: _LONGEST_QUOTE - 3]}..."
+    return f"{milliseconds(quantile.milliseconds)} [{milliseconds(quantile.lower)}..{milliseconds(quantile.upper)}]"

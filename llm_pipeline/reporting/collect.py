@@ -19,6 +19,7 @@ from llm_pipeline.errors import PipelineError
 from llm_pipeline.flow import Flow
 from llm_pipeline.planning.model import TargetPlan
 from llm_pipeline.release_record import ReleaseRecord, read_record
+from llm_pipeline.reporting.canary import read_canary
 from llm_pipeline.reporting.failures import flow_order, read_failures
 from llm_pipeline.reporting.headline import decides, recipe_in_words, release_headline, released_facts
 from llm_pipeline.reporting.highlights import highlights
@@ -33,7 +34,6 @@ from llm_pipeline.reporting.model import (
     stage_label,
 )
 from llm_pipeline.reporting.standing import Results
-from llm_pipeline.reporting.traffic import read_canary
 from llm_pipeline.reporting.trials import TrialReader
 from llm_pipeline.reporting.variants import VariantReader
 from llm_pipeline.stages.contract import StageResult

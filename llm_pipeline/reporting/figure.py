@@ -78,6 +78,21 @@ def label_bar(axes: Any, end: float, row: float, text: str, *, role: str = "ink"
     )
 
 
+def legend_below(figure: Any, axes: Any, columns: int) -> None:
+    """The legend outside the axes: it can cover no curve."""
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=columns, fontsize=9, handlelength=1.8, columnspacing=1.4
+    )
+
+
+def milliseconds_axis(axis: Any) -> None:
+    """A logarithmic axis of milliseconds, with its numbers in full."""
+    axis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(lambda _value, _: "")
+
+
 @dataclass(frozen=True)
 class Plot:
     """A finished plot.

@@ -8,6 +8,7 @@ from importlib import resources
 
 from llm_pipeline.loadtest.findings import Table, findings, rates_in_words
 from llm_pipeline.reporting.accuracy_plot import plot_accuracy
+from llm_pipeline.reporting.canary_plot import plot_canary
 from llm_pipeline.reporting.failures import advice, failure_in_words
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.load_plots import draw_load
@@ -15,7 +16,6 @@ from llm_pipeline.reporting.model import LoadStudy, ReportData, verdict_in_words
 from llm_pipeline.reporting.pareto_plot import pareto_points, plot_pareto
 from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
 from llm_pipeline.reporting.timeline_plot import plot_timeline
-from llm_pipeline.reporting.traffic_plots import plot_canary
 from llm_pipeline.reporting.variants_plot import origins, plot_variants
 from llm_pipeline.verdict import Evidence, Verdict
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_pipeline.config.policy import LoadTestPolicy
-from llm_pipeline.loadtest.findings import deciding_windows
+from llm_pipeline.loadtest.deciding import deciding_windows
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, read_outcome
 from llm_pipeline.loadtest.records import Records, join, read_records
 from llm_pipeline.reporting.model import LatencyCurve, LoadStudy
@@ -43,7 +43,7 @@ def _curves(records: Records) -> Iterator[LatencyCurve]:
     several = streamed & (records["output_tokens"] > 1)
     for name, seconds, asked in (
         ("first token", records["first_token_seconds"], streamed),
-        ("end to end", records["total_seconds"], answered | True),
+        ("end to end", records["total_seconds"], np.ones_like(answered)),
         ("time per output token", records.time_per_output_token_seconds, several),
         ("longest stall", records["longest_gap_seconds"], several),
     ):

@@ -183,6 +183,16 @@ class LoadStudy(Frozen):
     outcome: LoadTestOutcome
     curves: tuple[LatencyCurve, ...] = ()
 
+    def limit(self, curve: str) -> float | None:
+        """What the service level allows the latency of that name, in milliseconds; None for no limit."""
+        level = self.policy.service_level
+        return {
+            "first token": level.first_token_milliseconds,
+            "end to end": level.end_to_end_milliseconds,
+            "time per output token": level.time_per_output_token_milliseconds,
+            "longest stall": level.longest_stall_milliseconds,
+        }[curve]
+
 
 class ArmSample(Frozen):
     """One arm's traffic in one interval of the canary; a lost request is one whose failure the user saw."""

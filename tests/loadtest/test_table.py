@@ -9,7 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from load_sample import CONFIRMED_RATE, POLICY, sample_load_test
 
-from llm_pipeline.loadtest.findings import deciding_windows, findings, quantile_of
+from llm_pipeline.loadtest.deciding import deciding_windows, quantile_of
+from llm_pipeline.loadtest.findings import findings
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RegressionOutcome, ServerUse
 from llm_pipeline.loadtest.table import WIDTH, format_load_test
 
@@ -40,7 +41,7 @@ def test_every_window_has_its_line_and_every_rate_its_verdict(outcome):
 
 
 def test_a_void_window_says_so_and_decides_nothing(outcome):
-    windows = [w.model_copy(update={"void": "the client was late"} if w.seed == 11 else {}) for w in outcome.windows]
+    windows = [w.model_copy(update={"void": "the client was late."} if w.seed == 11 else {}) for w in outcome.windows]
     void = outcome.model_copy(update={"windows": tuple(windows)})
     table = findings(void, POLICY)[0]
     assert "confirmation-1-2 is void: the client was late." in table.notes

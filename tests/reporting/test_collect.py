@@ -10,8 +10,8 @@ import pytest
 
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.errors import ConfigError
+from llm_pipeline.reporting.canary import MOST_SAMPLES, _thinned
 from llm_pipeline.reporting.collect import collect
-from llm_pipeline.reporting.traffic import MOST_SAMPLES, _thinned
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers

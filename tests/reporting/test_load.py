@@ -16,6 +16,8 @@ from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.load import read_load
 from llm_pipeline.reporting.load_plots import draw_load
 from llm_pipeline.reporting.model import LoadStudy
+from llm_pipeline.reporting.over_time_plot import plot_over_time
+from llm_pipeline.reporting.rate_plots import plot_goodput, plot_latency_by_rate
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def test_latency_against_rate_holds_the_limits_against_the_quantile_of_the_attai
     shown = {"first token p95", "end to end p95", "its limit, 250 ms", "workload 20/s", "confirmed 50/s"}
     assert shown <= texts(plots["latency-by-rate-cpu"])
     stricter = study.model_copy(update={"policy": POLICY.model_copy(update={"attainment": 0.99})})
-    assert "first token p99" in texts(next(p for p in draw_load(stricter) if p.name == "latency-by-rate-cpu"))
+    assert "first token p99" in texts(plot_latency_by_rate(stricter))
 
 
 def test_goodput_shows_the_service_level_the_probes_verdicts_and_the_confirmation(plots: dict[str, Plot]) -> None:
@@ -92,7 +94,7 @@ def test_time_shows_requests_tokens_and_the_longest_stall(plots: dict[str, Plot]
 
 def test_failed_requests_are_in_the_plot_over_time(tmp_path: Path) -> None:
     sample_load_test(tmp_path, broken=24)
-    plot = next(p for p in draw_load(read_load(tmp_path, "cpu", POLICY)) if p.name == "over-time-cpu")
+    plot = plot_over_time(read_load(tmp_path, "cpu", POLICY))
     assert "failed" in texts(plot)
     assert "24 requests failed" in plot.description
 
@@ -114,7 +116,7 @@ def test_a_report_whose_records_were_not_kept_still_has_its_tables(tmp_path: Pat
 
 def test_two_rates_close_together_are_named_on_two_levels(study: LoadStudy) -> None:
     def heights(outcome: LoadTestOutcome) -> set[str]:
-        plot = next(p for p in draw_load(study.model_copy(update={"outcome": outcome})) if p.name == "goodput-cpu")
+        plot = plot_goodput(study.model_copy(update={"outcome": outcome}))
         marks = re.findall(r"<text[^>]*? y=\"([-\d.]+)\"[^>]*>(?:workload|confirmed) ", plot.svg)
         assert len(marks) == 2
         return set(marks)
