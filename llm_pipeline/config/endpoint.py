@@ -17,6 +17,7 @@ class Endpoint(ConfigModel):
         url: Base URL of its HTTP endpoint, e.g. `http://127.0.0.1:8000`.
         grpc: Its gRPC endpoint as `host:port`; None when it is not reached that way.
         metrics_url: URL of its Prometheus metrics; None when they cannot be read.
+        dcgm_url: URL of the metrics of DCGM's exporter on its host; None without one.
         header_variables: HTTP headers (gRPC metadata) that every request carries, each with the environment variable
             that holds its value: restricted APIs and gateways ask for some. The values are written nowhere.
         ca_file: Certificates that its TLS certificate is checked against; None for the system's.
@@ -25,6 +26,7 @@ class Endpoint(ConfigModel):
     url: PlainUrl
     grpc: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.\-\[\]:]+:\d+$")
     metrics_url: PlainUrl | None = None
+    dcgm_url: PlainUrl | None = None
     header_variables: dict[str, str] = Field(default={})
     ca_file: str | None = None
 

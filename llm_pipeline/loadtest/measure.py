@@ -1,104 +1,174 @@
-"""The open-loop runner: sends every request at its time, whatever the earlier ones do, and times it from then."""
+"""The load client: sends traffic from processes of its own and gives back what became of every request.
+
+    with LoadClient(endpoint, server_pids=[server.pid]) as client:
+        measured = client.send(source.open_loop(rate_per_second=50, duration_seconds=60, seed=1))
+        measured.records.answered.mean(), client_lag_seconds(measured.records)
+
+Every latency counts from the schedule. How late the client itself was is in the records, and a window in which it was
+too late says nothing about the server: the gate makes it void.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import itertools
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from llm_pipeline.loadtest.records import RequestRecord
-from llm_pipeline.loadtest.workload import Schedule, ScheduledRequest
+import numpy as np
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.errors import Transient
+from llm_pipeline.loadtest.client.children import Children
+from llm_pipeline.loadtest.client.share import shares
+from llm_pipeline.loadtest.client.target import Target
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.server_metrics import ServerSampler
+from llm_pipeline.loadtest.traffic import Traffic
 from llm_pipeline.logging import get_logger
-from llm_pipeline.serving.client import Generation, GenerationClient
+from llm_pipeline.serving.repository_layout import MODEL_NAME
 
-_WAKE_UP_SECONDS = 0.001  # event loops wake up to a millisecond late
+_REQUEST_SECONDS = 100e-6
+_CHUNK_SECONDS = 15e-6
+"""Processor time of a request and of a chunk of its answer (measured: about half of these, on an idle core)."""
+
+_BUSY_SHARE = 0.4  # of a core: a process that is busier sends late when requests come in bursts
+_USERS_A_PROCESS = 256
+_LAG_QUANTILE = 0.99
 _log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """A load test's raw outcome.
+class MeasuredWindow:
+    """What one window of traffic showed.
 
     Attributes:
-        records: One for each scheduled request, in order.
+        records: One row for each request that was sent.
         window_seconds: From the start of the window to its end, or to the last answer if that came later.
-        warmup_errors: Errors of the warm-up requests.
+        server: What the server's metrics said meanwhile.
+        client_processor_seconds: Processor time of the client processes.
     """
 
-    records: tuple[RequestRecord, ...]
+    records: Records
     window_seconds: float
-    warmup_errors: tuple[str, ...] = ()
+    server: ServerUse = field(default_factory=ServerUse)
+    client_processor_seconds: float = 0.0
 
 
-async def measure(base_url: str, schedule: Schedule, *, timeout_seconds: float = 60.0) -> Measurement:
-    """Warm the server up, then send the schedule.
+class LoadClient:
+    """Sends traffic to one endpoint; a context manager, whose processes live as long as it does.
 
     Args:
-        base_url: The endpoint.
-        schedule: What to send.
-        timeout_seconds: A request that has no whole answer by then has failed.
+        endpoint: The server, or a router in front of several.
+        processes: Client processes that share each window; `auto` takes what its rate needs, as far as there are cores.
+        timeout_seconds: A request without a whole answer by then has failed.
+        server_pids: Processes of the server on this machine, whose memory is watched with that of their children.
+        model_path: Path of the model; add `/versions/1` to pin one.
     """
-    async with GenerationClient(base_url, timeout_seconds=timeout_seconds) as client:
-        warmup = [await client.stream(request) for request in schedule.warmup]
-        if errors := tuple(answer.error for answer in warmup if not answer.ok):
-            _log.warning("warm-up requests failed", failed=len(errors), first=errors[0])
-        with _no_garbage_collection():
-            start = time.perf_counter() + 0.05
-            records = await _send_all(client, schedule.requests, start)
-            end = time.perf_counter()
-    return Measurement(records, max(end - start, schedule.duration_seconds), errors)
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        processes: int | Literal["auto"] = "auto",
+        timeout_seconds: float = 60.0,
+        server_pids: Sequence[int] = (),
+        model_path: str = f"/v2/models/{MODEL_NAME}",
+    ) -> None:
+        self._endpoint = endpoint
+        self._count: int | None = None if processes == "auto" else processes
+        self._server_pids = tuple(server_pids)
+        self._children = Children(_target(endpoint, model_path, timeout_seconds))
+
+    def __enter__(self) -> Self:
+        self._children.start(self._count or 1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._children.__exit__(kind, error, trace)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Pids of the client processes."""
+        return self._children.pids
+
+    def send(self, traffic: Traffic) -> MeasuredWindow:
+        """Send one window of traffic and wait until each of its requests has ended.
+
+        Raises:
+            Transient: Nobody answers at all, or a client process ended.
+        """
+        processes = self._count or processes_for(traffic)
+        self._children.start(processes)
+        with ServerSampler(self._endpoint, self._server_pids) as sampler:
+            rows = self._children.send(shares(traffic, processes))
+        if traffic.arrivals is not None and rows.missing:
+            raise Transient(f"{rows.missing} requests of the window have no record", where=self._endpoint.url)
+        records = rows.records()
+        self._require_an_answer(records)
+        last = float(np.max(records["arrives_at"] + records["total_seconds"], initial=0.0))
+        _log.info(
+            "window sent",
+            requests=len(records),
+            failed=int(np.count_nonzero(~records.judged.answered)),
+            processes=processes,
+            lag_p99_milliseconds=round(1e3 * client_lag_seconds(records), 3),
+        )
+        seconds = max(traffic.duration_seconds, last)
+        return MeasuredWindow(records, seconds, sampler.use(), rows.processor_seconds)
+
+    def _require_an_answer(self, records: Records) -> None:
+        if len(records) and bool(np.all(records["fault"] == Fault.CONNECTION)):
+            raise Transient(
+                f"none of {len(records)} requests reached a server: {records.details.get(Fault.CONNECTION, '')}",
+                where=self._endpoint.url,
+                hint="is the server up, and is this its HTTP port?",
+            )
 
 
-async def _send_all(
-    client: GenerationClient, requests: tuple[ScheduledRequest, ...], start: float
-) -> tuple[RequestRecord, ...]:
-    tasks: list[asyncio.Task[RequestRecord]] = []
-    for scheduled in requests:
-        await _sleep_until(start + scheduled.arrives_at)
-        tasks.append(asyncio.create_task(_send(client, scheduled, start)))
-    return tuple(await asyncio.gather(*tasks))
+def processes_for(traffic: Traffic) -> int:
+    """Client processes that traffic needs: none busier than its sends stay on time, none more than there are cores."""
+    if traffic.arrivals is None:
+        wanted = traffic.concurrency / _USERS_A_PROCESS
+    else:
+        chunks = sum(request.maximum_tokens for request in traffic.requests if request.stream)
+        busy_seconds = len(traffic.requests) * _REQUEST_SECONDS + chunks * _CHUNK_SECONDS
+        wanted = busy_seconds / traffic.duration_seconds / _BUSY_SHARE
+    return max(1, min(math.ceil(wanted), len(os.sched_getaffinity(0))))
 
 
-async def _send(client: GenerationClient, scheduled: ScheduledRequest, start: float) -> RequestRecord:
-    answer = await client.stream(scheduled.request)
-    return record_of(scheduled, answer, answer.sent_at - (start + scheduled.arrives_at))
+def client_lag_seconds(records: Records) -> float:
+    """The p99 of how late the client sent; 0 without requests."""
+    lags = np.sort(records["lag_seconds"])
+    return float(lags[math.ceil(_LAG_QUANTILE * len(lags)) - 1]) if len(lags) else 0.0
 
 
-def record_of(scheduled: ScheduledRequest, answer: Generation, lag_seconds: float) -> RequestRecord:
-    """The record of an answer that was asked for `lag_seconds` after its scheduled arrival."""
-    first = answer.first_token_seconds
-    gaps = [later - earlier for earlier, later in itertools.pairwise(answer.chunk_seconds)]
-    return RequestRecord(
-        number=scheduled.number,
-        arrives_at=scheduled.arrives_at,
-        lag_seconds=lag_seconds,
-        first_token_seconds=None if first is None else first + lag_seconds,
-        total_seconds=answer.total_seconds + lag_seconds,
-        longest_gap_seconds=max(gaps, default=0.0),
-        prompt_characters=len(scheduled.request.prompt),
-        asked_tokens=scheduled.request.maximum_tokens,
-        output_tokens=answer.output_tokens,
-        status=answer.status,
-        error=answer.error,
+def rate_share(records: Records) -> float:
+    """Rate of the sends divided by the rate of the schedule; below 1 when the client fell behind."""
+    if len(records) < 2:  # noqa: PLR2004 - a rate needs two
+        return 1.0
+    arrivals, lags = records["arrives_at"], records["lag_seconds"]
+    offered = float(arrivals[-1] - arrivals[0])
+    sent = float(np.max(arrivals + lags) - (arrivals[0] + lags[0]))
+    return 1.0 if sent <= 0 else min(1.0, offered / sent)
+
+
+def _target(endpoint: Endpoint, model_path: str, timeout_seconds: float) -> Target:
+    url = urlsplit(endpoint.url)
+    tls = url.scheme == "https"
+    return Target(
+        host=url.hostname or "",
+        port=url.port or (443 if tls else 80),
+        path=url.path.rstrip("/") + model_path,
+        tls=tls,
+        ca_file=endpoint.ca_file,
+        headers=endpoint.headers(),
+        timeout_seconds=timeout_seconds,
     )
-
-
-async def _sleep_until(moment: float) -> None:
-    await asyncio.sleep(max(0.0, moment - time.perf_counter() - _WAKE_UP_SECONDS))
-    while time.perf_counter() < moment:  # noqa: ASYNC110 - a clock, not a condition
-        await asyncio.sleep(0)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A full collection stops the client for tens of milliseconds, which would look like the server's latency."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

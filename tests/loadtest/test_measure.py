@@ -1,121 +1,234 @@
-import asyncio
-import json
+import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+import psutil
 import pytest
-from aiohttp import web
+from scripted_server import ScriptedServer, wait_until
 
-from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
-from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.gate import judge_load_test
-from llm_pipeline.loadtest.measure import Measurement, measure
-from llm_pipeline.loadtest.workload import make_schedule
-from llm_pipeline.verdict import Verdict
-
-WORKLOAD = Workload(
-    prompts="p.jsonl", rate_per_second=100, duration_seconds=2, output_tokens=(2, 4), warmup_requests=3, seed=3
-)
-SCHEDULE = make_schedule(WORKLOAD, [f"prompt {number}" for number in range(300)])
-POLICY = LoadTestPolicy(
-    service_level=ServiceLevel(first_token_milliseconds=250, end_to_end_milliseconds=500), minimum_requests=50
-)
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.errors import Transient
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.measure import LoadClient, client_lag_seconds, processes_for, rate_share
+from llm_pipeline.loadtest.records import Answered, Records
+from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 
 
-def chunk(text: str, reason: str = "") -> bytes:
-    body = {"text_output": text, "output_tokens": 1, "finish_reason": reason, "served_version": 1}
-    return b"data: " + json.dumps(body).encode() + b"\n\n"
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as running:
+        yield running
 
 
-class Server:
-    """Serves one request at a time, like an engine without batching; `before` runs while it holds the engine."""
-
-    def __init__(self, before: Callable[[int], Awaitable[None]]) -> None:
-        self.before, self.engine, self.served = before, asyncio.Lock(), 0
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        async with self.engine:
-            self.served += 1
-            await self.before(self.served)
-        await stream.prepare(request)
-        for left in range(asked["max_tokens"], 0, -1):
-            await stream.write(chunk("word ", "" if left > 1 else "length"))
-        return stream
+@pytest.fixture(scope="module")
+def client(server: ScriptedServer) -> Iterator[LoadClient]:
+    with LoadClient(Endpoint(url=server.url), processes=1, timeout_seconds=1.0) as running:
+        yield running
 
 
-def run(before: Callable[[int], Awaitable[None]]) -> Measurement:
-    async def both() -> Measurement:
-        application = web.Application()
-        application.router.add_post("/v2/models/llm/generate_stream", Server(before).answer)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]
-        try:
-            return await measure(f"http://127.0.0.1:{port}", SCHEDULE)
-        finally:
-            await runner.cleanup()
-
-    return asyncio.run(both())
+def traffic(prompts: Sequence[str], *, apart: float = 0.005, **asked: object) -> Traffic:
+    requests = [LoadRequest(prompt, 4, **asked) for prompt in prompts]
+    arrivals = np.arange(len(requests)) * apart
+    return Traffic.open_loop(requests, arrivals, len(requests) * apart)
 
 
-async def at_once(served: int) -> None:
-    pass
+def faults(records: Records) -> list[Fault]:
+    return [Fault(fault) for fault in records["fault"]]
 
 
-async def stall_once(served: int) -> None:
-    if served == len(SCHEDULE.warmup) + 100:
-        await asyncio.sleep(1.0)
+def test_every_scheduled_request_is_sent_at_its_time_and_recorded(client: LoadClient):
+    scheduled = traffic([f"prompt {number}" for number in range(200)])
+    measured = client.send(scheduled)
+    records = measured.records
+    assert records["number"].tolist() == list(range(200))
+    assert records["arrives_at"].tolist() == scheduled.arrivals.tolist()
+    assert bool(records.answered.all())
+    assert set(records["output_tokens"]) == set(records["asked_tokens"]) == {4}
+    assert set(records["input_tokens"]) == {5}
+    lags, first, total = (records[f"{name}_seconds"] for name in ("lag", "first_token", "total"))
+    assert bool((lags >= 0).all())
+    assert np.median(lags) < 0.1
+    assert bool(((lags < first) & (first <= total)).all())
+    assert measured.window_seconds == pytest.approx(1.0, abs=0.3)
+    assert records.gap_counts.sum() == 200 * 3
 
 
-def test_every_scheduled_request_is_sent_at_its_time_and_recorded():
-    measurement = run(at_once)
-    assert [record.number for record in measurement.records] == list(range(len(SCHEDULE.requests)))
-    assert [record.arrives_at for record in measurement.records] == [s.arrives_at for s in SCHEDULE.requests]
-    assert not [record.error for record in measurement.records if record.error]
-    assert all(record.lag_seconds >= 0 for record in measurement.records)
-    assert all(0 < record.first_token_seconds <= record.total_seconds for record in measurement.records)
-    assert all(record.output_tokens == record.asked_tokens for record in measurement.records)
+def test_an_open_loop_waits_for_nobody_and_charges_a_stall_to_all_that_queued_meanwhile():
+    """Coordinated omission: a closed loop would have recorded one slow request here, of about 80."""
+    with (
+        ScriptedServer(stall_at=40, stall_seconds=0.5) as stalling,
+        LoadClient(Endpoint(url=stalling.url), processes=1) as client,
+    ):
+        records = client.send(traffic([f"prompt {number}" for number in range(160)])).records
+    stalled = records.where(records["number"] == 39)
+    queued = records.where((records["arrives_at"] > 0.2) & (records["arrives_at"] < 0.6))
+    assert stalled["total_seconds"][0] > 0.45
+    assert len(queued) > 70
+    owed = stalled["arrives_at"][0] + 0.5 - queued["arrives_at"]
+    assert bool((queued["first_token_seconds"] >= owed - 0.02).all()), "each waited until the stall was over"
+    assert np.median(queued["lag_seconds"]) < 0.1, "and was sent in time itself"
 
 
-def test_a_stalled_server_is_charged_for_the_arrivals_that_queued_meanwhile():
-    """Coordinated omission: a closed-loop client would have recorded one slow request here, of about 200."""
-    records = run(stall_once).records
-    stalled = records[99]
-    queued = [r for r in records if stalled.arrives_at < r.arrives_at < stalled.arrives_at + 0.9]
-    assert stalled.total_seconds > 0.95
-    assert len(queued) > 60, "the client did not wait for the stalled request"
-    for record in queued:
-        owed = stalled.arrives_at + 1.0 - record.arrives_at
-        assert record.first_token_seconds >= owed - 0.05, "each waited until the stall was over"
-    assert sum(record.lag_seconds < 0.05 for record in queued) > 0.9 * len(queued), "and was sent in time itself"
-    assert judge_load_test(records, POLICY).verdict is Verdict.NO_GO
+def test_each_fault_has_its_kind_and_its_first_words(client: LoadClient):
+    expected = {
+        "fine": Fault.NONE,
+        "fine, bytewise": Fault.NONE,
+        "fine, empty first": Fault.NONE,
+        "refuse=503": Fault.SHED,
+        "refuse=500": Fault.REFUSED,
+        "error": Fault.ERROR_IN_ANSWER,
+        "short": Fault.SHORT,
+        "cut": Fault.CUT,
+        "break": Fault.CUT,
+        "nonsense": Fault.MALFORMED,
+        "hang": Fault.TIMEOUT,
+    }
+    records = client.send(traffic(list(expected))).records
+    assert dict(zip(expected, faults(records), strict=True)) == expected
+    assert records["status"].tolist() == [200, 200, 200, 503, 500, 200, 200, 200, 200, 0, 0]
+    assert records.details[Fault.SHED] == "HTTP 503: no place"
+    assert records.details[Fault.ERROR_IN_ANSWER] == "the engine has died"
+    assert records.details[Fault.TIMEOUT] == "no whole answer within 1 s"
+    assert 1.0 <= records["total_seconds"][-1] < 3
 
 
-def test_the_clients_own_delay_counts_as_latency_and_voids_the_run():
-    async def block_everything(served: int) -> None:
-        if served == len(SCHEDULE.warmup) + 50:
-            time.sleep(0.6)  # noqa: ASYNC251 - server and client share this event loop: the client itself is stopped
-
-    records = run(block_everything).records
-    late = [record for record in records if record.lag_seconds > 0.1]
-    assert late
-    assert all(record.first_token_seconds > record.lag_seconds for record in late)
-    judgement = judge_load_test(records, POLICY)
-    assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "could not keep up" in judgement.summary
+def test_silences_between_tokens_are_counted(client: LoadClient):
+    records = client.send(traffic(["pause=0.05"], apart=0.1)).records
+    assert 0.05 <= records["longest_gap_seconds"][0] < 1
+    assert records.gap_counts.sum() == 3
+    assert 0.04 < records.time_per_output_token_seconds[0] <= records["longest_gap_seconds"][0]
+    assert records["first_token_seconds"][0] + 0.1 < records["last_token_seconds"][0]
 
 
-def test_a_broken_stream_is_an_error_of_that_request_only():
-    async def break_some(served: int) -> None:
-        if served % 10 == 0:
-            raise web.HTTPServiceUnavailable(text='{"error": "queue full"}', content_type="application/json")
+def test_an_answer_in_one_piece_has_no_first_token(server: ScriptedServer, client: LoadClient):
+    records = client.send(traffic(["whole"], stream=False, priority=3)).records
+    assert faults(records) == [Fault.NONE]
+    assert np.isnan(records["first_token_seconds"][0])
+    assert (records["output_tokens"][0], records["priority"][0], records["streamed"][0]) == (4, 3, False)
+    assert server.seen[-1]["parameters"] == {"priority": 3}
+    assert server.headers[-1].startswith("POST /v2/models/llm/generate HTTP/1.1")
 
-    records = run(break_some).records
-    failed = [record for record in records if record.error]
-    assert len(failed) == pytest.approx(len(records) / 10, abs=2)
-    assert {record.error for record in failed} == {"HTTP 503: queue full"}
-    assert judge_load_test(records, POLICY).verdict is Verdict.NO_GO
+
+def test_a_user_who_leaves_closes_the_connection_and_is_not_judged(server: ScriptedServer, client: LoadClient):
+    departures = server.departures
+    records = client.send(traffic(["pause=0.02"], cancel_after_tokens=2)).records
+    assert faults(records) == [Fault.LEFT]
+    assert records["output_tokens"][0] == 2
+    assert len(records.judged) == 0
+    wait_until(lambda: server.departures > departures)
+
+
+def test_a_connection_that_was_closed_while_idle_is_no_fault_but_one_within_an_answer_is(
+    server: ScriptedServer, client: LoadClient
+):
+    refused = server.closed_when_asked
+    records = client.send(traffic(["first", "reused", "reused"], apart=0.05)).records
+    assert faults(records) == [Fault.NONE] * 3
+    assert server.closed_when_asked - refused == 2, "each was sent once more, on a new connection"
+    assert faults(client.send(traffic(["break", "break"], apart=0.05)).records) == [Fault.CUT] * 2
+
+
+def test_connections_are_kept_and_a_server_that_closes_them_is_taken_at_its_word(server: ScriptedServer):
+    with LoadClient(Endpoint(url=server.url), processes=1) as client:
+        opened = server.connections
+        client.send(traffic(["a"] * 10, apart=0.02))
+        client.send(traffic(["a"] * 10, apart=0.02))
+        assert server.connections == opened + 1
+        records = client.send(traffic(["close"] * 5, apart=0.03)).records
+    assert bool(records.answered.all())
+
+
+def test_users_of_a_closed_loop_send_when_their_last_answer_is_there(client: LoadClient):
+    loop = Traffic.closed_loop([LoadRequest("pause=0.005", 4) for _ in range(400)], 3, 0.5)
+    records = client.send(loop).records
+    assert 20 < len(records) < 400
+    assert bool((records["arrives_at"] < 0.5).all())
+    assert client_lag_seconds(records) < 0.1
+    ends = records["arrives_at"] + records["total_seconds"]
+    live = [np.sum((records["arrives_at"] <= start) & (ends > start)) for start in records["arrives_at"]]
+    assert max(live) == 3
+
+
+def test_several_processes_record_what_one_does(server: ScriptedServer):
+    scheduled = traffic([f"prompt {number}" for number in range(99)])
+    with LoadClient(Endpoint(url=server.url), processes=3) as client:
+        before = len(server.seen)
+        records = client.send(scheduled).records
+        assert len(client.pids) == 3
+        users = client.send(Traffic.closed_loop([LoadRequest("a", 4)] * 10, 2, 5.0)).records
+    assert records["number"].tolist() == list(range(99))
+    assert records["arrives_at"].tolist() == scheduled.arrivals.tolist()
+    assert bool(records.answered.all())
+    assert records.gap_counts.sum() == 99 * 3
+    assert sorted(asked["text_input"] for asked in server.seen[before : before + 99]) == sorted(
+        request.prompt for request in scheduled.requests
+    )
+    assert sorted(users["number"]) == list(range(10))
+    assert bool((np.diff(users["arrives_at"]) >= 0).all())
+
+
+def test_a_client_process_that_dies_voids_its_window(server: ScriptedServer):
+    with LoadClient(Endpoint(url=server.url), processes=2) as client:
+        kill = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {client.pids[1]}"])
+        started = time.monotonic()
+        with pytest.raises(Transient, match="client process ended"):
+            client.send(traffic(["a"] * 1000))
+        kill.wait()
+        assert time.monotonic() - started < 3, "at once, not when the window is over"
+
+
+def test_client_processes_die_with_their_parent_however_it_ends(server: ScriptedServer):
+    script = (
+        "import sys, numpy as np\n"
+        "from llm_pipeline.config.endpoint import Endpoint\n"
+        "from llm_pipeline.loadtest.measure import LoadClient\n"
+        "from llm_pipeline.loadtest.traffic import LoadRequest, Traffic\n"
+        f"with LoadClient(Endpoint(url={server.url!r}), processes=2) as client:\n"
+        "    print(*client.pids, flush=True)\n"
+        "    client.send(Traffic.open_loop([LoadRequest('a', 4)] * 2, np.array([0.0, 30.0]), 30.0))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    time.sleep(0.3)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_nobody_at_the_address_is_said_at_once():
+    message = "none of 3 requests reached a server: ConnectionRefusedError"
+    with LoadClient(Endpoint(url="http://127.0.0.1:9"), processes=1) as client, pytest.raises(Transient, match=message):
+        client.send(traffic(["a"] * 3))
+
+
+def test_headers_reach_the_server_and_no_command_line(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GATEWAY_KEY", "s3cret")
+    endpoint = Endpoint(url=server.url, header_variables={"X-Key": "GATEWAY_KEY"})
+    with LoadClient(endpoint, processes=1) as client:
+        client.send(traffic(["a"]))
+        assert "s3cret" not in " ".join(psutil.Process(client.pids[0]).cmdline())
+    assert "X-Key: s3cret" in server.headers[-1]
+
+
+def test_processes_follow_the_rate_up_to_the_cores(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+
+    def at(rate: float, tokens: int) -> int:
+        requests = [LoadRequest("p", tokens)] * int(rate)
+        return processes_for(Traffic(tuple(requests), 1.0, "", arrivals=np.linspace(0, 1, len(requests))))
+
+    assert (at(50, 16), at(500, 256), at(5000, 256)) == (1, 4, 4)
+    assert processes_for(Traffic((), 1.0, "", concurrency=600)) == 3
+
+
+def test_the_clients_own_delay_is_measured():
+    rows = [Answered(n, n * 0.1, 0.0 if n < 90 else (n - 89) * 0.1, 0.2, 0.2, 0.2) for n in range(100)]
+    records = Records.of(rows)
+    assert client_lag_seconds(records) == pytest.approx(0.9)
+    assert rate_share(records) == pytest.approx(9.9 / 10.9)
+    assert (client_lag_seconds(Records.of([])), rate_share(Records.of([]))) == (0.0, 1.0)

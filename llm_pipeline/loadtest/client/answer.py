@@ -1,0 +1,166 @@
+"""One request under way and what has come of its answer: every byte that arrives is read and timed here.
+
+The first token is the first chunk with text in it, not the first chunk. Tokens are those the server counts, chunk by
+chunk.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from math import isnan, nan
+
+from llm_pipeline.loadtest.client.judging import judge_error, judge_refusal, judge_whole
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.traffic import LoadRequest
+
+_SHOWN_CHARACTERS = 300
+_KEPT_BYTES = 1 << 16  # of the body of a refusal
+_decode = json.JSONDecoder().decode
+
+
+class Answer:
+    """One request and its answer so far; all moments are CLOCK_MONOTONIC seconds.
+
+    Attributes:
+        number: The request's place in the traffic.
+        request: What is asked.
+        arrives_at: When it was to be sent, from the start of the window.
+        scheduled_at: The same as a moment.
+        sent_at: When it was, or when a connection for it was begun.
+        ended_at: When its last byte came, or it was given up; 0 while it is under way.
+        status: HTTP status; 0 before the answer begins.
+        fault: What became of it, once it has ended.
+        detail: What the failure said, cut to 300 characters.
+        first_text_at: First chunk with text; NaN without one.
+        last_text_at: Last chunk with text; NaN without one.
+        gaps: Silences between chunks, in seconds.
+        retried: It was sent a second time, because the reused connection was closed before any answer.
+    """
+
+    __slots__ = (
+        "_error",
+        "_finish_reason",
+        "_malformed",
+        "_pending",
+        "_previous_at",
+        "arrives_at",
+        "detail",
+        "ended_at",
+        "fault",
+        "first_text_at",
+        "gaps",
+        "input_tokens",
+        "last_text_at",
+        "number",
+        "output_tokens",
+        "request",
+        "retried",
+        "scheduled_at",
+        "sent_at",
+        "status",
+    )
+
+    def __init__(self, number: int, request: LoadRequest, arrives_at: float, start: float, sent_at: float) -> None:
+        self.number, self.request, self.arrives_at = number, request, arrives_at
+        self.scheduled_at, self.sent_at = start + arrives_at, sent_at
+        self.ended_at, self.first_text_at, self.last_text_at = 0.0, nan, nan
+        self.status, self.input_tokens, self.output_tokens = 0, 0, 0
+        self.fault, self.detail, self.retried = Fault.NONE, "", False
+        self.gaps: list[float] = []
+        self._previous_at = 0.0
+        self._pending = b""
+        self._finish_reason = self._error = self._malformed = ""
+
+    def take(self, body: bytes, now: float) -> None:
+        """Take the next bytes of the body, however they are cut."""
+        if self._pending:
+            body = self._pending + body
+        if not self.request.stream or self.status != HTTPStatus.OK:
+            self._pending = body if self.status == HTTPStatus.OK else body[:_KEPT_BYTES]
+            return
+        *lines, self._pending = body.split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._take_chunk(line[5:], now)
+
+    @property
+    def user_leaves(self) -> bool:
+        """Whether the user goes away now, as planned: an answer that is already whole or wrong is read to its end."""
+        planned = self.request.cancel_after_tokens
+        ended = self._finish_reason or self._error or self._malformed
+        return 0 < planned <= self.output_tokens and self.request.stream and not ended
+
+    def leave(self, now: float) -> None:
+        """The user has gone away."""
+        self._end(now, Fault.LEFT, "")
+
+    def give_up(self, now: float, fault: Fault, detail: str) -> None:
+        """Nothing more will come."""
+        self._end(now, fault, detail)
+
+    def break_off(self, now: float, detail: str) -> None:
+        """The connection was lost: what came may be whole all the same, where the connection's end is its end."""
+        if not self.status:
+            self._end(now, Fault.CONNECTION, detail)
+            return
+        if self.status == HTTPStatus.OK and not _is_json(self._pending.removeprefix(b"data:")):
+            self._pending = b""  # a part of a chunk is none
+            if not self.request.stream:
+                self._end(now, Fault.CUT, f"the connection broke within the answer: {detail}")
+                return
+        self.complete(now)
+
+    def complete(self, now: float) -> None:
+        """The body has ended: judge it."""
+        if self.status != HTTPStatus.OK:
+            self._end(now, *judge_refusal(self.status, self._pending))
+            return
+        if not self.request.stream:
+            self._take_chunk(self._pending, now)
+        elif self._pending.startswith(b"data:"):
+            self._take_chunk(self._pending[5:], now)
+        self._end(now, *self._judge())
+
+    def _take_chunk(self, raw: bytes, now: float) -> None:
+        try:
+            chunk = _decode(raw.decode())
+            if "error" in chunk:
+                self._error = self._error or str(chunk["error"]) or "an error without words"
+                return
+            text, tokens = str(chunk["text_output"]), int(chunk["output_tokens"])
+            reason, input_tokens = str(chunk.get("finish_reason", "")), int(chunk.get("input_tokens", 0))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self._malformed = self._malformed or f"not an answer of the model: {raw[:_SHOWN_CHARACTERS]!r}"
+            return
+        self.output_tokens += tokens
+        self.input_tokens = max(self.input_tokens, input_tokens)
+        self._finish_reason = reason
+        if text:
+            self.last_text_at = now
+            if isnan(self.first_text_at):
+                self.first_text_at = now
+        if text or tokens or reason:  # a chunk that brings nothing ends no silence
+            if self._previous_at:
+                self.gaps.append(now - self._previous_at)
+            self._previous_at = now
+
+    def _judge(self) -> tuple[Fault, str]:
+        if self._error:
+            return judge_error(self._error), self._error
+        if self._malformed:
+            return Fault.MALFORMED, self._malformed
+        has_text = not isnan(self.last_text_at)
+        return judge_whole(self.request, self.output_tokens, self._finish_reason, has_text=has_text)
+
+    def _end(self, now: float, fault: Fault, detail: str) -> None:
+        self.ended_at, self.fault, self.detail = now, fault, detail[:_SHOWN_CHARACTERS]
+        self._pending = b""
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        _decode(body.decode())
+    except ValueError:
+        return False
+    return True

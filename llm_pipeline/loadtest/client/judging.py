@@ -1,0 +1,61 @@
+"""What is wrong with an answer, by kind: the rules of `serving/client.py`.
+
+A failure is data: Triton answers HTTP 200 with an `error` key for some, ends a broken stream without a word, and puts
+no end marker on a whole one, so that every answer is checked.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.traffic import LoadRequest
+
+_SHOWN_BYTES = 300
+_SHED_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+_SHED_TEXTS = ("exceeds maximum queue size", "request timeout expired", "queue full", "server is stopping")
+"""What UNAVAILABLE says under HTTP 200: Triton core's scheduler_utils.cc and dynamic_batch_scheduler.cc, our models."""
+
+
+def judge_refusal(status: int, body: bytes) -> tuple[Fault, str]:
+    """An answer of another status than 200."""
+    text = body[:_SHOWN_BYTES].decode(errors="replace")
+    try:
+        text = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        text = text or "no reason given"
+    return (Fault.SHED if status in _SHED_STATUSES else Fault.REFUSED), f"HTTP {status}: {text}"
+
+
+def judge_error(text: str) -> Fault:
+    """An error inside an answer of HTTP 200."""
+    return Fault.SHED if any(known in text.lower() for known in _SHED_TEXTS) else Fault.ERROR_IN_ANSWER
+
+
+def judge_whole(request: LoadRequest, tokens: int, finish_reason: str, *, has_text: bool) -> tuple[Fault, str]:
+    """An answer that arrived without an error.
+
+    Args:
+        request: What was asked.
+        tokens: How many came, as the server counts them.
+        finish_reason: Of its last chunk; empty when the final chunk is missing.
+        has_text: Whether any text came.
+    """
+    if fault := _bad_end(tokens, finish_reason):
+        return fault
+    asked = request.maximum_tokens
+    if tokens > asked:
+        return Fault.LONG, f"{tokens} tokens came, {asked} were asked for"
+    if tokens < asked and (request.ignore_eos or finish_reason == "length"):
+        return Fault.SHORT, f"only {tokens} of {asked} tokens came"
+    return (Fault.NONE, "") if has_text else (Fault.EMPTY, f"{tokens} tokens came, without any text")
+
+
+def _bad_end(tokens: int, finish_reason: str) -> tuple[Fault, str] | None:
+    if not finish_reason:
+        return Fault.CUT, f"the final chunk is missing after {tokens} tokens"
+    if finish_reason in ("length", "stop"):
+        return None
+    fault = Fault.CANCELLED if finish_reason == "cancelled" else Fault.ERROR_IN_ANSWER
+    return fault, f"the server ended the answer after {tokens} tokens: {finish_reason}"

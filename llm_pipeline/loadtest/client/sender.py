@@ -1,0 +1,122 @@
+"""Sends one process's share of a window: at the scheduled times whatever comes back, or user by user."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from llm_pipeline.loadtest.client.answer import Answer
+from llm_pipeline.loadtest.client.connection import Connections
+from llm_pipeline.loadtest.client.rows import RowWriter
+from llm_pipeline.loadtest.client.share import Share
+from llm_pipeline.loadtest.client.target import Target
+from llm_pipeline.loadtest.client.timer import MonotonicTimer
+from llm_pipeline.loadtest.traffic import LoadRequest
+
+_SENT_AT_A_TURN = 16  # a client that is behind reads answers in between
+_EXPIRY_SECONDS = 0.05
+_monotonic = time.monotonic
+
+
+class Sender:
+    """One endpoint's connections, kept from window to window."""
+
+    def __init__(self, target: Target) -> None:
+        self._connections = Connections(target, self._ended)
+        self._timer = MonotonicTimer()
+        self._rows = RowWriter()
+        self._share = Share(0, 1, (), None, 0, 0.0)
+        self._numbered: Iterator[tuple[int, LoadRequest]] = iter(())
+        self._next: tuple[int, LoadRequest, bytes] | None = None
+        self._sent, self._start = 0, 0.0
+        self._finished: asyncio.Future[None] | None = None
+
+    async def prepare(self, share: Share) -> None:
+        """Do what can be done before the window: find the server, and write down the first request."""
+        self._share, self._rows, self._numbered, self._sent = share, RowWriter(), share.numbered(), 0
+        self._advance()
+        await self._connections.prepare()
+
+    async def run(self, start: float) -> RowWriter:
+        """Send everything, and wait until each request has ended.
+
+        Args:
+            start: When the window starts, in CLOCK_MONOTONIC seconds.
+        """
+        loop = asyncio.get_running_loop()
+        self._start, self._finished = start, loop.create_future()
+        due = self._send_due if self._share.arrivals is not None else self._send_first_of_each_user
+        loop.add_reader(self._timer.descriptor, due)
+        self._wake()
+        expiry = loop.create_task(self._expire())
+        try:
+            await self._finished
+        finally:
+            loop.remove_reader(self._timer.descriptor)
+            expiry.cancel()
+        return self._rows
+
+    def _wake(self) -> None:
+        if self._next is None:
+            self._finish_if_done()
+            return
+        arrivals = self._share.arrivals
+        self._timer.wake_at(self._start + (0.0 if arrivals is None else arrivals[self._sent]))
+
+    def _send_due(self) -> None:
+        self._timer.clear()
+        arrivals, start = self._share.arrivals or (), self._start
+        for _ in range(_SENT_AT_A_TURN):
+            if self._next is None or _monotonic() < start + arrivals[self._sent]:
+                break
+            self._send(arrivals[self._sent])
+        self._wake()
+
+    def _send_first_of_each_user(self) -> None:
+        self._timer.clear()
+        for _ in range(self._share.users):
+            self._send_of_user()
+        self._finish_if_done()
+
+    def _send_of_user(self) -> None:
+        since = _monotonic() - self._start
+        if since >= self._share.duration_seconds:
+            self._next = None
+        if self._next is not None:
+            self._send(since)
+
+    def _send(self, arrives_at: float) -> None:
+        if self._next is None:
+            return
+        number, request, payload = self._next
+        self._sent += 1
+        sent_at = max(_monotonic(), self._start + arrives_at)
+        self._connections.send(Answer(number, request, arrives_at, self._start, sent_at), payload)
+        self._advance()
+
+    def _advance(self) -> None:
+        """The bytes of the next request are made before its time has come."""
+        number, request = next(self._numbered, (0, None))
+        self._next = None if request is None else (number, request, self._connections.payload(request))
+
+    def _ended(self, answer: Answer) -> None:
+        self._rows.add(answer)
+        if self._share.arrivals is None:
+            asyncio.get_running_loop().call_soon(self._next_of_user)
+        else:
+            self._finish_if_done()
+
+    def _next_of_user(self) -> None:
+        self._send_of_user()
+        self._finish_if_done()
+
+    def _finish_if_done(self) -> None:
+        done = self._next is None and self._rows.count == self._sent
+        if done and self._finished is not None and not self._finished.done():
+            self._finished.set_result(None)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(_EXPIRY_SECONDS)
+            self._connections.expire()

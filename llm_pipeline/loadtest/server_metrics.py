@@ -1,0 +1,203 @@
+"""What the server says of itself during a window: its Prometheus metrics, once a second, and its processes' memory.
+
+A thread of the parent reads them; the client processes know nothing of it.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import numpy as np
+import psutil
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.loadtest.prometheus import Increases, Series, parse_metrics
+from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.repository_layout import MODEL_NAME
+
+_INTERVAL_SECONDS = 1.0
+_READ_SECONDS = 2.0
+_FEWEST_FOR_A_SLOPE = 3
+_MEBIBYTE = 1 << 20
+_log = get_logger(__name__)
+
+
+@dataclass
+class Samples:
+    """What has been read so far, a value a reading."""
+
+    readings: int = 0
+    counters: Increases = field(default_factory=Increases)
+    active: list[float] = field(default_factory=list)
+    kv_cache: list[float] = field(default_factory=list)
+    gpu_utilization: list[float] = field(default_factory=list)
+    gpu_memory: list[float] = field(default_factory=list)
+    dcgm_utilization: list[float] = field(default_factory=list)
+    dcgm_memory: list[float] = field(default_factory=list)
+    resident: list[tuple[float, float]] = field(default_factory=list)
+
+    def add_page(self, page: dict[Series, float]) -> None:
+        """Take one reading of Triton's metrics."""
+        self.readings += 1
+        self.counters.add(page)
+        active = _values(page, "llm_active_requests")
+        kv_cache = _values(page, "llm_kv_cache_usage")
+        _extend(self.active, sum, active or _values(page, "nv_trt_llm_request_metrics", ("request_type", "active")))
+        _extend(
+            self.kv_cache,
+            max,
+            kv_cache or _values(page, "nv_trt_llm_kv_cache_block_metrics", ("kv_cache_block_type", "fraction")),
+        )
+        _extend(self.gpu_utilization, _mean, _values(page, "nv_gpu_utilization"))
+        _extend(self.gpu_memory, sum, _values(page, "nv_gpu_memory_used_bytes"))
+
+    def add_dcgm_page(self, page: dict[Series, float]) -> None:
+        """Take one reading of DCGM's exporter: percent and MiB."""
+        _extend(self.dcgm_utilization, _mean, [value / 100 for value in _values(page, "DCGM_FI_DEV_GPU_UTIL")])
+        _extend(self.dcgm_memory, sum, [value * _MEBIBYTE for value in _values(page, "DCGM_FI_DEV_FB_USED")])
+
+    def use(self) -> ServerUse:
+        """The readings as figures."""
+        resident = [size for _, size in self.resident]
+        utilization = self.gpu_utilization or self.dcgm_utilization
+        return ServerUse(
+            queue_milliseconds=self._queue_milliseconds(),
+            active_requests=_whole(max(self.active, default=None)),
+            kv_cache_fraction=max(self.kv_cache, default=None),
+            gpu_utilization_fraction=_mean(utilization) if utilization else None,
+            gpu_memory_bytes=_whole(max(self.gpu_memory or self.dcgm_memory, default=None)),
+            resident_bytes=_whole(max(resident, default=None)),
+            resident_bytes_per_second=_slope(self.resident),
+            input_tokens=_whole(self.counters.total("llm_input_tokens_total")),
+            output_tokens=_whole(self.counters.total("llm_tokens_total")),
+            samples=self.readings,
+        )
+
+    def _queue_milliseconds(self) -> float | None:
+        """Time in the queues of all models, an ensemble's steps among them, by the requests that the model served."""
+        waited = self.counters.total("nv_inference_queue_duration_us")
+        served = self.counters.total("nv_inference_request_success", lambda of: of.get("model") == MODEL_NAME)
+        return None if waited is None or not served else waited / served / 1e3
+
+
+class ServerSampler:
+    """Reads a server's metrics from its start to its end, and about once a second in between; a context manager.
+
+    Metrics that cannot be read are no failure of the load test: what they would say stays None.
+
+    Args:
+        endpoint: The server; its headers go to metrics on the same host only.
+        server_pids: Its processes on this machine; none when it is elsewhere.
+    """
+
+    def __init__(self, endpoint: Endpoint, server_pids: Sequence[int] = ()) -> None:
+        self._endpoint, self._pids = endpoint, tuple(server_pids)
+        self._samples, self._stop = Samples(), threading.Event()
+        self._tls = ssl.create_default_context(cafile=endpoint.ca_file) if _encrypted(endpoint) else None
+        self._unreadable: set[str] = set()
+        self._thread = threading.Thread(target=self._watch, name="server metrics", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._sample()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        if error is None:
+            self._sample()
+
+    def use(self) -> ServerUse:
+        """What the readings so far say."""
+        return self._samples.use()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_INTERVAL_SECONDS):
+            self._sample()
+
+    def _sample(self) -> None:
+        if (page := self._read(self._endpoint.metrics_url)) is not None:
+            self._samples.add_page(page)
+        if (page := self._read(self._endpoint.dcgm_url)) is not None:
+            self._samples.add_dcgm_page(page)
+        if resident := resident_bytes(self._pids):
+            self._samples.resident.append((time.monotonic(), float(resident)))
+
+    def _read(self, url: str | None) -> dict[Series, float] | None:
+        if url is None:
+            return None
+        same_host = urlsplit(url).hostname == urlsplit(self._endpoint.url).hostname
+        request = urllib.request.Request(url, headers=self._endpoint.headers() if same_host else {})  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=_READ_SECONDS, context=self._tls) as answer:  # noqa: S310
+                return parse_metrics(answer.read().decode(errors="replace"))
+        except (OSError, ValueError) as error:
+            if url not in self._unreadable:
+                self._unreadable.add(url)
+                _log.warning("metrics cannot be read", url=url, error=str(error))
+            return None
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Memory of processes and of all that they started; a page that two of them share counts twice."""
+    seen: dict[int, int] = {}
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            family = [process, *process.children(recursive=True)]
+        except psutil.Error:
+            continue
+        for member in family:
+            try:
+                seen[member.pid] = int(member.memory_info().rss)
+            except psutil.Error:
+                continue
+    return sum(seen.values())
+
+
+def _encrypted(endpoint: Endpoint) -> bool:
+    return any((url or "").startswith("https:") for url in (endpoint.metrics_url, endpoint.dcgm_url))
+
+
+def _values(page: dict[Series, float], name: str, label: tuple[str, str] | None = None) -> list[float]:
+    return [
+        value
+        for (metric, labels), value in page.items()
+        if metric == name and not math.isnan(value) and (label is None or label in labels)
+    ]
+
+
+def _extend(values: list[float], combine: Callable[[list[float]], float], found: list[float]) -> None:
+    if found:
+        values.append(combine(found))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """Of a line through points, by least squares; None for too few of them."""
+    if len(points) < _FEWEST_FOR_A_SLOPE:
+        return None
+    moments, values = np.array(points).T
+    moments -= moments.mean()
+    spread = float(np.sum(moments**2))
+    return float(np.sum(moments * values)) / spread if spread else None

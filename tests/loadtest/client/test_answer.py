@@ -1,0 +1,166 @@
+import json
+import math
+
+import pytest
+
+from llm_pipeline.loadtest.client.answer import Answer
+from llm_pipeline.loadtest.client.target import Target, request_body
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.traffic import LoadRequest
+
+
+def event(text: str, *, tokens: int = 1, reason: str = "", **more: object) -> bytes:
+    body = {"text_output": text, "output_tokens": tokens, "finish_reason": reason, "model_name": "llm", **more}
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+def answer_to(maximum_tokens: int = 3, **asked: object) -> Answer:
+    answer = Answer(0, LoadRequest("p", maximum_tokens, **asked), arrives_at=1.0, start=100.0, sent_at=101.0)
+    answer.status = 200
+    return answer
+
+
+def judged(answer: Answer, *bodies: bytes) -> Fault:
+    for moment, body in enumerate(bodies):
+        answer.take(body, 102.0 + moment)
+    answer.complete(110.0)
+    return answer.fault
+
+
+WHOLE = [event("a"), event("é "), event("c", reason="length")]
+
+
+def test_a_whole_answer_is_the_same_however_its_bytes_are_cut():
+    body = b"".join(WHOLE)
+    for size in (1, 2, 7, len(body)):
+        answer = answer_to()
+        pieces = [body[start : start + size] for start in range(0, len(body), size)]
+        assert judged(answer, *pieces) is Fault.NONE
+        assert answer.output_tokens == 3
+    assert answer.gaps == [0.0, 0.0], "three events of one packet came at one moment"
+
+
+def test_lines_may_end_in_carriage_returns_and_the_last_one_in_nothing():
+    body = b"".join(WHOLE).replace(b"\n", b"\r\n")
+    assert judged(answer_to(), b": a comment\r\n\r\n" + body) is Fault.NONE
+    assert judged(answer_to(), b"".join(WHOLE).rstrip()) is Fault.NONE
+
+
+def test_the_first_token_is_the_first_chunk_with_text():
+    answer = answer_to(3)
+    bodies = [event("", tokens=0), event(""), event("word"), event("", reason="length")]
+    assert judged(answer, *bodies) is Fault.NONE
+    assert answer.first_text_at == 104.0
+    assert answer.last_text_at == 104.0, "the end of the answer brought no text"
+    assert answer.gaps == [1.0, 1.0], "a chunk that brings nothing neither begins nor ends a silence"
+
+
+def test_tokens_are_those_that_the_server_counts():
+    answer = answer_to(5)
+    assert judged(answer, event("two words", tokens=2), event("", tokens=0), event("!", tokens=3, reason="stop")) is (
+        Fault.NONE
+    )
+    assert answer.output_tokens == 5
+
+
+def test_the_tokens_of_the_prompt_are_counted_once_however_often_they_are_told():
+    answer = answer_to(2)
+    judged(answer, event("a", input_tokens=7), event("b", input_tokens=7, reason="length"))
+    assert answer.input_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("bodies", "fault", "said"),
+    [
+        ([*WHOLE[:2]], Fault.CUT, "final chunk is missing after 2 tokens"),
+        ([], Fault.CUT, "after 0 tokens"),
+        ([event("a", reason="length")], Fault.SHORT, "only 1 of 3"),
+        ([event("a", reason="stop")], Fault.SHORT, "only 1 of 3"),
+        ([event("a", tokens=4, reason="length")], Fault.LONG, "4 tokens came, 3"),
+        ([event("", tokens=3, reason="length")], Fault.EMPTY, "without any text"),
+        ([WHOLE[0], event("", tokens=0, reason="cancelled")], Fault.CANCELLED, "after 1 tokens: cancelled"),
+        ([WHOLE[0], event("", tokens=0, reason="broken")], Fault.ERROR_IN_ANSWER, "broken"),
+        ([WHOLE[0], b'data: {"error": "CUDA out of memory"}\n\n'], Fault.ERROR_IN_ANSWER, "CUDA out of memory"),
+        ([b'data: {"error": "queue full: 64 requests are waiting"}\n\n'], Fault.SHED, "queue full"),
+        ([b'data: {"error": "[request id: 1] Exceeds maximum queue size"}\n\n'], Fault.SHED, "queue size"),
+        ([b'data: {"error": ""}\n\n'], Fault.ERROR_IN_ANSWER, "without words"),
+        ([b"data: [DONE]\n\n"], Fault.MALFORMED, "[DONE]"),
+        ([b"data: \xff\n\n"], Fault.MALFORMED, "not an answer"),
+        ([b'data: {"text": "a"}\n\n'], Fault.MALFORMED, "not an answer"),
+    ],
+)
+def test_every_rule_has_its_kind_of_fault(bodies: list[bytes], fault: Fault, said: str):
+    answer = answer_to()
+    assert judged(answer, *bodies) is fault
+    assert said in answer.detail
+
+
+def test_an_answer_that_may_end_by_itself_is_not_short():
+    assert judged(answer_to(ignore_eos=False), event("a", reason="stop")) is Fault.NONE
+    assert judged(answer_to(ignore_eos=False), event("a", reason="length")) is Fault.SHORT
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"), [(429, Fault.SHED), (503, Fault.SHED), (400, Fault.REFUSED), (500, Fault.REFUSED)]
+)
+def test_another_status_is_a_refusal_whose_reason_is_kept(status: int, fault: Fault):
+    answer = answer_to()
+    answer.status = status
+    assert judged(answer, b'{"error": "no ', b'place"}') is fault
+    assert answer.detail == f"HTTP {status}: no place"
+
+
+def test_a_whole_answer_in_one_piece_is_judged_alike():
+    piece = event("a b c", tokens=3, reason="length")[6:]
+    assert judged(answer_to(stream=False), piece[:9], piece[9:]) is Fault.NONE
+    assert judged(answer_to(stream=False), b'{"error": "expects exactly 1 response"}') is Fault.ERROR_IN_ANSWER
+    assert judged(answer_to(stream=False), b"") is Fault.MALFORMED
+
+
+def test_a_connection_that_breaks_before_within_and_after_the_answer():
+    before = answer_to()
+    before.status = 0
+    before.break_off(105.0, "reset")
+    within, after, piece = answer_to(), answer_to(), answer_to(stream=False)
+    within.take(b"".join(WHOLE)[:-20], 102.0)
+    after.take(b"".join(WHOLE), 102.0)
+    piece.take(b'{"text_output": "a', 102.0)
+    for answer in (within, after, piece):
+        answer.break_off(105.0, "reset")
+    assert [a.fault for a in (before, within, after, piece)] == [Fault.CONNECTION, Fault.CUT, Fault.NONE, Fault.CUT]
+
+
+def test_the_user_leaves_after_so_many_tokens_but_not_an_answer_that_has_ended():
+    leaving = answer_to(cancel_after_tokens=2)
+    leaving.take(WHOLE[0], 102.0)
+    assert not leaving.user_leaves
+    leaving.take(WHOLE[1], 103.0)
+    assert leaving.user_leaves
+    leaving.take(WHOLE[2], 104.0)
+    assert not leaving.user_leaves, "it is whole"
+    assert not answer_to().user_leaves
+
+
+def test_a_detail_is_cut():
+    answer = answer_to()
+    judged(answer, b'data: {"error": "' + b"x" * 5000 + b'"}\n\n')
+    assert len(answer.detail) == 300
+
+
+def test_an_answer_without_text_has_no_first_token():
+    assert math.isnan(answer_to().first_text_at)
+
+
+def test_a_priority_is_a_parameter_of_the_request_and_only_sent_when_set():
+    assert json.loads(request_body(LoadRequest("p", 4, priority=2)))["parameters"] == {"priority": 2}
+    assert json.loads(request_body(LoadRequest("p", 4, stream=False, ignore_eos=False))) == {
+        "text_input": "p", "max_tokens": 4, "temperature": 0.0, "ignore_eos": False, "stream": False
+    }  # fmt: skip
+
+
+def test_the_head_of_a_request_names_the_host_and_carries_the_headers_which_no_text_shows():
+    target = Target("::1", 8000, "/a/v2/models/llm", headers={"X-Key": "s3cret"})
+    whole, streamed = target.heads()
+    assert whole.startswith(b"POST /a/v2/models/llm/generate HTTP/1.1\r\nHost: [::1]:8000\r\n")
+    assert b"\r\nX-Key: s3cret\r\n" in streamed
+    assert "s3cret" not in repr(target)

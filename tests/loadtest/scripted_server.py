@@ -1,0 +1,153 @@
+"""A server of sockets and bytes that does what each prompt says: the misbehaviour of real ones, one request at a time.
+
+A prompt is words: `tokens` come each `pause` seconds apart (`pause=0.01`), and `cut`, `short`, `hang`... break the
+answer. What came is kept in `seen`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+
+def chunk(text: str, reason: str = "", tokens: int = 1) -> bytes:
+    body = {"text_output": text, "output_tokens": tokens, "finish_reason": reason, "input_tokens": 5}
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+def framed(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class ScriptedServer:
+    """Runs in a thread of its own; a context manager.
+
+    Attributes:
+        seen: Bodies of the requests, in order.
+        headers: Their heads.
+        connections: How many were opened.
+        departures: Connections that the client closed within an answer.
+        closed_when_asked: Kept connections that were closed with a request on its way.
+    """
+
+    def __init__(self, *, stall_at: int = 0, stall_seconds: float = 0.0) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self.headers: list[str] = []
+        self.connections = self.departures = self.closed_when_asked = 0
+        self._stall_at, self._stall_seconds = stall_at, stall_seconds
+        self._engine: asyncio.Lock | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(5)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result(5)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end_all(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _listen(self) -> asyncio.Server:
+        self._engine = asyncio.Lock()
+        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        answered = 0
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
+                asked = json.loads(await reader.readexactly(length))
+                if "reused" in asked["text_input"] and answered:
+                    self.closed_when_asked += 1
+                    return
+                self.headers.append(head)
+                self.seen.append(asked)
+                await self._answer(asked, writer)
+                answered += 1
+                if "close" in asked["text_input"]:
+                    return
+        except (asyncio.IncompleteReadError, asyncio.CancelledError):
+            return
+        except ConnectionError:
+            self.departures += 1
+        finally:
+            writer.close()
+
+    async def _answer(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        said = asked["text_input"]
+        await self._stall()
+        if "hang" in said:
+            await asyncio.sleep(30)
+        if "refuse" in said:
+            status = int(said.split("refuse=")[1][:3])
+            body = b'{"error": "no place"}'
+            writer.write(b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+        elif "nonsense" in said:
+            writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        elif not asked["stream"]:
+            body = chunk("word " * asked["max_tokens"], "length", asked["max_tokens"])[6:]
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        else:
+            await self._stream(asked, writer)
+        await writer.drain()
+
+    async def _stream(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        said, count = asked["text_input"], asked["max_tokens"]
+        pause = float(said.split("pause=")[1].split()[0]) if "pause=" in said else 0.0
+        pieces = [framed(chunk("", tokens=0))] if "empty first" in said else []
+        pieces += [framed(chunk(f"w{place} ", "length" if place == count - 1 else "")) for place in range(count)]
+        if "error" in said:
+            pieces[1:] = [framed(b'data: {"error": "the engine has died"}\n\n')]
+        if "short" in said:
+            pieces = [*pieces[: count - 2], framed(chunk("w", "length"))]
+        if "cut" in said or "break" in said:
+            pieces = pieces[: count - 1]
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        if "break" in said:
+            writer.write(head + b"".join(pieces))
+            writer.close()
+            return
+        whole = [head, *pieces, b"0\r\n\r\n"]
+        if "bytewise" in said:
+            whole = [bytes([byte]) for byte in b"".join(whole)]
+        for piece in whole if pause or "bytewise" in said else [b"".join(whole)]:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause)
+            if writer.transport.is_closing():
+                raise ConnectionResetError
+
+    async def _stall(self) -> None:
+        """One request at a time passes here, like an engine without batching."""
+        if not self._stall_at or self._engine is None:
+            return
+        async with self._engine:
+            if len(self.seen) == self._stall_at:
+                await asyncio.sleep(self._stall_seconds)
+
+
+def wait_until(condition: Any, seconds: float = 3.0) -> None:
+    """Wait for what another thread or process does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)

@@ -1,0 +1,167 @@
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.loadtest import server_metrics
+from llm_pipeline.loadtest.prometheus import Increases, parse_metrics
+from llm_pipeline.loadtest.server_metrics import Samples, ServerSampler, resident_bytes
+
+
+def page(queue: int, served: int, tokens: int, active: int = 3) -> str:
+    return f"""# HELP nv_inference_queue_duration_us Cumulative inference queuing duration in microseconds
+# TYPE nv_inference_queue_duration_us counter
+nv_inference_queue_duration_us{{model="llm",version="1"}} {queue}
+nv_inference_queue_duration_us{{model="preprocessing",version="1"}} {queue / 2}
+nv_inference_request_success{{model="llm",version="1"}} {served}
+nv_inference_request_success{{model="preprocessing",version="1"}} {served}
+nv_gpu_utilization{{gpu_uuid="GPU-0"}} 0.5
+nv_gpu_utilization{{gpu_uuid="GPU-1"}} 0.7
+nv_gpu_memory_used_bytes{{gpu_uuid="GPU-0"}} 1000000000
+nv_gpu_memory_used_bytes{{gpu_uuid="GPU-1"}} 2e9
+llm_active_requests {active}
+llm_kv_cache_usage 0.25
+llm_tokens_total {tokens}
+llm_input_tokens_total {10 * tokens}
+"""
+
+
+def samples(*texts: str) -> Samples:
+    taken = Samples()
+    for text in texts:
+        taken.add_page(parse_metrics(text))
+    return taken
+
+
+def test_counters_are_counted_over_the_window_and_gauges_at_their_most():
+    use = samples(page(1000, 10, 100), page(2000, 15, 150, active=9), page(5000, 20, 300, active=1)).use()
+    assert use.queue_milliseconds == pytest.approx((4000 + 2000) / 10 / 1e3)
+    assert (use.output_tokens, use.input_tokens) == (200, 2000)
+    assert (use.active_requests, use.kv_cache_fraction) == (9, 0.25)
+    assert use.gpu_utilization_fraction == pytest.approx(0.6)
+    assert use.gpu_memory_bytes == 3_000_000_000
+    assert use.samples == 3
+
+
+def test_a_server_that_began_again_counts_from_zero():
+    use = samples(page(9000, 90, 900), page(9100, 91, 910), page(50, 1, 5), page(150, 2, 15)).use()
+    assert use.output_tokens == 10 + 15
+    assert use.queue_milliseconds == pytest.approx(1.5 * (100 + 150) / (1 + 2) / 1e3)
+
+
+def test_what_the_server_does_not_tell_is_none():
+    use = samples("").use()
+    assert use.samples == 1
+    assert {value for name, value in use if name != "samples"} == {None}
+    assert samples(page(10, 5, 1), page(10, 5, 1)).use().queue_milliseconds is None, "it served nothing"
+
+
+def test_dcgm_tells_what_triton_does_not():
+    dcgm = parse_metrics(
+        'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 80\nDCGM_FI_DEV_FB_USED{gpu="0"} 1024\nDCGM_FI_DEV_FB_USED{gpu="1"} NaN\n'
+    )
+    alone, both = samples(""), samples(page(1, 1, 1))
+    alone.add_dcgm_page(dcgm)
+    both.add_dcgm_page(dcgm)
+    assert alone.use().gpu_utilization_fraction == pytest.approx(0.8)
+    assert alone.use().gpu_memory_bytes == 1 << 30
+    assert both.use().gpu_memory_bytes == 3_000_000_000, "Triton names its own GPUs, the exporter all of the host"
+
+
+def test_tensorrt_llm_has_names_of_its_own():
+    text = (
+        'nv_trt_llm_request_metrics{model="llm",request_type="active",version="1"} 7\n'
+        'nv_trt_llm_request_metrics{model="llm",request_type="max",version="1"} 64\n'
+        'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="llm",version="1"} 0.4875\n'
+        'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="llm",version="1"} 2000\n'
+    )
+    use = samples(text).use()
+    assert (use.active_requests, use.kv_cache_fraction) == (7, 0.4875)
+
+
+def test_the_slope_of_memory_is_that_of_its_line():
+    taken = Samples(resident=[(10.0 + second, 1e9 + 500.0 * second) for second in range(5)])
+    assert taken.use().resident_bytes_per_second == pytest.approx(500.0)
+    assert taken.use().resident_bytes == 1_000_002_000
+    assert Samples(resident=[(1.0, 2.0), (2.0, 3.0)]).use().resident_bytes_per_second is None
+
+
+def test_labels_may_hold_anything_and_lines_that_are_no_samples_are_left_out():
+    found = parse_metrics('# x{} 1\na{b="}, \\"c\\" {",d="e"} 1.5 1700000000\nf 2e3\nno number\n\n')
+    assert list(found.values()) == [1.5, 2000.0]
+    assert dict(next(iter(found))[1])["d"] == "e"
+
+
+def test_a_counter_that_appears_within_the_window_counts_from_zero():
+    increases = Increases()
+    increases.add(parse_metrics("a 5"))
+    increases.add(parse_metrics("a 7\nb 3"))
+    assert (increases.total("a"), increases.total("b"), increases.total("c")) == (2.0, 3.0, None)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    seen: list[str | None]
+
+    def do_GET(self) -> None:
+        self.seen.append(self.headers.get("X-Key"))
+        body = page(1000 * len(self.seen), len(self.seen), len(self.seen)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def metrics_url() -> Iterator[str]:
+    Handler.seen = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_sampler_reads_at_both_ends_and_in_between(metrics_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server_metrics, "_INTERVAL_SECONDS", 0.02)
+    with ServerSampler(Endpoint(url="http://127.0.0.1:1", metrics_url=metrics_url), [os.getpid()]) as sampler:
+        enough = threading.Event()
+        enough.wait(0.2)
+    use = sampler.use()
+    assert use.samples == len(Handler.seen) >= 4
+    assert use.output_tokens == use.samples - 1
+    assert use.resident_bytes > 10_000_000
+    assert use.resident_bytes_per_second is not None
+
+
+def test_headers_go_to_the_endpoints_own_host_only(metrics_url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GATEWAY_KEY", "s3cret")
+    for host in ("127.0.0.1", "elsewhere.example"):
+        endpoint = Endpoint(url=f"http://{host}:1", metrics_url=metrics_url, header_variables={"X-Key": "GATEWAY_KEY"})
+        with ServerSampler(endpoint):
+            pass
+    assert Handler.seen == ["s3cret", "s3cret", None, None]
+
+
+def test_metrics_that_cannot_be_read_say_nothing_and_break_nothing():
+    with ServerSampler(Endpoint(url="http://127.0.0.1:1", metrics_url="http://127.0.0.1:9/metrics")) as sampler:
+        pass
+    assert sampler.use().samples == 0
+    assert sampler.use().output_tokens is None
+
+
+def test_memory_is_that_of_the_processes_and_of_all_that_they_started():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    both = resident_bytes([os.getpid(), child.pid])
+    assert both > psutil.Process().memory_info().rss
+    child.communicate(b"\n")
+    assert resident_bytes([child.pid]) == 0
