@@ -1,231 +1,221 @@
-"""The load gate: do the records show, with confidence, that the server holds its service level at this rate?
+"""The load gate: do windows of traffic show, with confidence, that the server holds its service level at this rate?
 
-    judgement = judge_load_test(records, policy)
+    judgement = judge_windows([first, second, third], policy)
 
-A request that failed has missed every limit. Shares of good requests are exact binomial (Clopper-Pearson 1934)
-one-sided statements, as in MLPerf Inference's early stopping: GO when even the lower bound attains, NO_GO when even
-the upper one does not. Requests that share a queue are not independent, so the bounds are somewhat optimistic; two
-seeds are worth more than one long run.
+A request that failed has missed every limit; one whose user left as planned is not judged. Shares of good requests
+are exact binomial one-sided statements, as in MLPerf Inference's early stopping: GO when even the lower bound attains,
+NO_GO when even the upper one does not. Requests that share a queue are not independent, so that they are counted for
+as many as they are worth (`design_effect.py`); and looks at data that is extended share the error.
+
+What cannot be is ANOMALOUS, a client that could not keep up is INCONCLUSIVE, and both before any good figure.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from llm_pipeline.accuracy.intervals import clopper_pearson_upper
+import numpy as np
+
 from llm_pipeline.config.policy import LoadTestPolicy
-from llm_pipeline.loadtest.records import RequestRecord
+from llm_pipeline.loadtest import anomalies
+from llm_pipeline.loadtest.attainment import (
+    SERVICE_LEVEL_MET,
+    Severity,
+    level_in_words,
+    severities,
+    worst_severity,
+)
+from llm_pipeline.loadtest.design_effect import design_effect
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.floor import FloorTimes
+from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.loadtest.physics import PhysicalLimits
+from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.sample_size import confidence_of_a_look, needed_requests, share_bounds
+from llm_pipeline.loadtest.void import client_facts, void_reason
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
-MINIMUM_RATE_SHARE = 0.98
-"""A client that sent less than this share of the offered rate has not offered it."""
-
-_LAG_QUANTILE = 0.99
-_SHOWN = 3
+__all__ = ["judge_windows", "probe_verdict", "void_reason"]
 
 
-def judge_load_test(records: Sequence[RequestRecord], policy: LoadTestPolicy) -> Judgement:
-    """Judge the records of a load test.
+def judge_windows(
+    windows: Sequence[Records],
+    policy: LoadTestPolicy,
+    *,
+    look: int = 1,
+    looks: int = 1,
+    floor: FloorTimes | None = None,
+    physics: PhysicalLimits | None = None,
+    servers: Sequence[ServerUse] = (),
+) -> Judgement:
+    """Judge windows of one rate, each with a seed of its own, together.
+
+    Args:
+        windows: All windows so far.
+        policy: When the server is fast enough.
+        look: Which look at growing data this is, from 1.
+        looks: How many there are at most; they share the error that the policy allows.
+        floor: What the server took alone.
+        physics: What its hardware allows at best.
+        servers: What the server's metrics said of each window; their token counters are held against the answers.
 
     Returns:
         ANOMALOUS for results that cannot be, NO_GO for too many errors or a missed service level, INCONCLUSIVE for
         too few requests, a load generator that could not keep up, or too wide bounds; GO otherwise.
     """
-    impossible = _impossible(records)
-    client = [_client_lag(records, policy), _client_rate(records)]
-    enough = _enough(records, policy)
-    usable = all(fact.verdict is Verdict.GO for fact in (*client, enough))
-    level = policy.service_level
-    attainment = [
-        _attainment("service level met", records, policy, usable, lambda record: is_good(record, policy)),
-        _attainment("first token in time", records, policy, usable, lambda r: _first_token_in_time(r, policy)),
-        _attainment("whole answer in time", records, policy, usable, lambda r: _whole_answer_in_time(r, policy)),
+    judged = [window.judged for window in windows]
+    impossible = [
+        *anomalies.impossible(windows),
+        *anomalies.other_lengths(judged, policy),
+        *anomalies.against_server(windows, servers),
+        *anomalies.against_physics(judged, physics),
+        *anomalies.against_floor(judged, floor),
     ]
-    facts = [*impossible, _errors(records, policy), *attainment, enough, *client]
-    judgement = judge("", facts)
-    limits = (
-        f"{level.first_token_milliseconds:g} ms to the first token, {level.end_to_end_milliseconds:g} ms to the end"
-    )
-    return judgement.model_copy(update={"summary": _summary(judgement, limits, policy)})
+    client, enough = client_facts(windows, policy), _enough(judged, policy)
+    confidence = confidence_of_a_look(policy.confidence, looks)
+    void = any(fact.verdict is not Verdict.GO for fact in client)
+    usable = not void and enough.verdict is Verdict.GO
+    facts = [_errors(judged, policy, confidence, void=void), *_attainments(judged, policy, confidence, usable=usable)]
+    judgement = judge("", _most_telling_first([*impossible, *client, enough, *facts]))
+    return judgement.model_copy(update={"summary": _summary(judgement, policy, look, looks)})
 
 
-def is_good(record: RequestRecord, policy: LoadTestPolicy) -> bool:
-    """Whether a request was answered, and within both limits of the service level."""
-    return _first_token_in_time(record, policy) and _whole_answer_in_time(record, policy)
+def probe_verdict(records: Records, policy: LoadTestPolicy) -> Verdict:
+    """What one short probe of the search says: a point estimate, which decides nothing but where to look next."""
+    judged = records.judged
+    if not len(judged) or void_reason(records, policy):
+        return Verdict.INCONCLUSIVE
+    if float(np.mean(~judged.answered)) > policy.maximum_error_fraction:
+        return Verdict.NO_GO
+    limits = severities(judged, policy.service_level)
+    asked = [worst_severity(limits)] if policy.service_level.together else list(limits.values())
+    shares = [float(np.mean(limit[~np.isnan(limit)] <= 1.0)) for limit in asked if not np.all(np.isnan(limit))]
+    return Verdict.GO if shares and min(shares) >= policy.attainment else Verdict.NO_GO
 
 
-def client_lag_seconds(records: Sequence[RequestRecord]) -> float:
-    """The p99 of how late the client sent."""
-    lags = sorted(record.lag_seconds for record in records)
-    return lags[math.ceil(_LAG_QUANTILE * len(lags)) - 1]
-
-
-def rate_share(records: Sequence[RequestRecord]) -> float:
-    """Rate of the sends divided by the rate of the schedule; below 1 when the client fell behind."""
-    offered = records[-1].arrives_at - records[0].arrives_at
-    sent = max(r.arrives_at + r.lag_seconds for r in records) - (records[0].arrives_at + records[0].lag_seconds)
-    return 1.0 if sent <= 0 else min(1.0, offered / sent)
-
-
-def _first_token_in_time(record: RequestRecord, policy: LoadTestPolicy) -> bool:
-    limit = policy.service_level.first_token_milliseconds
-    return not record.error and record.first_token_seconds is not None and 1e3 * record.first_token_seconds <= limit
-
-
-def _whole_answer_in_time(record: RequestRecord, policy: LoadTestPolicy) -> bool:
-    return not record.error and 1e3 * record.total_seconds <= policy.service_level.end_to_end_milliseconds
+def _attainments(
+    windows: Sequence[Records], policy: LoadTestPolicy, confidence: float, *, usable: bool
+) -> list[Evidence]:
+    """All limits together and each one, or each limit for itself."""
+    level = policy.service_level
+    limits = [severities(window, level) for window in windows]
+    single = {name: [window[name] for window in limits] for name in (limits[0] if limits else ())}
+    if not level.together or not limits:
+        return [_attainment(name, asked, policy, confidence, usable=usable) for name, asked in single.items()]
+    joint = _attainment(SERVICE_LEVEL_MET, [worst_severity(w) for w in limits], policy, confidence, usable=usable)
+    facts = [_attainment(name, asked, policy, confidence, usable=usable) for name, asked in single.items()]
+    if joint.verdict is Verdict.GO:  # who meets all limits meets each
+        facts = [f.model_copy(update={"verdict": Verdict.GO}) if f.samples else f for f in facts]
+    return [joint, *facts]
 
 
 def _attainment(
-    name: str,
-    records: Sequence[RequestRecord],
-    policy: LoadTestPolicy,
-    usable: bool,
-    good: Callable[[RequestRecord], bool],
+    name: str, windows: Sequence[Severity], policy: LoadTestPolicy, confidence: float, *, usable: bool
 ) -> Evidence:
-    total, hits = len(records), sum(good(record) for record in records)
+    asked = [window[~np.isnan(window)] for window in windows]
+    total, hits = sum(len(window) for window in asked), sum(int(np.sum(window <= 1.0)) for window in asked)
     if total == 0:
-        return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, limit=policy.attainment, unit="fraction")
-    lower = 1.0 - clopper_pearson_upper(total - hits, total, policy.confidence)
-    upper = clopper_pearson_upper(hits, total, policy.confidence)
+        return Evidence(
+            name=name,
+            verdict=Verdict.INCONCLUSIVE,
+            limit=policy.attainment,
+            unit="fraction",
+            detail="It could be measured on no request.",
+        )
+    effect = design_effect(asked)
+    bounds = share_bounds(hits, total, confidence, effect)
     verdict = Verdict.INCONCLUSIVE
-    if usable and lower >= policy.attainment:
+    if usable and bounds.lower >= policy.attainment:
         verdict = Verdict.GO
-    elif usable and upper < policy.attainment:
+    elif usable and bounds.upper < policy.attainment:
         verdict = Verdict.NO_GO
     return Evidence(
         name=name,
         verdict=verdict,
         measured=hits / total,
-        lower=lower,
-        upper=upper,
+        lower=bounds.lower,
+        upper=bounds.upper,
         limit=policy.attainment,
         unit="fraction",
         samples=total,
-        detail=f"{total - hits} of {total} requests missed it; bounds at {100 * policy.confidence:g} % each.",
+        detail=_attained(total - hits, total, bounds.worth, confidence, policy),
     )
 
 
-def _errors(records: Sequence[RequestRecord], policy: LoadTestPolicy) -> Evidence:
-    failed = [record for record in records if record.error]
-    total, limit = len(records), policy.maximum_error_fraction
+def _attained(missed: int, total: int, worth: float, confidence: float, policy: LoadTestPolicy) -> str:
+    counted = f"{missed} of {total} requests missed it"
+    if worth < total:
+        counted += f"; they are alike and count as {worth:.0f} independent ones"
+    text = f"{counted}; bounds at {100 * confidence:.4g} % each"
+    needed = needed_requests(policy.attainment, confidence, misses=int(missed * worth / total))
+    return f"{text}, {needed} independent requests are needed." if worth < needed else f"{text}."
+
+
+def _errors(windows: Sequence[Records], policy: LoadTestPolicy, confidence: float, *, void: bool) -> Evidence:
+    name, limit = "failed requests", policy.maximum_error_fraction
+    total = sum(len(window) for window in windows)
+    failed = sum(int(np.sum(~window.answered)) for window in windows)
     if total == 0:
-        return Evidence(name="failed requests", verdict=Verdict.INCONCLUSIVE, limit=limit, unit="fraction")
+        return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, limit=limit, unit="fraction")
+    effect = design_effect([np.where(window.answered, 0.0, np.inf) for window in windows])
+    bounds = share_bounds(failed, total, confidence, effect)
+    verdict = Verdict.GO
+    if failed / total > limit:
+        verdict = Verdict.NO_GO if bounds.lower > limit and not void else Verdict.INCONCLUSIVE
     return Evidence(
-        name="failed requests",
-        verdict=Verdict.NO_GO if len(failed) / total > limit else Verdict.GO,
-        measured=len(failed) / total,
-        upper=clopper_pearson_upper(len(failed), total, policy.confidence),
+        name=name,
+        verdict=verdict,
+        measured=failed / total,
+        lower=bounds.lower,
+        upper=bounds.upper,
         limit=limit,
         unit="fraction",
         samples=total,
-        detail=f"{len(failed)} failed: {_reasons(failed)}." if failed else "None failed.",
+        detail=_by_kind(windows) if failed else "None failed.",
     )
 
 
-def _enough(records: Sequence[RequestRecord], policy: LoadTestPolicy) -> Evidence:
-    answered = sum(not record.error for record in records)
-    enough = answered >= policy.minimum_requests
+def _by_kind(windows: Sequence[Records]) -> str:
+    """How many failed of each kind, most first, and what the first of the most frequent said."""
+    kinds = np.bincount(np.concatenate([window["fault"] for window in windows]), minlength=len(Fault))
+    counts = {fault: int(kinds[fault]) for fault in Fault if fault not in (Fault.NONE, Fault.LEFT) and kinds[fault]}
+    frequent = sorted(counts, key=lambda fault: -counts[fault])
+    listed = ", ".join(f"{counts[fault]} {fault.words}" for fault in frequent)
+    said = (window.details[fault] for fault in frequent for window in windows if window.details.get(fault))
+    first = next(said, "")
+    return f"{listed}; the first: {first}" if first else f"{listed}."
+
+
+def _enough(windows: Sequence[Records], policy: LoadTestPolicy) -> Evidence:
+    answered = sum(int(np.sum(window.answered)) for window in windows)
+    asked = sum(len(window) for window in windows)
+    enough = asked >= policy.minimum_requests
     return Evidence(
-        name="answered requests",
+        name="finished requests",
         verdict=Verdict.GO if enough else Verdict.INCONCLUSIVE,
-        measured=float(answered),
+        measured=float(asked),
         limit=float(policy.minimum_requests),
         unit="requests",
-        samples=answered,
-        detail="" if enough else "Too few to say anything about a share: raise the workload's duration or rate.",
+        samples=asked,
+        detail=f"{answered} of them were answered."
+        if enough
+        else "Too few to say anything about a share: raise the workload's duration or rate.",
     )
 
 
-def _client_lag(records: Sequence[RequestRecord], policy: LoadTestPolicy) -> Evidence:
-    name, limit = "client's own delay, p99", policy.maximum_client_lag_milliseconds
-    lag = 1e3 * client_lag_seconds(records) if records else math.nan
-    if not math.isfinite(lag):
-        return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, limit=limit, unit="ms")
-    return Evidence(
-        name=name,
-        verdict=Verdict.GO if lag <= limit else Verdict.INCONCLUSIVE,
-        measured=lag,
-        limit=limit,
-        unit="ms",
-        samples=len(records),
-        detail="" if lag <= limit else "The load generator could not keep up: nothing is said about the server.",
-    )
+_ORDER = (Verdict.ANOMALOUS, Verdict.NO_GO, Verdict.INCONCLUSIVE, Verdict.GO)
 
 
-def _client_rate(records: Sequence[RequestRecord]) -> Evidence:
-    name = "sent rate, share of the offered one"
-    share = rate_share(records) if len(records) > 1 else math.nan
-    if not math.isfinite(share):
-        return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, limit=MINIMUM_RATE_SHARE, unit="fraction")
-    kept_up = share >= MINIMUM_RATE_SHARE
-    return Evidence(
-        name=name,
-        verdict=Verdict.GO if kept_up else Verdict.INCONCLUSIVE,
-        measured=share,
-        limit=MINIMUM_RATE_SHARE,
-        unit="fraction",
-        samples=len(records),
-        detail="" if kept_up else "The load generator could not keep up: nothing is said about the server.",
-    )
+def _most_telling_first(facts: Sequence[Evidence]) -> list[Evidence]:
+    return sorted(facts, key=lambda fact: _ORDER.index(fact.verdict))
 
 
-def _impossible(records: Sequence[RequestRecord]) -> list[Evidence]:
-    """Evidence of results that no server can produce; none when there are none."""
-    found = [(record, reason) for record in records if (reason := impossibility(record))]
-    if not found:
-        return []
-    shown = "; ".join(f"request {record.number}: {reason}" for record, reason in found[:_SHOWN])
-    return [
-        Evidence(
-            name="impossible results",
-            verdict=Verdict.ANOMALOUS,
-            measured=float(len(found)),
-            limit=0.0,
-            unit="requests",
-            samples=len(records),
-            detail=f"{shown}. The measurement is broken, or the server does not do what it says.",
-        )
-    ]
-
-
-def impossibility(record: RequestRecord) -> str:
-    """Why a record cannot be true; empty when it can."""
-    first, total, sent = record.first_token_seconds, record.total_seconds, record.lag_seconds
-    times = (total, sent, total if first is None else first)
-    if not all(math.isfinite(value) for value in times):
-        return "a latency is not a number"
-    checks = (
-        (
-            record.output_tokens > record.asked_tokens,
-            f"{record.output_tokens} tokens of {record.asked_tokens} asked for",
-        ),
-        (total <= 0, "it took no time"),
-        (first is not None and first <= max(0.0, sent), "its first token came before the request was sent"),
-        (first is not None and first > total, "its first token came after its end"),
-        (
-            not record.error and (first is None or record.output_tokens == 0),
-            "it counts as answered but has no token",
-        ),
-    )
-    return next((reason for wrong, reason in checks if wrong), "")
-
-
-def _reasons(failed: Sequence[RequestRecord]) -> str:
-    counts: dict[str, int] = {}
-    for record in failed:
-        counts[record.error] = counts.get(record.error, 0) + 1
-    most = sorted(counts.items(), key=lambda item: -item[1])[:_SHOWN]
-    return "; ".join(f"{count} x {reason}" for reason, count in most)
-
-
-def _summary(judgement: Judgement, limits: str, policy: LoadTestPolicy) -> str:
-    promise = f"at least {100 * policy.attainment:g} % of requests within {limits}"
+def _summary(judgement: Judgement, policy: LoadTestPolicy, look: int, looks: int) -> str:
+    level = policy.service_level
+    each = "" if level.together else "each of: "
+    share = f"at least {100 * policy.attainment:g} % of requests within {each}{level_in_words(level)}"
     if judgement.verdict is Verdict.GO:
-        return f"Shown at {100 * policy.confidence:g} % confidence: {promise}."
-    fact = next(fact for fact in judgement.evidence if fact.verdict is judgement.verdict)
-    telling = next(
-        (f for f in judgement.evidence if f.verdict is judgement.verdict and "could not keep" in f.detail), fact
-    )
-    return f"Not shown: {promise}. {telling.name}: {telling.detail}"
+        return f"Shown at {100 * policy.confidence:g} % confidence: {share}."
+    at = f" at look {look} of {looks}" if looks > 1 else ""
+    fact = judgement.evidence[0]
+    return f"Not shown{at}: {share}. {fact.name}: {fact.detail}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.planning.evidence import GatePower
 from llm_pipeline.planning.quantization_plan import GpuCost, RecipeCost
 from llm_pipeline.planning.task_pool import TaskItems
@@ -39,6 +40,17 @@ def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[s
         f"  {pool}",
         *aligned([header, *rows], 2),
     ]
+
+
+def load_lines(size: SampleSize) -> list[str]:
+    """The requests that the load gate needs to say GO, beside those that it has."""
+    has = (
+        f"{size.first_look}, extended up to {size.last_look}"
+        if size.last_look > size.first_look
+        else f"{size.first_look}"
+    )
+    needed = f"{size.needed} when none misses, {size.needed_with_misses} when half of the tolerated share does"
+    return [f"load test (requests of the confirmation at the workload's rate): {has}; needed {needed}"]
 
 
 def gpu_lines(cost: GpuCost) -> list[str]:

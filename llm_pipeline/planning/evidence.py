@@ -1,4 +1,4 @@
-"""What an accuracy gate will cost: items that its margins need, and items that its looks will probably ask. Pure.
+"""What evidence a gate needs, and what it will have: items of an accuracy gate, requests of the load gate. Pure.
 
 Flips, the share of items that change either way, are not known before. 2, 5 and 8 % are what FP8, good and poor 4-bit
 formats show; a gate that could not decide even at the fewest of them is a waste of whatever it costs.
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from llm_pipeline.accuracy.looks import LookPlan, plan_looks
 from llm_pipeline.accuracy.power import expected_items, items_needed
 from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.stages.contract import Frozen
 
@@ -107,3 +108,16 @@ def _too_few(what: str, margin: float, flips: float, needed: int) -> str:
     points, changed = f"{100 * margin:g} points", f"{100 * flips:g} %"
     verb = "" if what.endswith("and") else " are too few:"
     return f"{what}{verb} a margin of {points} needs {needed} already when {changed} flip, so it may never decide"
+
+
+def load_test_warnings(size: SampleSize) -> tuple[str, ...]:
+    """What may keep the load gate from deciding; what must is refused (`loadtest/sample_size.py`)."""
+    needed, first = size.needed_with_misses, size.first_look
+    if first >= needed:
+        return ()
+    rest = f"up to {size.last_look} with its extensions" if size.last_look > first else "and no extension is allowed"
+    warning = (
+        f"load_test: its confirmation has {first} requests, {rest}; {size.needed} are needed when none misses, "
+        f"{needed} when half of the tolerated share does, and more where requests wait for one another"
+    )
+    return (warning,)

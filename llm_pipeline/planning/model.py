@@ -6,6 +6,7 @@ from datetime import datetime
 
 from llm_pipeline.config.quantization import WeightFormat
 from llm_pipeline.config.target import EngineBuilderName
+from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.planning.aiconfigurator import Prediction
 from llm_pipeline.planning.capacity import Capacity
 from llm_pipeline.planning.disk import DiskNeed
@@ -119,6 +120,7 @@ class Plan(Frozen):
         ladders: Names of the recipes that are legal on each target, cheapest first.
         tasks: The tasks that are scored on the checkpoint.
         gates: What the accuracy gates need, and what they have.
+        load_test: Requests that the load gate needs to say GO, and those that it has.
         gpus: What quantization and scoring take; None where the deployment names no GPUs for them, or the model's shape
             is not known.
         warnings: Nothing of this stops the release; all of it deserves a look.
@@ -140,6 +142,7 @@ class Plan(Frozen):
     ladders: dict[str, tuple[str, ...]]
     tasks: tuple[TaskItems, ...]
     gates: tuple[GatePower, ...]
+    load_test: SampleSize
     gpus: GpuCost | None
     warnings: tuple[str, ...]
 

@@ -17,10 +17,11 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.planning import host
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.disk import disk_need
-from llm_pipeline.planning.evidence import GatePower, gate_power
+from llm_pipeline.planning.evidence import GatePower, gate_power, load_test_warnings
 from llm_pipeline.planning.foresight import Foresight, ask_store, foresee
 from llm_pipeline.planning.ladder import target_order
 from llm_pipeline.planning.lanes import judge_lanes
@@ -65,6 +66,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
     check_prices(loaded)
     check_recipes(loaded, shape)
     check_data_files(loaded)
+    require_enough(release.workload, release.policy.load_test)
     tasks = task_pool(release.evaluation, loaded.configs_root)
     lane_warnings = _check_lanes(loaded, tasks)
     targets = tuple(plan_target(loaded, target, shape) for target in release.targets)
@@ -80,6 +82,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
         store_seconds = _DIRECTORY_SECONDS if deployment.store.directory else _BUCKET_SECONDS
     asked = Asked(partial(ask_store, loaded, steps, ladders), store_seconds) if store_seconds else None
     gates = _gates(release, tasks)
+    requests = sample_size(release.workload, release.policy.load_test)
     gpus = _gpu_cost(loaded, targets, shape, (tasks, gates[0]))
     predicted = predicted_seconds(loaded, shape, gpus, tasks, ladders)
     seen = foresee(asked, deployment)
@@ -101,6 +104,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
         ladders=ladders,
         tasks=tasks,
         gates=gates,
+        load_test=requests,
         gpus=gpus,
         warnings=(
             *seen.warnings,
@@ -109,6 +113,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
             *recipe_warnings(loaded),
             *lane_warnings,
             *(line for gate in gates for line in gate.warnings),
+            *load_test_warnings(requests),
             *gpu_warnings(loaded, gpus, shape, here=here),
             *host_warnings(loaded, obstacles, here=here),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llm_pipeline.planning.capacity import Capacity
-from llm_pipeline.planning.cost_table import aligned, gate_lines, gpu_lines
+from llm_pipeline.planning.cost_table import aligned, gate_lines, gpu_lines, load_lines
 from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.model import Plan, TargetPlan, format_bytes
 from llm_pipeline.planning.stage_table import stage_lines
@@ -22,6 +22,7 @@ def format_plan(plan: Plan) -> str:
         stage_lines(plan),
         *(_target(target, plan.ladders[target.name]) for target in plan.targets),
         gate_lines(plan.tasks, plan.gates),
+        load_lines(plan.load_test),
         gpu_lines(plan.gpus) if plan.gpus else [],
         _disk(plan),
     ]

@@ -69,7 +69,7 @@ def test_every_committed_release_config_loads(path: Path):
         ),
         pytest.param(
             "releases/demo.yaml", ("policy: demo", "policy: demos"),
-            ("policy: there is no policies/demos.yaml", "policies/ has: demo, production"), id="unknown_policy",
+            ("policy: there is no policies/demos.yaml", "policies/ has: demo, mlperf-"), id="unknown_policy",
         ),
         pytest.param(
             "releases/demo.yaml", ("deployment: local", "deployment: moon"),

@@ -1,0 +1,224 @@
+"""Is the load gate calibrated? Verdicts and bounds on simulated servers of known latency, beside the naive rule.
+
+    python benchmarks/load_gate.py              # a few minutes on two cores
+    python benchmarks/load_gate.py --runs 2000  # tighter
+
+A server whose limit is exactly its p95 (or p99) attains it, and not a bit more: a GO there is false, and may happen in
+as many runs as the confidence leaves. "naive" is the point estimate that most tools decide by: GO when the share of
+good requests, or the percentile, is within the limit. Each run has three windows of seeds of their own; with looks,
+undecided runs are extended twice, by three more.
+
+One line a goal; exit code 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from goals import at_least, at_most, goal
+from load_gate_servers import Independent, Queue, Seconds, Server
+
+from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
+from llm_pipeline.loadtest.attainment import SERVICE_LEVEL_MET
+from llm_pipeline.loadtest.gate import judge_windows
+from llm_pipeline.loadtest.records import COLUMNS, Answered, Records, column_type
+from llm_pipeline.loadtest.sample_size import needed_requests
+from llm_pipeline.loadtest.summary import quantile_with_bounds
+from llm_pipeline.verdict import Verdict
+
+_WINDOWS = 3
+_QUANTILES = (0.5, 0.9, 0.95, 0.99)
+_MLPERF = {0.99: (459, 662, 1307, 2010), 0.9: (44, 64, 127, 197)}
+_NOISE = 0.99
+"""A goal allows what a calibrated gate would show by chance in no more than one run of this benchmark in a hundred."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One server and what is claimed of it; `requests` a window."""
+
+    server: Server
+    attainment: float
+    confidence: float
+    requests: int
+    looks: int = 1
+
+    @property
+    def name(self) -> str:
+        """For the table and the goals."""
+        looks = f", {self.looks} looks" if self.looks > 1 else ""
+        return f"{self.server.name}, p{100 * self.attainment:g} at {100 * self.confidence:g} %{looks}"
+
+
+@dataclass
+class Seen:
+    """What came of the runs of a case, by verdict; how often a bound was wrong; what the naive rule said."""
+
+    verdicts: Counter[Verdict]
+    naive_go: int = 0
+    covered: int = 0
+    requests: int = 0
+
+
+_CASES = (
+    Case(Independent(), 0.95, 0.95, 200),
+    Case(Independent(), 0.95, 0.95, 200, looks=3),
+    Case(Independent(), 0.99, 0.99, 600),
+    Case(Independent(), 0.99, 0.99, 600, looks=3),
+    Case(Queue(16, 0.5, 1.0), 0.95, 0.95, 600),
+    Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 300),
+    Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 600, looks=3),
+    Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 2000),
+    Case(Queue(4, 0.7, 1.0), 0.99, 0.99, 2000, looks=3),
+    Case(Queue(1, 0.8, 1.5), 0.95, 0.95, 600),
+    Case(Queue(16, 0.9, 1.0), 0.95, 0.95, 600, looks=3),
+    Case(Queue(16, 0.9, 1.0), 0.9, 0.95, 2000),
+)
+
+
+def main() -> int:
+    """Simulate, print the table and the goals."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=1000, help="simulated load tests of each line, 200 or more")
+    parser.add_argument("--seed", type=int, default=20_261_121)
+    options = parser.parse_args()
+    random, started = np.random.default_rng(options.seed), time.monotonic()
+    print(f"{'server, claim':46} {'requests':>8} {'GO':>7} {'NO_GO':>7} {'covered':>8} {'naive GO':>9}")
+    met = [*_boundary(options.runs, random), *_power(options.runs, random)]
+    met += [*_quantiles(options.runs, random), *_sample_sizes()]
+    print(f"{options.runs:,} load tests a line, seed {options.seed}, {time.monotonic() - started:.0f} s")
+    return 0 if all(met) else 1
+
+
+def _boundary(runs: int, random: np.random.Generator) -> Iterator[bool]:
+    """The limit is the quantile itself: every GO is false."""
+    naive: list[float] = []
+    for case in _CASES:
+        seen = simulate(case, case.server.quantile(case.attainment), runs, random)
+        _print(case.name, seen, runs)
+        naive.append(seen.naive_go / runs)
+        allowed = _by_chance(1.0 - case.confidence, runs)
+        yield at_most(f"false GO, {case.name}", seen.verdicts[Verdict.GO] / runs, allowed)
+        yield at_most(f"false NO_GO, {case.name}", seen.verdicts[Verdict.NO_GO] / runs, allowed)
+        if case.looks == 1:
+            yield at_least(f"lower bound covers, {case.name}", seen.covered / runs, 1.0 - allowed)
+    yield at_least("false GO of the naive rule, the mildest case (why bounds are needed)", min(naive), 0.3)
+
+
+def _power(runs: int, random: np.random.Generator) -> Iterator[bool]:
+    """A gate that never says GO would be calibrated, too: limits that are kept or missed clearly are decided."""
+    for case, good, bad in (
+        (Case(Independent(), 0.95, 0.95, 200, looks=3), 0.99, 0.88),
+        (Case(Independent(), 0.99, 0.99, 600, looks=3), 0.999, 0.96),
+        (Case(Queue(16, 0.5, 1.0), 0.95, 0.95, 600, looks=3), 0.999, 0.75),
+        (Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 2000, looks=3), 0.9999, 0.7),
+    ):
+        kept = simulate(case, case.server.quantile(good), runs // 2, random)
+        missed = simulate(case, case.server.quantile(bad), runs // 2, random)
+        _print(f"{case.name}, limit at p{100 * good:g}", kept, runs // 2)
+        _print(f"{case.name}, limit at p{100 * bad:g}", missed, runs // 2)
+        yield at_least(f"GO where p{100 * good:g} is kept, {case.name}", kept.verdicts[Verdict.GO] / (runs // 2), 0.9)
+        yield at_least(
+            f"NO_GO where p{100 * bad:g} is missed, {case.name}", missed.verdicts[Verdict.NO_GO] / (runs // 2), 0.9
+        )
+
+
+def simulate(case: Case, limit: float, runs: int, random: np.random.Generator) -> Seen:
+    """Run load tests of one case against a limit in seconds."""
+    policy = LoadTestPolicy(
+        service_level=ServiceLevel(first_token_milliseconds=1e3 * limit),
+        attainment=case.attainment,
+        confidence=case.confidence,
+    )
+    seen = Seen(Counter())
+    for windows in _load_tests(case, runs, random):
+        held: list[Records] = []
+        for look in range(1, case.looks + 1):
+            held += [_records(window) for window in windows[_WINDOWS * (look - 1) : _WINDOWS * look]]
+            judgement = judge_windows(held, policy, look=look, looks=case.looks)
+            if look == 1:
+                fact = next(fact for fact in judgement.evidence if fact.name == SERVICE_LEVEL_MET)
+                seen.naive_go += fact.measured is not None and fact.measured >= case.attainment
+                seen.covered += fact.lower is not None and fact.lower <= case.attainment
+            if judgement.verdict is not Verdict.INCONCLUSIVE:
+                break
+        seen.verdicts[judgement.verdict] += 1
+        seen.requests += sum(len(window) for window in held)
+    return seen
+
+
+def _load_tests(case: Case, runs: int, random: np.random.Generator) -> Iterator[Seconds]:
+    """All windows that each of so many load tests may need."""
+    most, block = _WINDOWS * case.looks, 200
+    for first in range(0, runs, block):
+        count = min(block, runs - first)
+        yield from case.server.windows(count * most, case.requests, random).reshape(count, most, case.requests)
+
+
+_ANSWER = Answered(
+    number=0,
+    arrives_at=0.0,
+    lag_seconds=1e-6,
+    first_token_seconds=0.0,
+    last_token_seconds=0.0,
+    total_seconds=0.0,
+    output_tokens=8,
+    asked_tokens=8,
+    status=200,
+)
+
+
+def _records(first_token_seconds: Seconds) -> Records:
+    count = len(first_token_seconds)
+    columns = {name: np.full(count, getattr(_ANSWER, name), dtype=column_type(name)) for name in COLUMNS}
+    columns |= {"number": np.arange(count), "arrives_at": np.arange(count, dtype=np.float64)}
+    columns |= {"first_token_seconds": first_token_seconds, "last_token_seconds": first_token_seconds + 0.1}
+    return Records({**columns, "total_seconds": first_token_seconds + 0.1})
+
+
+def _quantiles(runs: int, random: np.random.Generator) -> Iterator[bool]:
+    """The bounds of percentiles that tables and plots show: two-sided 95 %, for independent requests."""
+    server = Independent()
+    held = Counter[float]()
+    for times in server.windows(runs, 1000, random):
+        for quantile in _QUANTILES:
+            found = quantile_with_bounds(np.sort(times), quantile)
+            truth = 1e3 * server.quantile(quantile)
+            held[quantile] += (found.lower or 0.0) <= truth <= (found.upper or np.inf)
+    for quantile in _QUANTILES:
+        covered = held[quantile] / runs
+        yield at_least(f"bounds of p{100 * quantile:g} cover, 1,000 requests", covered, 1.0 - _by_chance(0.05, runs))
+
+
+def _sample_sizes() -> Iterator[bool]:
+    for attainment, known in _MLPERF.items():
+        ours = tuple(needed_requests(attainment, 0.99, misses=misses) for misses in (0, 1, 5, 10))
+        name = f"requests that show p{100 * attainment:g} at 99 % with 0, 1, 5, 10 misses"
+        yield goal(name, _joined(ours), f"MLPerf's {_joined(known)}", met=ours == known)
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return " ".join(map(str, numbers))
+
+
+def _by_chance(share: float, runs: int) -> float:
+    """The share of runs that a calibrated gate exceeds by chance only."""
+    from scipy import stats
+
+    return float(stats.binom.ppf(_NOISE, runs, share)) / runs
+
+
+def _print(name: str, seen: Seen, runs: int) -> None:
+    go, no_go = seen.verdicts[Verdict.GO] / runs, seen.verdicts[Verdict.NO_GO] / runs
+    mean = seen.requests / runs
+    print(f"{name:46} {mean:8,.0f} {go:7.3f} {no_go:7.3f} {seen.covered / runs:8.3f} {seen.naive_go / runs:9.3f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Results that cannot be: they say that the measurement is broken, or that the server does not do what it says. Pure.
+
+Whatever is found here is ANOMALOUS, which no good figure outweighs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llm_pipeline.config.policy import LoadTestPolicy
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.floor import FloorTimes, seconds_from_send
+from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.loadtest.physics import TOLERANCE, PhysicalLimits
+from llm_pipeline.loadtest.records import Records
+from llm_pipeline.verdict import Evidence, Verdict
+
+__all__ = ["FloorTimes", "against_floor", "against_physics", "against_server", "impossible", "other_lengths"]
+
+FASTER_THAN_ALONE = 1.0 / 3.0
+"""Share of the time alone below which an answer was not computed; hosts that others use are twice as fast at times."""
+
+_FASTER_SHARE, _FASTER_REQUESTS = 0.001, 3
+_COUNTERS_AGREE = 0.05
+_FEWEST_SAMPLES = 2
+_SHOWN = 3
+_Mask = NDArray[np.bool_]
+
+
+def impossible(windows: Sequence[Records]) -> list[Evidence]:
+    """Evidence of single results that no server can produce; none when there are none."""
+    found = [(number, reason) for window in windows for number, reason in _impossibilities(window)]
+    if not found:
+        return []
+    shown = "; ".join(f"request {number}: {reason}" for number, reason in found[:_SHOWN])
+    return [_anomaly("impossible results", len(found), windows, f"{shown}. The measurement is broken.")]
+
+
+def other_lengths(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evidence]:
+    """Evidence that answers were shorter or longer than asked for, in more than the tolerated share; none otherwise."""
+    short, long = (sum(int(np.sum(window["fault"] == fault)) for window in windows) for fault in _OTHER_LENGTH)
+    requests = sum(len(window) for window in windows)
+    if short + long <= policy.maximum_error_fraction * requests:
+        return []
+    detail = f"{short} answers had fewer tokens than asked for and {long} more: all figures are of other answers."
+    return [_anomaly("answers of another length", short + long, windows, detail)]
+
+
+def against_physics(windows: Sequence[Records], physics: PhysicalLimits | None) -> list[Evidence]:
+    """Whether any answer, or all of a window together, was faster than the hardware allows at best."""
+    answered = [window.where(_timed(window)) for window in windows]
+    if physics is None or not any(len(window) for window in answered):
+        return []
+    ratios = [_physical_ratio(window, physics) for window in answered if len(window)]
+    least = float(min(np.min(ratio) for ratio in ratios))
+    faster = sum(int(np.sum(ratio < TOLERANCE)) for ratio in ratios)
+    busiest = max(_share_of_peak(window, physics) for window in answered if len(window))
+    count = sum(len(window) for window in answered)
+    name = physics.accelerator
+    return [
+        Evidence(
+            name=f"fastest answer, by the least time that {name} allows",
+            verdict=Verdict.ANOMALOUS if faster else Verdict.GO,
+            measured=least,
+            limit=TOLERANCE,
+            unit="times",
+            samples=count,
+            detail=f"{faster} answers were faster than memory and tensor cores allow at best." if faster else "",
+        ),
+        Evidence(
+            name=f"throughput, by the most that {name} allows",
+            verdict=Verdict.ANOMALOUS if busiest > 1.0 / TOLERANCE else Verdict.GO,
+            measured=busiest,
+            limit=1.0 / TOLERANCE,
+            unit="times",
+            samples=count,
+            detail="More tokens a second than the hardware can compute." if busiest > 1.0 / TOLERANCE else "",
+        ),
+    ]
+
+
+def against_floor(windows: Sequence[Records], floor: FloorTimes | None) -> list[Evidence]:
+    """Whether answers came much faster under load than alone."""
+    answered = [window.where(_timed(window)) for window in windows]
+    if floor is None or not floor.known or not any(len(window) for window in answered):
+        return []
+    ratios = np.concatenate([_ratio(seconds_from_send(window), floor.seconds(window)) for window in answered])
+    faster = int(np.sum(ratios < FASTER_THAN_ALONE))
+    anomalous = faster >= max(_FASTER_REQUESTS, _FASTER_SHARE * len(ratios))
+    return [
+        Evidence(
+            name="fastest answer, by the time of one that is alone",
+            verdict=Verdict.ANOMALOUS if anomalous else Verdict.GO,
+            measured=float(np.min(ratios)),
+            limit=FASTER_THAN_ALONE,
+            unit="times",
+            samples=len(ratios),
+            detail=f"{faster} answers came in less than a third of the time that the server alone needs for as many "
+            "tokens: they were not computed."
+            if anomalous
+            else "",
+        )
+    ]
+
+
+def against_server(windows: Sequence[Records], servers: Sequence[ServerUse]) -> list[Evidence]:
+    """Whether the server's counters contradict the tokens of its answers, window by window; none where it has none.
+
+    A server may count the tokens of requests that failed or whose user left, and one that ends each answer.
+    """
+    found: list[Evidence] = []
+    for records, server in zip(windows, servers, strict=False):
+        if server.output_tokens is None or server.samples < _FEWEST_SAMPLES or not len(records):
+            continue
+        came = int(records["output_tokens"].sum())
+        may = came + int(records["asked_tokens"][~records.answered].sum()) + len(records)
+        if (1 - _COUNTERS_AGREE) * came <= server.output_tokens <= (1 + _COUNTERS_AGREE) * may:
+            continue
+        detail = f"Its metrics counted {server.output_tokens} output tokens, its answers had {came}."
+        found.append(_anomaly("tokens that the server's metrics contradict", server.output_tokens, [records], detail))
+    return found
+
+
+_OTHER_LENGTH = (Fault.SHORT, Fault.LONG)
+
+
+def _impossibilities(window: Records) -> list[tuple[int, str]]:
+    first, total, sent = window["first_token_seconds"], window["total_seconds"], window["lag_seconds"]
+    answered, streamed, tokens = window.answered, window["streamed"], window["output_tokens"]
+    no_first = np.isnan(first) & ~streamed
+    finite = np.isfinite(total) & np.isfinite(sent) & (np.isfinite(first) | no_first)
+    checks: tuple[tuple[_Mask, str], ...] = (
+        (answered & ~finite, "a latency is not a number"),
+        (answered & (total <= np.maximum(0.0, sent)), "it took no time"),
+        (first <= np.maximum(0.0, sent), "its first token came before the request was sent"),
+        (first > total, "its first token came after its end"),
+        (answered & (tokens <= 0), "it counts as answered but has no token"),
+        (answered & (tokens > window["asked_tokens"]), "it has more tokens than asked for and counts as answered"),
+    )
+    found = {int(place): reason for mask, reason in reversed(checks) for place in np.flatnonzero(mask)}
+    return [(int(window["number"][place]), found[place]) for place in sorted(found)]
+
+
+def _timed(window: Records) -> _Mask:
+    """Answers whose times can be held against others; the rest is in `impossible`."""
+    seconds = seconds_from_send(window)
+    return np.asarray(window.answered & np.isfinite(seconds) & (window["output_tokens"] > 0))
+
+
+def _physical_ratio(window: Records, physics: PhysicalLimits) -> NDArray[np.float64]:
+    """Of each answer: to its end, or to its first token, by the least time, whichever is less."""
+    whole = _ratio(seconds_from_send(window), physics.least_seconds(window))
+    first = window["first_token_seconds"] - window["lag_seconds"]
+    begun = _ratio(np.where(np.isnan(first), np.inf, first), physics.least_first_token_seconds(window))
+    return np.minimum(whole, begun)
+
+
+def _share_of_peak(window: Records, physics: PhysicalLimits) -> float:
+    """Seconds that the window's tokens take at best, by the seconds from its first send to its last byte."""
+    sends = window["arrives_at"] + window["lag_seconds"]
+    span = float(np.max(window["arrives_at"] + window["total_seconds"]) - np.min(sends))
+    outputs = float(window["output_tokens"].sum()) / physics.tokens_per_second
+    prompts = float(window["input_tokens"].sum()) * physics.prompt_token_seconds / physics.instances
+    return max(outputs, prompts) / max(span, 1e-9)
+
+
+def _ratio(seconds: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[np.float64]:
+    return seconds / np.maximum(least, 1e-9)
+
+
+def _anomaly(name: str, count: int, windows: Sequence[Records], detail: str) -> Evidence:
+    return Evidence(
+        name=name,
+        verdict=Verdict.ANOMALOUS,
+        measured=float(count),
+        limit=0.0,
+        unit="requests",
+        samples=sum(len(window) for window in windows),
+        detail=detail,
+    )

@@ -1,0 +1,156 @@
+"""How many requests a statement about a share needs, and whether a load test will have them. Pure.
+
+    needed_requests(0.99, 0.99)              # 459: all of them good
+    needed_requests(0.99, 0.99, misses=5)    # 1307
+
+Exact binomial, as in MLPerf Inference's early stopping (mlcommons/inference, loadgen/early_stopping.cc): so many that
+the lower bound of Clopper and Pearson (1934) attains. Several looks at the growing data share the error evenly
+(Bonferroni). Requests that are alike count for fewer (`design_effect.py`), which only a measurement tells.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from llm_pipeline.accuracy.intervals import clopper_pearson_upper, critical_value
+from llm_pipeline.config.policy import LoadTestPolicy
+from llm_pipeline.config.workload import Workload
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.stages.contract import Frozen
+
+MOST_RATES = 3
+"""Rates that a confirmation tries: from the one that the search found down to the workload's."""
+
+_REQUESTS_A_DEGREE = 2.0
+"""Independent requests that a sample must be worth for each degree of freedom of its design effect."""
+
+
+@dataclass(frozen=True)
+class ShareBounds:
+    """One-sided bounds of a share, each at the confidence that was asked for.
+
+    Attributes:
+        worth: Independent requests that the sample counts for.
+    """
+
+    lower: float
+    upper: float
+    worth: float
+
+
+def share_bounds(good: int, requests: int, confidence: float, design_effect: float = 1.0) -> ShareBounds:
+    """Exact binomial bounds of the share of good requests, of as many as they are worth.
+
+    Dividing the counts by the design effect, and by what Student's quantile is beyond the normal one, is E. L. Korn and
+    B. I. Graubard's interval (Survey Methodology 24, 1998): a design effect is an estimate of few spells of waiting.
+    """
+    worth = requests / design_effect
+    if design_effect > 1.0:
+        degrees = max(1.0, worth / _REQUESTS_A_DEGREE)
+        worth *= (critical_value(confidence) / critical_value(confidence, degrees)) ** 2
+    hits = worth * good / requests
+    lower = 1.0 - clopper_pearson_upper(worth - hits, worth, confidence)
+    return ShareBounds(lower, clopper_pearson_upper(hits, worth, confidence), worth)
+
+
+def confidence_of_a_look(confidence: float, looks: int) -> float:
+    """The confidence of each of several looks that together keep `confidence`."""
+    return 1.0 - (1.0 - confidence) / looks
+
+
+def needed_requests(attainment: float, confidence: float, *, misses: int = 0, looks: int = 1) -> int:
+    """The fewest independent requests that show `attainment` when so many of them miss.
+
+    Args:
+        attainment: Share of requests that must be good.
+        confidence: Confidence of the statement.
+        misses: Requests that were not good.
+        looks: Looks at the data that share the error.
+    """
+    level = confidence_of_a_look(confidence, looks)
+    few, many = misses, misses + 1
+    while not _shows(many, misses, attainment, level):
+        few, many = many, 2 * many
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if _shows(middle, misses, attainment, level) else (middle, many)
+    return many
+
+
+def _shows(requests: int, misses: int, attainment: float, confidence: float) -> bool:
+    return clopper_pearson_upper(misses, requests, confidence) <= 1.0 - attainment
+
+
+class SampleSize(Frozen):
+    """What the confirmation at the workload's rate needs, and what it has.
+
+    Attributes:
+        needed: Requests that show the attainment when none misses, each independent of the others.
+        needed_with_misses: The same when half of the tolerated share misses.
+        first_look: Requests of the confirmation.
+        last_look: The same with all its extensions.
+        looks: Looks that share the error.
+    """
+
+    needed: int
+    needed_with_misses: int
+    first_look: int
+    last_look: int
+    looks: int
+
+
+def sample_size(workload: Workload, policy: LoadTestPolicy) -> SampleSize:
+    """The sample sizes of a load test that confirms the workload's rate and no other."""
+    looks = looks_at_most(policy)
+    stay = 1.0 - workload.cancelled_share * workload.streaming_share
+    first = workload.rate_per_second * workload.duration_seconds * policy.confirmation_multiple * stay
+    least = max(policy.minimum_requests, needed_requests(policy.attainment, policy.confidence, looks=looks))
+    return SampleSize(
+        needed=least,
+        needed_with_misses=max(least, _with_misses(policy, looks)),
+        first_look=math.floor(first),
+        last_look=math.floor(first * math.floor(policy.maximum_extension)),
+        looks=looks,
+    )
+
+
+def looks_at_most(policy: LoadTestPolicy) -> int:
+    """Looks that a confirmation may take, at all the rates that it may try."""
+    return math.floor(policy.maximum_extension) * (1 if policy.search is None else MOST_RATES)
+
+
+def _with_misses(policy: LoadTestPolicy, looks: int) -> int:
+    """Requests that suffice when a miss comes in every second place that may have one."""
+    misses = 0
+    while True:
+        needed = needed_requests(policy.attainment, policy.confidence, misses=misses, looks=looks)
+        if misses >= needed * (1.0 - policy.attainment) / 2.0:
+            return needed
+        misses += 1
+
+
+def require_enough(workload: Workload, policy: LoadTestPolicy) -> None:
+    """Refuse a load test that can never say GO, whatever the server does.
+
+    Raises:
+        ConfigError: Even its last look has too few requests, or some requests have no limit that is measured on them.
+    """
+    size = sample_size(workload, policy)
+    claim = f"{100 * policy.attainment:g} % at {100 * policy.confidence:g} % confidence"
+    if size.last_look < size.needed:
+        needed_seconds = workload.duration_seconds * size.needed / max(1, size.last_look)
+        raise ConfigError(
+            f"{size.last_look} requests can never show {claim}: {size.needed} are needed when none misses, "
+            f"in {size.looks} looks",
+            where="workload and policy.load_test",
+            hint=f"duration_seconds of {math.ceil(needed_seconds)} or more, a higher rate, or a lower attainment or "
+            "confidence; double that leaves room for misses",
+        )
+    if workload.streaming_share < 1.0 and policy.service_level.end_to_end_milliseconds is None:
+        raise ConfigError(
+            f"{100 * (1 - workload.streaming_share):g} % of the requests are not streamed, so that no limit of the "
+            "service level can be measured on them",
+            where="policy.load_test.service_level",
+            hint="add end_to_end_milliseconds, or stream all requests",
+        )

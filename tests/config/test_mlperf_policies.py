@@ -1,0 +1,42 @@
+"""The limits of MLPerf Inference: milliseconds to the first token, and for each token after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.loadtest.sample_size import sample_size
+
+LIMITS = {
+    "llama-2-70b-server": (2000, 200),
+    "llama-2-70b-interactive": (450, 40),
+    "llama-3.1-8b-server": (2000, 100),
+    "llama-3.1-8b-interactive": (500, 30),
+    "llama-3.1-405b-server": (6000, 175),
+    "llama-3.1-405b-interactive": (4500, 80),
+    "mixtral-8x7b-server": (2000, 200),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_release_takes_the_limits_of_mlperf_by_name(configs: Path, edit, name: str):
+    edit("releases/demo.yaml", "policy: demo", f"policy: mlperf-{name}")
+    policy = load_release(configs / "releases" / "demo.yaml").release.policy.load_test
+    level = policy.service_level
+    assert (level.first_token_milliseconds, level.time_per_output_token_milliseconds) == LIMITS[name]
+    assert (policy.attainment, policy.confidence, level.together) == (0.99, 0.99, False)
+
+
+def test_there_are_no_others(configs: Path):
+    names = {path.stem.removeprefix("mlperf-") for path in (configs / "policies").glob("mlperf-*.yaml")}
+    assert names == set(LIMITS)
+
+
+def test_looks_at_extensions_and_at_several_rates_need_more_requests_than_a_single_one(configs: Path, edit):
+    edit("releases/demo.yaml", "policy: demo", "policy: mlperf-llama-3.1-8b-server")
+    release = load_release(configs / "releases" / "demo.yaml").release
+    size = sample_size(release.workload, release.policy.load_test)
+    once = release.policy.load_test.model_copy(update={"maximum_extension": 1.0, "search": None})
+    assert (sample_size(release.workload, once).needed, size.needed) == (459, 677)
