@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from llm_pipeline.loadtest.anomalies import FloorTimes
+from llm_pipeline.loadtest.floor import FloorTimes
 from llm_pipeline.loadtest.gate import judge_windows
+from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.physics import PhysicalLimits
 from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.sample_size import MOST_RATES, looks_at_most
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.logging import get_logger
 from llm_pipeline.verdict import Judgement, Verdict
 
-_MOST_RATES = 3
 _log = get_logger(__name__)
 
 
@@ -46,9 +47,8 @@ def confirm(windows: Windows, highest: float | None, limits: Limits) -> Decision
         limits: What no answer can beat.
     """
     rates = rates_to_confirm(windows.workload.rate_per_second, highest, windows.policy.confirmed_share)
-    looks = len(rates) * _extensions(windows)
     for place, rate in enumerate(rates):
-        judgement = _hold(windows, place, rate, looks, limits)
+        judgement = _hold(windows, place, rate, limits)
         if judgement.verdict in (Verdict.GO, Verdict.ANOMALOUS) or place == len(rates) - 1:
             break
         _log.info("not confirmed, a lower rate is tried", per_second=round(rate, 3), verdict=str(judgement.verdict))
@@ -57,27 +57,27 @@ def confirm(windows: Windows, highest: float | None, limits: Limits) -> Decision
 
 def rates_to_confirm(target: float, highest: float | None, share: float) -> tuple[float, ...]:
     """Rates from the share of the highest one down to the target, which is always the last."""
-    rates = []
+    rates: list[float] = []
     rate = share * (highest or 0.0)
-    while rate > target and len(rates) < _MOST_RATES - 1:
+    while rate > target and len(rates) < MOST_RATES - 1:
         rates.append(rate)
         rate *= share
     return (*rates, target)
 
 
-def _hold(windows: Windows, place: int, rate: float, looks: int, limits: Limits) -> Judgement:
-    policy, held = windows.policy, list[Records]()
+def _hold(windows: Windows, place: int, rate: float, limits: Limits) -> Judgement:
+    policy, held, servers = windows.policy, list[Records](), list[ServerUse]()
+    looks, extensions = looks_at_most(policy), math.floor(policy.maximum_extension)
     seconds = windows.workload.duration_seconds * policy.confirmation_multiple / policy.seeds
-    for look in range(1, _extensions(windows) + 1):
+    for look in range(1, extensions + 1):
         for _ in range(policy.seeds):
             name = f"confirmation-{place + 1}-{len(held) + 1}"
             held.append(windows.open(name, "confirmation", rate, seconds, keep=True))
-        judgement = judge_windows(held, policy, look=look, looks=looks, floor=limits.floor, physics=limits.physics)
+            servers.append(windows.summaries[-1].server)
+        judgement = judge_windows(
+            held, policy, look=look, looks=looks, floor=limits.floor, physics=limits.physics, servers=servers
+        )
         if judgement.verdict is not Verdict.INCONCLUSIVE:
             break
         _log.info("undecided", per_second=round(rate, 3), windows=len(held), because=judgement.summary)
     return judgement
-
-
-def _extensions(windows: Windows) -> int:
-    return math.floor(windows.policy.maximum_extension)

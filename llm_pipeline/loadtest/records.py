@@ -180,8 +180,8 @@ def write_records(path: Path, records: Records) -> None:
 
 def _written(column: NDArray[Any]) -> list[object]:
     if column.dtype == np.bool_:
-        return column.astype(np.int8).tolist()
-    return np.round(column, 7).tolist() if column.dtype == np.float64 else column.tolist()
+        column = column.astype(np.int8)
+    return list((np.round(column, 7) if column.dtype == np.float64 else column).tolist())
 
 
 def read_records(path: Path) -> Records:

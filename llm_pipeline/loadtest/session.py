@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llm_pipeline.errors import Transient
-from llm_pipeline.loadtest.anomalies import FloorTimes
 from llm_pipeline.loadtest.confirmation import Decision, Limits, confirm
+from llm_pipeline.loadtest.floor import FloorTimes
 from llm_pipeline.loadtest.gate import judge_windows, probe_verdict
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint
 from llm_pipeline.loadtest.physics import PhysicalLimits
@@ -75,7 +75,9 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
     limits = Limits(FloorTimes.of(floor), physics)
     rate = windows.workload.rate_per_second
     target = windows.open("target", "target", rate, windows.workload.duration_seconds, keep=True)
-    judgement = judge_windows([target], windows.policy, floor=limits.floor, physics=physics)
+    judgement = judge_windows(
+        [target], windows.policy, floor=limits.floor, physics=physics, servers=[windows.summaries[-1].server]
+    )
     if judgement.verdict is Verdict.ANOMALOUS:
         return _outcome(windows, warm, Decision(judgement), ())
     rates = search(windows, target)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.gate import void_reason
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import Phase, WindowSummary
 from llm_pipeline.loadtest.records import Records, write_records
 from llm_pipeline.loadtest.summary import summarize_window
 from llm_pipeline.loadtest.traffic import Traffic
+from llm_pipeline.loadtest.void import void_reason
 from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.logging import get_logger
 
@@ -81,7 +82,7 @@ class Windows:
         return self.workload.seed + _SEEDS_APART * self._drawn
 
 
-def _figures(summary: WindowSummary) -> dict[str, object]:
+def _figures(summary: WindowSummary) -> dict[str, Any]:
     pace = {"users": summary.concurrency} if summary.concurrency else {"per_second": _short(summary.offered_per_second)}
     first = summary.first_token
     return {

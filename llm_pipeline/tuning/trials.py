@@ -68,12 +68,8 @@ class TrialBench:
             trial = self._served(target, self._package(target), dict(settings))
         except _OF_THE_SETTINGS as failure:
             trial = Trial(dict(settings), trouble=trouble_in_text(str(failure)), detail=failure.message)
-        log.info(
-            "trial",
-            **dict(settings),
-            highest_rate_per_second=round(trial.highest_rate_per_second, 2),
-            trouble=trial.trouble or "none",
-        )
+        turned = ", ".join(f"{path} {value}" for path, value in settings.items())
+        log.info("trial", settings=turned, holds=trial.highest_rate_per_second, trouble=trial.trouble or "none")
         return trial
 
     def _package(self, target: Target) -> ArtifactRef:
