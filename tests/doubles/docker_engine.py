@@ -2,8 +2,8 @@
 
 The Docker SDK talks to it unchanged. It knows the calls and the fields that it lists and refuses others, answers with
 404 and 409 where the engine does, and really runs a container's command, as a process of this machine with the
-container's environment only. Mounts must exist and be at their own path; their modes, limits, capabilities and users
-are recorded for tests to read, not enforced.
+container's environment only. Mounts must exist and be at their own path, ports be published under their own number;
+modes, limits, capabilities and users are recorded for tests to read, not enforced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIELDS = {
 }  # fmt: skip
 _HOST_FIELDS = {
     "NetworkMode", "ReadonlyRootfs", "Tmpfs", "CapDrop", "SecurityOpt", "Init", "ShmSize", "Memory", "Mounts",
-    "DeviceRequests",
+    "DeviceRequests", "PortBindings",
 }  # fmt: skip
 _NETWORKS = ("bridge", "host", "none")
 
@@ -86,6 +86,7 @@ class DockerEngine:
         images: Digest of each image that the engine has, by name.
         registry: The same for images that can be pulled.
         gpus: Whether there is a driver for GPUs.
+        programs: Programs of this machine that stand for those of the images, by their path there.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -93,6 +94,7 @@ class DockerEngine:
         self.images: dict[str, str] = {}
         self.registry: dict[str, str] = {}
         self.gpus = False
+        self.programs: dict[str, str] = {}
         self._directory = directory
         self._lock = threading.RLock()
         self._containers: dict[str, Container] = {}
@@ -163,6 +165,9 @@ class DockerEngine:
                 raise Refused(400, f"invalid mount config: bind source path does not exist: {mount['Source']}")
             if mount["Source"] != mount["Target"]:
                 raise Refused(501, "this double mounts at the same path only")
+        for inside, published in (host.get("PortBindings") or {}).items():
+            if any((one["HostIp"], f"{one['HostPort']}/tcp") != ("127.0.0.1", inside) for one in published):
+                raise Refused(501, "this double publishes ports under the same number, on loopback")
         container = Container(id=uuid.uuid4().hex * 2, name=name, options=options)
         self._containers[name] = container
         return {"Id": container.id, "Warnings": []}
@@ -190,7 +195,8 @@ class DockerEngine:
     def _start(self, container: Container) -> tuple[int, bytes]:
         if container.process is not None:
             return 304, b""
-        host, command = container.options["HostConfig"], container.options["Cmd"]
+        host, (program, *arguments) = container.options["HostConfig"], container.options["Cmd"]
+        command = [self.programs.get(program, program), *arguments]
         if host.get("DeviceRequests") and not self.gpus:
             raise Refused(500, 'could not select device driver "" with capabilities: [[gpu]]')
         if host["NetworkMode"] not in _NETWORKS:
@@ -204,7 +210,7 @@ class DockerEngine:
             container.process = subprocess.Popen(
                 command,
                 env={"PATH": os.environ["PATH"]} | environment,
-                cwd="/",
+                cwd=container.options.get("WorkingDir") or "/",
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -1,0 +1,124 @@
+import contextlib
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.loading import load_yaml
+from llm_pipeline.config.target import Target
+from llm_pipeline.serving.control import StagingSlot
+from llm_pipeline.serving.control.opening import loopback_endpoint
+from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
+
+sys.path.append(str(Path(__file__).parents[2] / "doubles"))
+
+ROOT = Path(__file__).parents[3]
+TRITON_HOME, PYTHON = ROOT / ".envs" / "triton", ROOT / ".envs" / "model" / "bin" / "python"
+TOY = ROOT / "tests" / "serving" / "toy_repository"
+WRAPPER = """#!{python}
+import os, sys, sysconfig
+home, runtime = "{home}", "{runtime}"
+os.environ["LD_LIBRARY_PATH"] = f"{library}:{{home}}/nvidia_pytriton.libs"
+os.environ["PATH"] = "{bin}:/usr/bin:/bin"
+added = [f"--{{name}}-directory={{runtime}}/{{name}}s" for name in ("backend", "cache")]
+loopback = [f"--{{name}}-address=127.0.0.1" for name in ("http", "grpc", "metrics")]
+os.execv(f"{{home}}/pytriton/tritonserver/bin/tritonserver", ["tritonserver", *sys.argv[1:], *added, *loopback])
+"""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that runs already, and the repository that it reads."""
+
+    server: RunningServer
+    endpoint: Endpoint
+    repository: Path
+
+
+class Repositories:
+    """Makes model repositories of one small model."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __call__(self, name: str = "candidate", *, version: int = 1, broken: str = "") -> Path:
+        """One whose model tells this version, or does not load."""
+        directory = self._root / name
+        shutil.copytree(TOY, directory, ignore=shutil.ignore_patterns("__pycache__"))
+        model = directory / "llm" / "1" / "model.py"
+        text, told = re.subn(r'("served_version", np.array\(\[)[^]]+', rf"\g<1>{version}", model.read_text())
+        assert told == 1
+        model.write_text(f"raise RuntimeError({broken!r})\n" if broken else text)
+        return directory
+
+
+@pytest.fixture
+def make_repository(tmp_path: Path) -> Repositories:
+    return Repositories(tmp_path)
+
+
+@pytest.fixture
+def staging_slot(tmp_path: Path) -> StagingSlot:
+    if not TRITON_HOME.exists() or not PYTHON.exists():
+        pytest.skip("no tritonserver or no model interpreter here")
+    target = load_yaml(ROOT / "configs/targets/cpu.yaml", Target, name="cpu")
+    return StagingSlot(tmp_path / "state", "demo", target, triton_home=TRITON_HOME, python=PYTHON)
+
+
+@pytest.fixture
+def tritonserver(staging_slot: StagingSlot, tmp_path: Path) -> Path:
+    """A `tritonserver` as images have one: the wheel's, with its stub and libraries."""
+    from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, prepare_runtime
+
+    home = open_home(TRITON_HOME)
+    interpreter = inspect_interpreter(PYTHON, home)
+    prepare_runtime(tmp_path / "runtime", home, interpreter)
+    program = tmp_path / "tritonserver"
+    program.write_text(
+        WRAPPER.format(
+            python=sys.executable,
+            home=TRITON_HOME,
+            runtime=tmp_path / "runtime",
+            library=interpreter.library_directory,
+            bin=PYTHON.parent,
+        )
+    )
+    program.chmod(0o755)
+    return program
+
+
+def free_ports() -> ServerPorts:
+    """Ports that nobody listens on, from the system's own range: other tests have theirs from a fixed one."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        http, grpc, metrics = (one.getsockname()[1] for one in sockets)
+    return ServerPorts(http=http, grpc=grpc, metrics=metrics)
+
+
+@pytest.fixture
+def ports() -> ServerPorts:
+    return free_ports()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One server for the tests of a file."""
+    if not TRITON_HOME.exists() or not PYTHON.exists():
+        pytest.skip("no tritonserver or no model interpreter here")
+    root = tmp_path_factory.mktemp("running")
+    repository = Repositories(root)("first")
+    server = start_server(
+        repository, free_ports(), triton_home=TRITON_HOME, python=PYTHON, state=root / "state", digest="1" * 64,
+        environment={"TOY_STEP_SECONDS": "0.02"},
+    )  # fmt: skip
+    yield Running(server, loopback_endpoint(server.ports), root / "state" / "repository")
+    stop_server(root / "state")

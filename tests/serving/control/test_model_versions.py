@@ -1,0 +1,159 @@
+"""Versions of a model that come and go on the real server, under traffic."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.errors import IntegrityError, Transient, Unsupported
+from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
+from llm_pipeline.serving.control.model_control import ModelControl, ModelRefused, open_model_control
+from llm_pipeline.serving.control.model_directory import LocalModelDirectory
+from llm_pipeline.serving.control.model_versions import ModelVersions, candidate_config, differing_fields
+from llm_pipeline.serving.identity import require_served
+
+pytestmark = pytest.mark.slow
+
+RATE_PER_SECOND, SECONDS = 30, 3.5
+
+
+class Served:
+    """The running server, and the control of its versions."""
+
+    def __init__(self, running, protocol: str) -> None:
+        self.pid, self.endpoint = running.server.pid, running.endpoint
+        self.files = running.repository / "llm"
+        self.control: ModelControl = open_model_control(self.endpoint, protocol)
+        self.versions = ModelVersions(self.control, LocalModelDirectory(self.files, link=True))
+
+    def kept(self) -> list[str]:
+        return sorted(entry.name for entry in self.files.iterdir())
+
+    def only(self, repository: Path, digest: str) -> int:
+        """The number of a version of this repository, after all others have gone."""
+        before = self.versions.ready()
+        number = self.versions.add(repository, digest=digest)
+        self.versions.keep((number,))
+        for version in before:
+            self.versions.remove(version)
+        return number
+
+    def answers(self, version: str = "") -> Generation:
+        async def ask() -> Generation:
+            path = f"/v2/models/llm{version}"
+            async with GenerationClient.of(self.endpoint, model_path=path, timeout_seconds=5) as client:
+                return await client.generate(GenerationRequest("a b", 2))
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture(params=["http", "grpc"])
+def served(running, request) -> Iterator[Served]:
+    served = Served(running, request.param)
+    yield served
+    served.control.close()
+
+
+async def traffic(endpoint: Endpoint) -> list[Generation]:
+    """Requests at a steady rate, each of them 0.3 s long, so that many are in flight at every moment."""
+    async with GenerationClient.of(endpoint, timeout_seconds=20) as client:
+        started, tasks = time.perf_counter(), []
+        for number in range(int(RATE_PER_SECOND * SECONDS)):
+            await asyncio.sleep(max(0.0, started + number / RATE_PER_SECOND - time.perf_counter()))
+            tasks.append(asyncio.create_task(client.stream(GenerationRequest("a b c", 15, ignore_eos=True))))
+        return await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("served", ["http"], indirect=True)
+def test_a_version_is_loaded_and_the_other_one_unloaded_under_traffic_without_a_failed_request(served, make_repository):
+    second = make_repository(version=2)
+
+    def swap() -> int:
+        time.sleep(0.5)
+        number = served.versions.add(second, digest="2" * 64)
+        time.sleep(0.5)
+        served.versions.keep((number,))
+        served.versions.remove(1)
+        return number
+
+    async def both() -> tuple[list[Generation], int]:
+        answers, number = await asyncio.gather(traffic(served.endpoint), asyncio.to_thread(swap))
+        return answers, number
+
+    answers, number = asyncio.run(both())
+    assert [answer.error for answer in answers if not answer.ok] == []
+    assert (answers[0].served_version, answers[-1].served_version, number) == (1, 2, 2)
+    assert served.versions.ready() == (2,)
+    assert served.kept() == ["2", "config.pbtxt"]
+
+
+def test_a_version_that_does_not_load_leaves_the_others_serving_and_nothing_of_itself(served, make_repository):
+    first = served.only(make_repository("first"), "1" * 64)
+    before = served.control.config("llm")
+    with pytest.raises(ModelRefused, match="built for another GPU"):
+        served.versions.add(make_repository(broken="built for another GPU"), digest="2" * 64)
+    assert served.versions.ready() == (first,)
+    assert served.answers(f"/versions/{first}").ok
+    assert served.kept() == sorted([str(first), "config.pbtxt"])
+    assert served.control.config("llm") == {**before, "version_policy": served.control.config("llm")["version_policy"]}
+    assert served.versions.free_number() == first + 2, "a number is never used twice"
+
+
+def test_the_endpoint_tells_the_digest_of_the_version_that_answers(served, make_repository):
+    served.only(make_repository("first"), "1" * 64)
+    asyncio.run(require_served(served.endpoint, "1" * 64))
+    served.versions.add(make_repository(), digest="2" * 64)
+    asyncio.run(require_served(served.endpoint, "2" * 64))
+    with pytest.raises(IntegrityError, match="llm_pipeline:2222"):
+        asyncio.run(require_served(served.endpoint, "1" * 64))
+
+
+@pytest.mark.parametrize("served", ["http"], indirect=True)
+def test_a_model_whose_process_died_is_ready_all_the_same_and_a_new_version_answers(served, make_repository):
+    first = served.only(make_repository("first"), "1" * 64)
+    for stub in psutil.Process(served.pid).children(recursive=True):
+        if "stub" in stub.name():
+            os.kill(stub.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while served.answers().ok and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "not healthy" in served.answers().error
+    assert served.control.is_ready("llm", first), "so readiness proves nothing"
+    served.versions.add(make_repository(version=2), digest="2" * 64)
+    assert served.answers().served_version == 2
+
+
+def test_what_is_not_there_is_told(served, make_repository, tmp_path):
+    assert served.control.config("nobody") is None
+    assert served.control.versions("nobody") == ()
+    with pytest.raises(ModelRefused, match="nobody"):
+        served.control.load("nobody")
+    served.control.unload("nobody")
+    several = make_repository("several")
+    (several / "other").mkdir()
+    (several / "other" / "config.pbtxt").write_text('name: "other"\n')
+    with pytest.raises(Unsupported, match="llm, other"):
+        served.versions.add(several, digest="2" * 64)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_server_that_is_away_may_be_asked_again(protocol):
+    control = open_model_control(Endpoint(url="http://127.0.0.1:9", grpc="127.0.0.1:9"), protocol, timeout_seconds=5)
+    with pytest.raises(Transient, match="no server answers"):
+        control.versions("llm")
+    control.close()
+
+
+def test_configurations_differ_by_what_a_model_does_and_by_nothing_else(make_repository):
+    config = candidate_config(make_repository(), "1" * 64)
+    same = candidate_config(make_repository("again"), "2" * 64) | {"version_policy": {"latest": {"num_versions": 1}}}
+    assert differing_fields(config, same) == ()
+    assert differing_fields(config, same | {"max_batch_size": 8}) == ("max_batch_size",)
+    changed = same | {"parameters": {"maximum_tokens_per_request": {"string_value": "1"}}}
+    assert differing_fields(config, changed) == ("parameters",)
