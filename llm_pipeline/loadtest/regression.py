@@ -195,14 +195,21 @@ def _void(candidate: MeasuredWindow, production: MeasuredWindow, policy: LoadTes
 def _round(candidate: MeasuredWindow, production: MeasuredWindow) -> Round:
     """Both windows' figures over the requests that both answered: a failure must not make anybody look fast."""
     judged = candidate.records.judged
-    ours, theirs = same_requests(candidate.records, production.records)
-    figures = (
-        np.array([measure.of(records, window.window_seconds) for measure in MEASURES])
-        for records, window in ((ours, candidate), (theirs, production))
+    answered, answered_by_production = same_requests(candidate.records, production.records)
+    found = Round(
+        candidate=_figures(answered, candidate.window_seconds),
+        production=_figures(answered_by_production, production.window_seconds),
+        requests=len(judged),
+        failed=len(judged) - int(judged.answered.sum()),
     )
-    result = Round(*figures, requests=len(judged), failed=len(judged) - int(judged.answered.sum()))
-    _log.info("compared one round with production", requests=len(ours), **_shown(result))
-    return result
+    figures = zip(MEASURES, found.candidate.tolist(), found.production.tolist(), strict=True)
+    ratios = {measure.name: round(ours / theirs, 4) for measure, ours, theirs in figures if theirs > 0.0}
+    _log.info("compared one round with production", requests=len(answered), ratios=ratios)
+    return found
+
+
+def _figures(records: Records, seconds: float) -> Numbers:
+    return np.array([measure.of(records, seconds) for measure in MEASURES])
 
 
 def judge_rounds(rounds: Sequence[Round], regression: Regression) -> list[tuple[Ratio, Evidence]]:
@@ -239,9 +246,9 @@ def judge_rounds(rounds: Sequence[Round], regression: Regression) -> list[tuple[
 
 def _evidence(ratio: Ratio, measure: Measure, regression: Regression) -> Evidence:
     limit = measure.limit(regression)
-    slowest, fastest = (ratio.lower, ratio.upper) if measure.more_is_better else (ratio.upper, ratio.lower)
-    too_slow = (lambda bound: bound < limit) if measure.more_is_better else (lambda bound: bound > limit)
-    verdict = Verdict.NO_GO if too_slow(fastest) else Verdict.INCONCLUSIVE if too_slow(slowest) else Verdict.GO
+    bounds = (ratio.lower or 0.0) / limit, (ratio.upper or math.inf) / limit
+    fastest, slowest = (1.0 / bounds[1], 1.0 / bounds[0]) if measure.more_is_better else bounds
+    verdict = Verdict.NO_GO if fastest > 1.0 else Verdict.INCONCLUSIVE if slowest > 1.0 else Verdict.GO
     return Evidence(
         name=f"{measure.name}, by production's",
         verdict=verdict,
@@ -284,8 +291,3 @@ def _too_few(counted: int, void: Sequence[str], regression: Regression) -> Evide
         samples=counted,
         detail=f"{len(void)} rounds did not count. The last one: {void[-1]}",
     )
-
-
-def _shown(figures: Round) -> dict[str, float]:
-    pairs = zip(MEASURES, figures.candidate, figures.production, strict=True)
-    return {m.name.replace(", ", "_").replace(" ", "_"): float(f"{c / p:.4g}") for m, c, p in pairs if p > 0}

@@ -154,8 +154,9 @@ def test_without_usable_windows_of_production_it_is_inconclusive_and_says_why(pr
     assert reason in fact.detail
 
 
-def test_a_candidate_that_sheds_what_production_answers_is_not_flattered():
-    _, facts = compared(*servers(Host(), failing=0.1))
+@pytest.mark.parametrize("failing", [0.1, 1.0])
+def test_a_candidate_that_sheds_what_production_answers_is_not_flattered(failing):
+    _, facts = compared(*servers(Host(), failing=failing))
     assert facts["failed requests beside production"].verdict is Verdict.NO_GO
 
 
