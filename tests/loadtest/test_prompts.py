@@ -66,11 +66,12 @@ def test_many_texts_of_one_token_have_a_word_each(composer):
 
 
 def test_equal_leading_blocks_are_equal_texts_and_what_follows_is_fresh(composer):
-    tokens = np.array([250, 250, 200, 90])
-    texts = composer.compose_blocks([(0, 1, 2), (0, 1, 2), (0, 9), (0,)], 100, tokens, Draws(4, "texts"))
+    tokens = np.array([250, 250, 200, 90, 200])
+    texts = composer.compose_blocks([(0, 1, 2), (0, 1, 2), (0, 9), (0,), (0, 9)], 100, tokens, Draws(4, "texts"))
     assert [count_tokens(text) - 1 for text in texts] == pytest.approx(tokens, abs=12)
     assert 600 > _common(texts[0], texts[1]) > 400, "two blocks of 100 tokens"
-    assert 300 > _common(texts[0], texts[2]) > 200, "one: the last block of a prompt is its own"
+    assert 300 > _common(texts[0], texts[2]) > 200, "one"
+    assert 300 > _common(texts[2], texts[4]) > 200, "the last block of a prompt is its own"
     assert _common(texts[0], texts[3]) < 100
 
 
