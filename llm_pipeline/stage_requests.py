@@ -18,6 +18,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
     from llm_pipeline.serving.kubernetes_manifests import ServedRelease
+    from llm_pipeline.stages.load_test import ComparisonPlace
 
 _GOLDEN_MAXIMUM_TOKENS = 32
 
@@ -128,7 +129,8 @@ def _staging(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
 def _staging_down(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.stages.staging_down import StagingDownConfig
 
-    return StagingDownConfig(**_server_slot(flow, subject)), {}
+    comparison = flow.state_directory(subject, "comparison")
+    return StagingDownConfig(**_server_slot(flow, subject), comparison_state=comparison), {}
 
 
 def _server_slot(flow: Flow, target: str) -> dict[str, Any]:
@@ -185,16 +187,53 @@ def _served_accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
 
 
 def _load_test(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.planning.physical_limits import physical_limits
     from llm_pipeline.stages.load_test import LoadTestConfig
 
-    repository = flow.artifact("package", subject, "repository")
+    repository, target = flow.artifact("package", subject, "repository"), flow.release.target(subject)
+    recipe, workload = flow.release.recipe(flow.chosen_recipe(subject)), flow.release.workload
+    price = flow.deployment.gpu_hour_prices.get(target.accelerator)
+    staging = flow.deployment.places[subject].staging
     config = LoadTestConfig(
         endpoint=_endpoint(flow, subject),
+        server_state=flow.state_directory(subject, "staging") if isinstance(staging, LocalServer) else None,
+        comparison=_comparison(flow, subject),
         repository_digest=repository.digest,
-        workload=flow.release.workload,
+        users=target.limits.maximum_sequences,
+        workload=workload,
         policy=flow.release.policy.load_test,
+        staging=flow.release.policy.staging,
+        physics=physical_limits(flow.record.model.id, target, recipe, workload),
+        hour_price=None if price is None else price * target.accelerator_count,
+        currency=flow.deployment.currency,
     )
-    return config, {"prompts": flow.record.datasets[PROMPTS_DATASET], "repository": repository}
+    inputs = {"prompts": flow.record.datasets[PROMPTS_DATASET], "repository": repository}
+    if flow.release.policy.load_test.regression and (production := _production(flow, subject)):
+        inputs["production"] = production
+    return config, inputs
+
+
+def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
+    """Where production is served once more; None where the deployment has no ports for it."""
+    from llm_pipeline.stages.load_test import ComparisonPlace
+
+    ports = flow.deployment.places[target].comparison
+    if ports is None:
+        return None
+    return ComparisonPlace(
+        ports=ports,
+        triton_home=flow.deployment.triton_home,
+        python=flow.deployment.interpreter("model"),
+        state=flow.state_directory(target, "comparison"),
+    )
+
+
+def _production(flow: Flow, target: str) -> ArtifactRef | None:
+    """What serves now; None before the first release."""
+    from llm_pipeline.store.pointers import read_pointers
+
+    production = read_pointers(flow.store, flow.record.model.id, target)[0].production
+    return production.repository if production else None
 
 
 def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:

@@ -29,6 +29,7 @@ from llm_pipeline.serving.comparison_server import comparison_server
 from llm_pipeline.serving.golden import read_golden
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.serving.probes import probe
+from llm_pipeline.serving.repository_links import fetch_links
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.stages.contract import Metric, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.verdict import Evidence, Verdict, judge
@@ -94,7 +95,8 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     """
     config = context.config
     require_enough(config.workload, config.policy)
-    counter = open_counter(context.inputs["repository"])
+    repository = context.inputs["repository"]
+    counter = open_counter(repository, fetch_links(repository, context.store))
     source = TrafficSource(config.workload, context.inputs["prompts"], count_tokens=counter)
     directory = context.workdir / "load_test"
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,14 @@
-"""Staging down: stop the candidate's server, wherever it runs; nothing there is fine."""
+"""Staging down: stop the candidate's server, wherever it runs, and a comparison's that was left; none is fine."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from pydantic import Field
 
 from llm_pipeline.serving.control import open_control
+from llm_pipeline.serving.triton_server import stop_server
 from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 from llm_pipeline.stages.staging import ServerSlotConfig
 
@@ -16,9 +18,12 @@ class StagingDownConfig(ServerSlotConfig):
 
     Attributes:
         drain_seconds: Longest wait for requests in flight.
+        comparison_state: Directory of the server that production is compared with: a load test that was killed may
+            have left it running.
     """
 
     drain_seconds: float = Field(default=0.0, ge=0.0)
+    comparison_state: str | None = None
 
 
 def run(context: StageContext[StagingDownConfig]) -> StageOutput:
@@ -31,6 +36,8 @@ def run(context: StageContext[StagingDownConfig]) -> StageOutput:
     running = control.find()
     started = time.monotonic()
     control.stop(drain_seconds=context.config.drain_seconds)
+    if context.config.comparison_state:
+        stop_server(Path(context.config.comparison_state))
     seconds = time.monotonic() - started
     return StageOutput(
         metrics={"was_running": int(running is not None), "stop_seconds": round(seconds, 3)}, tool_seconds=seconds
@@ -43,6 +50,6 @@ STAGE = Stage(
     config=StagingDownConfig,
     run=run,
     environment="control",
-    places=frozenset({"place", "state", "triton_home", "python"}),
+    places=frozenset({"place", "state", "triton_home", "python", "comparison_state"}),
     reusable=False,
 )

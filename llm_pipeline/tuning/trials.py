@@ -121,7 +121,9 @@ class TrialBench:
     ) -> Trial:
         workload, policy = self._flow.release.workload, _searching(self._flow.release.policy.load_test)
         prompts = self._flow.store.fetch(self._flow.record.datasets[PROMPTS_DATASET])
-        source = TrafficSource(workload, prompts, count_tokens=open_counter(repository))
+        source = TrafficSource(
+            workload, prompts, count_tokens=open_counter(repository, fetch_links(repository, self._flow.store))
+        )
         with LoadClient(server.endpoint, processes=policy.client_processes, server_pids=server.pids) as client:
             windows = Windows(client, source, workload, policy)
             users = target.limits.maximum_sequences
