@@ -15,6 +15,7 @@ from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.control import StagingSlot
 from llm_pipeline.serving.control.opening import loopback_endpoint
+from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, prepare_runtime
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 
 sys.path.append(str(Path(__file__).parents[2] / "doubles"))
@@ -72,26 +73,37 @@ def staging_slot(tmp_path: Path) -> StagingSlot:
     return StagingSlot(tmp_path / "state", "demo", target, triton_home=TRITON_HOME, python=PYTHON)
 
 
-@pytest.fixture
-def tritonserver(staging_slot: StagingSlot, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def module_tritonserver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A `tritonserver` as images have one: the wheel's, with its stub and libraries."""
-    from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, prepare_runtime
-
+    if not TRITON_HOME.exists() or not PYTHON.exists():
+        pytest.skip("no tritonserver or no model interpreter here")
+    root = tmp_path_factory.mktemp("installed")
     home = open_home(TRITON_HOME)
     interpreter = inspect_interpreter(PYTHON, home)
-    prepare_runtime(tmp_path / "runtime", home, interpreter)
-    program = tmp_path / "tritonserver"
+    prepare_runtime(root / "runtime", home, interpreter)
+    program = root / "tritonserver"
     program.write_text(
         WRAPPER.format(
             python=sys.executable,
             home=TRITON_HOME,
-            runtime=tmp_path / "runtime",
+            runtime=root / "runtime",
             library=interpreter.library_directory,
             bin=PYTHON.parent,
         )
     )
     program.chmod(0o755)
     return program
+
+
+@pytest.fixture
+def tritonserver(module_tritonserver: Path) -> Path:
+    return module_tritonserver
+
+
+@pytest.fixture(scope="module")
+def module_ports() -> ServerPorts:
+    return free_ports()
 
 
 def free_ports() -> ServerPorts:
