@@ -39,14 +39,7 @@ def check_workload(workload: Workload, directory: Path) -> None:
     Raises:
         ConfigError: Settings contradict one another, or a file has a line that is not of its format.
     """
-    _check_settings(workload)
-    _, trace = _read(workload, directory)
-    if trace is not None and trace.blocks and workload.shared_prefixes and _replays(workload):
-        raise ConfigError(
-            "shared_prefixes: the trace's hash_ids say what prompts share",
-            where="workload",
-            hint="leave shared_prefixes out, or take only the trace's `lengths`",
-        )
+    _read(workload, directory)
 
 
 def longest_request(workload: Workload) -> int | None:
@@ -77,7 +70,6 @@ class TrafficSource:
     """
 
     def __init__(self, workload: Workload, directory: Path, *, count_tokens: CountTokens) -> None:
-        check_workload(workload, directory)
         self._workload = workload
         self._count_tokens = count_tokens
         self._prompts, self._trace = _read(workload, directory)
@@ -201,10 +193,18 @@ class TrafficSource:
 
 
 def _read(workload: Workload, directory: Path) -> tuple[tuple[RecordedPrompt, ...], RecordedTraffic | None]:
+    _check_settings(workload)
     files = locate_files(workload, directory)
     recorded = workload.trace is None and isinstance(workload.output_tokens, RecordedLengths)
     prompts = read_prompts(files[0], with_output_tokens=recorded)
-    return prompts, read_trace(files[1], workload.trace) if workload.trace else None
+    trace = read_trace(files[1], workload.trace) if workload.trace else None
+    if trace is not None and trace.blocks and workload.shared_prefixes and _replays(workload):
+        raise ConfigError(
+            "shared_prefixes: the trace's hash_ids say what prompts share",
+            where="workload",
+            hint="leave shared_prefixes out, or take only the trace's `lengths` (shape: lengths)",
+        )
+    return prompts, trace
 
 
 def _replays(workload: Workload) -> bool:
