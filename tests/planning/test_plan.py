@@ -346,6 +346,22 @@ def test_a_pool_that_can_never_decide_is_a_warning_with_what_it_lacks(configs: P
     assert any(line.startswith("accuracy: 1600 items are too few: a margin of 1 points needs 17") for line in warnings)
 
 
+def test_a_load_test_that_can_never_show_its_claim_is_refused(configs: Path, edit):
+    edit("releases/demo.yaml", "policy: demo", "policy: mlperf-llama-3.1-8b-server")
+    edit("releases/demo.yaml", "duration_seconds: 12", "duration_seconds: 5")
+    error = error_of(demo(configs))
+    assert "can never show 99 % at 99 % confidence: 677 are needed when none misses" in error.message
+    assert "duration_seconds of" in error.hint
+
+
+def test_a_load_test_without_room_for_misses_is_a_warning(configs: Path, edit):
+    edit("releases/demo.yaml", "duration_seconds: 12", "duration_seconds: 6")
+    plan = plan_release(demo(configs))
+    assert plan.load_test.first_look < plan.load_test.needed_with_misses
+    assert any(line.startswith("load_test: its confirmation has") for line in plan.warnings)
+    assert f"needed {plan.load_test.needed} when none misses" in format_plan(plan)
+
+
 def test_the_table_says_what_evidence_and_gpus_will_cost():
     plan = plan_release(REAL, store_seconds=0)
     assert plan.gpus is not None
