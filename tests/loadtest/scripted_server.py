@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 import time
 from types import TracebackType
@@ -34,11 +35,12 @@ class ScriptedServer:
         closed_when_asked: Kept connections that were closed with a request on its way.
     """
 
-    def __init__(self, *, stall_at: int = 0, stall_seconds: float = 0.0) -> None:
+    def __init__(self, *, stall_at: int = 0, stall_seconds: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
         self.seen: list[dict[str, Any]] = []
         self.headers: list[str] = []
         self.connections = self.departures = self.closed_when_asked = 0
         self._stall_at, self._stall_seconds = stall_at, stall_seconds
+        self._tls = tls
         self._engine: asyncio.Lock | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -47,7 +49,8 @@ class ScriptedServer:
     def __enter__(self) -> Self:
         self._thread.start()
         server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(5)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        scheme = "https" if self._tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return self
 
     def __exit__(
@@ -66,7 +69,7 @@ class ScriptedServer:
 
     async def _listen(self) -> asyncio.Server:
         self._engine = asyncio.Lock()
-        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

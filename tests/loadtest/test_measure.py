@@ -1,9 +1,11 @@
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -34,6 +36,10 @@ def traffic(prompts: Sequence[str], *, apart: float = 0.005, **asked: object) ->
     requests = [LoadRequest(prompt, 4, **asked) for prompt in prompts]
     arrivals = np.arange(len(requests)) * apart
     return Traffic.open_loop(requests, arrivals, len(requests) * apart)
+
+
+def one_by_one(prompts: Sequence[str]) -> Traffic:
+    return Traffic.closed_loop([LoadRequest(prompt, 4) for prompt in prompts], 1, 30.0)
 
 
 def faults(records: Records) -> list[Fault]:
@@ -126,19 +132,19 @@ def test_a_connection_that_was_closed_while_idle_is_no_fault_but_one_within_an_a
     server: ScriptedServer, client: LoadClient
 ):
     refused = server.closed_when_asked
-    records = client.send(traffic(["first", "reused", "reused"], apart=0.05)).records
+    records = client.send(one_by_one(["first", "reused", "reused"])).records
     assert faults(records) == [Fault.NONE] * 3
     assert server.closed_when_asked - refused == 2, "each was sent once more, on a new connection"
-    assert faults(client.send(traffic(["break", "break"], apart=0.05)).records) == [Fault.CUT] * 2
+    assert faults(client.send(one_by_one(["break", "break"])).records) == [Fault.CUT] * 2
 
 
 def test_connections_are_kept_and_a_server_that_closes_them_is_taken_at_its_word(server: ScriptedServer):
     with LoadClient(Endpoint(url=server.url), processes=1) as client:
         opened = server.connections
-        client.send(traffic(["a"] * 10, apart=0.02))
-        client.send(traffic(["a"] * 10, apart=0.02))
+        client.send(one_by_one(["a"] * 10))
+        client.send(one_by_one(["a"] * 10))
         assert server.connections == opened + 1
-        records = client.send(traffic(["close"] * 5, apart=0.03)).records
+        records = client.send(one_by_one(["close"] * 5)).records
     assert bool(records.answered.all())
 
 
@@ -213,6 +219,34 @@ def test_headers_reach_the_server_and_no_command_line(server: ScriptedServer, mo
         client.send(traffic(["a"]))
         assert "s3cret" not in " ".join(psutil.Process(client.pids[0]).cmdline())
     assert "X-Key: s3cret" in server.headers[-1]
+
+
+def test_tls_is_checked_against_the_named_certificates(tmp_path: Path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "1",
+    ]
+    command += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=test"]
+    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    with ScriptedServer(tls=context) as secure:
+        with LoadClient(Endpoint(url=secure.url, ca_file=str(certificate)), processes=1) as client:
+            assert bool(client.send(traffic(["a", "b"])).records.answered.all())
+        with (
+            LoadClient(Endpoint(url=secure.url), processes=1) as client,
+            pytest.raises(Transient, match="CERTIFICATE_VERIFY_FAILED"),
+        ):
+            client.send(traffic(["a"]))
 
 
 def test_processes_follow_the_rate_up_to_the_cores(monkeypatch: pytest.MonkeyPatch):

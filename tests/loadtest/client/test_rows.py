@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+
+from llm_pipeline.loadtest.client.answer import Answer
+from llm_pipeline.loadtest.client.rows import ROW, RowReader, RowWriter
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.records import COLUMNS, Records, gap_bin
+from llm_pipeline.loadtest.traffic import LoadRequest
+
+ROWS = 10_000
+
+
+def answer(number: int, arrives_at: float, fault: Fault = Fault.NONE, detail: str = "") -> Answer:
+    made = Answer(number, LoadRequest("p", 7, priority=2), arrives_at, start=50.0, sent_at=50.001 + arrives_at)
+    made.status, made.output_tokens, made.input_tokens, made.gaps = 200, 6, 5, [0.01, 0.03]
+    made.first_text_at, made.last_text_at = 50.1 + arrives_at, 50.14 + arrives_at
+    made.give_up(50.2 + arrives_at, fault, detail)
+    return made
+
+
+def written(answers: list[Answer]) -> RowWriter:
+    writer = RowWriter()
+    for made in answers:
+        writer.add(made)
+    return writer
+
+
+def read(requests: int, *writers: RowWriter) -> Records:
+    reader = RowReader(requests)
+    for writer in writers:
+        for block in writer.blocks():
+            reader.add(bytes(block))
+        reader.add_rest(np.array(writer.gap_counts), writer.details, 1.5)
+    assert reader.processor_seconds == 1.5 * len(writers)
+    return reader.records()
+
+
+def test_a_row_has_every_column_and_a_million_of_them_are_74_megabytes():
+    assert ROW.names == COLUMNS
+    assert ROW.itemsize == 74
+
+
+def test_rows_of_several_processes_come_back_as_they_were_in_the_order_of_arrival():
+    answers = [answer(number, number * 0.5) for number in range(ROWS)]
+    records = read(ROWS, written(answers[1::2][::-1]), written(answers[::2]))
+    assert records["number"].tolist() == list(range(ROWS))
+    (row,) = records.where(records["number"] == 4321).rows()
+    assert row.arrives_at == 4321 * 0.5
+    assert row.lag_seconds == pytest.approx(0.001)
+    assert (row.first_token_seconds, row.last_token_seconds) == (pytest.approx(0.1), pytest.approx(0.14))
+    assert (row.total_seconds, row.longest_gap_seconds) == (pytest.approx(0.2), 0.03)
+    assert (row.input_tokens, row.output_tokens, row.asked_tokens, row.status) == (5, 6, 7, 200)
+    assert (row.fault, row.priority, row.streamed) == (Fault.NONE, 2, True)
+    assert records.gap_counts[gap_bin(0.01)] == records.gap_counts[gap_bin(0.03)] == ROWS
+
+
+def test_requests_that_no_user_came_to_send_are_no_rows():
+    records = read(5, written([answer(0, 0.0), answer(2, 0.7)]), written([answer(1, 0.9)]))
+    assert records["number"].tolist() == [0, 2, 1]
+
+
+def test_only_the_first_words_of_a_kind_of_failure_are_kept():
+    first = written([answer(0, 0.0, Fault.SHED, "full"), answer(1, 0.1, Fault.SHED, "still full")])
+    assert read(3, first, written([answer(2, 0.2, Fault.CUT, "cut")])).details == {
+        Fault.SHED: "full", Fault.CUT: "cut"
+    }  # fmt: skip
