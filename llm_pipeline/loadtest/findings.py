@@ -88,7 +88,8 @@ def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[st
     ]
     if outcome.token_cost is not None:
         cost, currency = outcome.token_cost
-        sentences.append(f"A million output tokens cost {cost:.3g} {currency} at the confirmed rate.")
+        where = "the last rate that was tried" if confirmed is None else "the confirmed rate"
+        sentences.append(f"A million output tokens cost {cost:.3g} {currency} at {where}.")
     if outcome.regression is not None and not outcome.regression.ratios:
         why = "no pair of windows counts" if outcome.regression.production else "nothing serves yet"
         sentences.append(f"There is no comparison with production: {why}.")

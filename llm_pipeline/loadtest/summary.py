@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.attainment import good
+from llm_pipeline.loadtest.design_effect import autocorrelation_time
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.measure import MeasuredWindow, client_lag_seconds, rate_share
 from llm_pipeline.loadtest.outcome import Histogram, Latency, Phase, Quantile, SecondOfTraffic, WindowSummary
@@ -89,24 +90,33 @@ def summarize_window(  # noqa: PLR0917 - what it is called, what was sent, and w
 
 
 def latency(seconds: Values) -> Latency | None:
-    """A latency of several requests; NaN is left out, and None is returned when nothing remains."""
-    values = np.sort(seconds[~np.isnan(seconds)])
+    """A latency of several requests, in order of arrival; NaN is left out, and None is returned when nothing remains.
+
+    Requests that wait for one another are slow together: bounds are of as many as they are worth.
+    """
+    known = seconds[~np.isnan(seconds)]
+    values = np.sort(known)
     if not values.size:
         return None
     return Latency(
         mean_milliseconds=1e3 * float(np.mean(values)),
         maximum_milliseconds=1e3 * float(values[-1]),
-        quantiles=tuple(quantile_with_bounds(values, quantile) for quantile in QUANTILES),
+        quantiles=tuple(_bounded(known, values, quantile) for quantile in QUANTILES),
         histogram=_histogram(1e3 * values, np.ones_like(values)),
     )
 
 
-def quantile_with_bounds(ordered: Values, quantile: float) -> Quantile:
+def quantile_with_bounds(ordered: Values, quantile: float, design_effect: float = 1.0) -> Quantile:
     """An order statistic of rising `ordered` seconds, and the two that bound it; no shape is assumed.
 
     Source: H. A. David and H. N. Nagaraja, Order Statistics (2003), 7.1: the rank is binomial.
+
+    Args:
+        ordered: Latencies, rising.
+        quantile: A share.
+        design_effect: How many of the requests are worth one that is independent of all others.
     """
-    rank, low, high = _ranks(ordered.size, quantile)
+    rank, low, high = _ranks(ordered.size, quantile, design_effect)
     return Quantile(
         quantile=quantile,
         milliseconds=1e3 * float(ordered[rank - 1]),
@@ -149,21 +159,25 @@ def silences(records: Records) -> Latency | None:
     )
 
 
-def _ranks(count: int, quantile: float) -> tuple[int, int, int]:
+def _bounded(arrived: Values, ordered: Values, quantile: float) -> Quantile:
+    value = ordered[max(1, math.ceil(quantile * ordered.size)) - 1]
+    return quantile_with_bounds(ordered, quantile, autocorrelation_time([arrived > value]))
+
+
+def _ranks(count: int, quantile: float, design_effect: float = 1.0) -> tuple[int, int, int]:
     """Rank of a quantile, and the ranks that bound it: below 1 or above `count` when there is no such bound."""
     tail = (1.0 - _CONFIDENCE) / 2.0
+    worth = max(1, math.floor(count / design_effect))
+    low, high = _binomial_quantile(tail, worth, quantile), _binomial_quantile(1.0 - tail, worth, quantile) + 1
     rank = max(1, math.ceil(quantile * count))
-    return rank, _binomial_quantile(tail, count, quantile), _binomial_quantile(1.0 - tail, count, quantile) + 1
+    return rank, low * count // worth, count + 1 if high > worth else -(-high * count // worth)
 
 
 def _binomial_quantile(probability: float, trials: int, share: float) -> int:
     """The smallest count whose cumulative binomial probability reaches `probability`, for any number of trials."""
     from scipy import special
 
-    near = max(0, math.ceil(float(special.bdtrik(probability, trials, share))))
-    while near > 0 and special.bdtr(near - 1, trials, share) >= probability:
-        near -= 1
-    return near
+    return math.ceil(float(special.bdtrik(probability, trials, share)))
 
 
 def _histogram(milliseconds: Values, weights: NDArray[Any]) -> Histogram:

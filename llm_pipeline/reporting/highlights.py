@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from llm_pipeline.loadtest.deciding import deciding_windows, quantile_of
+from llm_pipeline.loadtest.outcome import WindowSummary
 from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, Highlight, LoadStudy, Variant
 from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
 
@@ -60,24 +61,30 @@ def _accuracy(chosen: Variant, accuracy: Sequence[AccuracyStudy]) -> Iterator[Hi
 
 
 def _load(load: LoadStudy) -> Iterator[Highlight]:
-    """What the verdict is about: the rate, the slow first token at it, and the cost."""
+    """What the verdict is about: the rate, what became of the requests at it, and the cost."""
     outcome, windows = load.outcome, deciding_windows(load.outcome)
-    slow = quantile_of((window.first_token for window in windows), 0.95)
-    if slow is not None:
+    rate = outcome.confirmed_rate_per_second
+    if windows:
         requests, failed = (sum(getattr(window, name) for window in windows) for name in ("requests", "failed"))
         good = sum(window.good_fraction * window.requests for window in windows) / requests
-        rate = outcome.confirmed_rate_per_second
-        limit = measure(load.policy.service_level.first_token_milliseconds, "ms")
-        note = (
-            f"{100 * good:.1f} % good, {failed:,} of {requests:,} failed; "
-            f"first token p95 {measure(slow.milliseconds, 'ms')}, limit {limit}"
-        )
-        value = "none confirmed" if rate is None else f"{rate:.3g} requests/s"
-        yield Highlight(label=f"Rate under load, {load.target}", value=value, note=note)
-    if outcome.token_cost is not None:
+        notes = (f"{100 * good:.1f} % good, {failed:,} of {requests:,} failed", *_slow(load, windows))
+        value = "none confirmed" if rate is None else f"{rate:.3g}/s"
+        yield Highlight(label=f"Requests under load, {load.target}", value=value, note="; ".join(notes))
+    if outcome.token_cost is not None and rate is not None:
         cost, currency = outcome.token_cost
         note = "a million output tokens at the confirmed rate"
         yield Highlight(label=f"Cost, {load.target}", value=f"{cost:.3g} {currency}", note=note)
+
+
+def _slow(load: LoadStudy, windows: Sequence[WindowSummary]) -> Iterator[str]:
+    """The p95 to the first token; to the end where no answer was streamed."""
+    for name, field in (("first token", "first_token"), ("end to end", "end_to_end")):
+        found = quantile_of((getattr(window, field) for window in windows), 0.95)
+        if found is not None:
+            limit = load.limit(name)
+            allowed = "" if limit is None else f", limit {measure(limit, 'ms')}"
+            yield f"{name} p95 {measure(found.milliseconds, 'ms')}{allowed}"
+            return
 
 
 def _canary(study: CanaryStudy) -> Highlight:

@@ -53,7 +53,7 @@ def _distributions(load: LoadStudy, names: Sequence[str], key: str, title: str, 
     windows = deciding_windows(load.outcome)
     requests = sum(window.requests for window in windows)
     failed = sum(window.failed for window in windows)
-    unanswered = f"the {failed:,} that failed count as unanswered" if failed else "none failed"
+    unanswered = f"the {failed:,} that failed lower the curves, not the percentiles" if failed else "none failed"
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()

@@ -48,6 +48,13 @@ def test_order_statistic_bounds_are_the_tightest_that_the_binomial_allows():
     assert stats.binom.sf(high - 1, 1000, 0.99) <= 0.025 < stats.binom.sf(high - 2, 1000, 0.99)
 
 
+@pytest.mark.parametrize("count", [50, 5_000, 200_000])
+def test_the_ranks_of_the_bounds_are_binomial_quantiles(count):
+    low, high = (int(rank) for rank in stats.binom.ppf((0.025, 0.975), count, 0.9))
+    found = quantile_with_bounds(np.arange(1, count + 1) / 1e3, 0.9)
+    assert (round(found.lower), round(found.upper)) == (low, high + 1)
+
+
 def test_a_bound_that_the_sample_is_too_small_for_is_none():
     assert quantile_with_bounds(np.arange(1, 101) / 1e3, 0.99).upper is None
     alone = quantile_with_bounds(np.array([0.5]), 0.5)
@@ -65,7 +72,7 @@ def test_failed_requests_are_counted_by_kind_and_kept_out_of_the_percentiles():
     result = summary()
     assert (result.requests, result.failed, result.faults) == (300, 6, {"stream cut": 6})
     assert result.fault_detail == "connection reset by peer"
-    assert sum(result.first_token.histogram.counts) == 294
+    assert sum(result.first_token.histogram.counts) == sum(result.end_to_end.histogram.counts) == 294
     assert result.answered_per_second == pytest.approx(294 / 15)
 
 
@@ -83,7 +90,7 @@ def test_users_who_left_as_planned_are_neither_good_nor_bad():
 
 
 def test_only_streamed_answers_have_a_first_token():
-    whole = {"streamed": False, "first_token_seconds": float("nan"), "longest_gap_seconds": 0.0}
+    whole = {"streamed": False, "longest_gap_seconds": 0.0}
     result = of_rows([answered(0), answered(1, **whole)])
     assert sum(result.first_token.histogram.counts) == 1
     assert sum(result.end_to_end.histogram.counts) == 2

@@ -127,12 +127,14 @@ def test_two_rates_close_together_are_named_on_two_levels(study: LoadStudy) -> N
 
 def test_the_figures_on_top_are_the_confirmed_rate_and_the_cost(study: LoadStudy) -> None:
     rate, cost = highlights((), (), (study,), ())
-    assert rate.value == f"{CONFIRMED_RATE:g} requests/s"
+    assert rate.value == f"{CONFIRMED_RATE:g}/s"
     assert "0 of 2,400 failed; first token p95 18" in rate.note
     assert cost.value == "0.42 USD"
     unconfirmed = with_outcome(study, confirmed_rate_per_second=None, token_cost=None)
     (rate,) = highlights((), (), (unconfirmed,), ())
     assert rate.value == "none confirmed"
+    whole = [window.model_copy(update={"first_token": None}) for window in study.outcome.windows]
+    assert "; end to end p95" in highlights((), (), (with_outcome(study, windows=tuple(whole)),), ())[0].note
 
 
 def test_the_page_has_the_sentence_that_decided_and_every_table(sample, promoted) -> None:
