@@ -34,9 +34,13 @@ _log = get_logger(__name__)
 
 @dataclass
 class Samples:
-    """What has been read so far, a value a reading."""
+    """What has been read so far, a value a reading.
+
+    `read_last` is False when the last try failed: the counters of a server that died are not of all that it answered.
+    """
 
     readings: int = 0
+    read_last: bool = True
     counters: Increases = field(default_factory=Increases)
     active: list[float] = field(default_factory=list)
     kv_cache: list[float] = field(default_factory=list)
@@ -70,6 +74,7 @@ class Samples:
         """The readings as figures."""
         resident = [size for _, size in self.resident]
         utilization = self.gpu_utilization or self.dcgm_utilization
+        counters = self.counters if self.read_last else Increases()
         return ServerUse(
             queue_milliseconds=self._queue_milliseconds(),
             active_requests=_whole(max(self.active, default=None)),
@@ -78,8 +83,8 @@ class Samples:
             gpu_memory_bytes=_whole(max(self.gpu_memory or self.dcgm_memory, default=None)),
             resident_bytes=_whole(max(resident, default=None)),
             resident_bytes_per_second=_slope(self.resident),
-            input_tokens=_whole(self.counters.total("llm_input_tokens_total")),
-            output_tokens=_whole(self.counters.total("llm_tokens_total")),
+            input_tokens=_whole(counters.total("llm_input_tokens_total")),
+            output_tokens=_whole(counters.total("llm_tokens_total")),
             samples=self.readings,
         )
 
@@ -129,7 +134,9 @@ class ServerSampler:
             self._sample()
 
     def _sample(self) -> None:
-        if (page := self._read(self._endpoint.metrics_url)) is not None:
+        page = self._read(self._endpoint.metrics_url)
+        self._samples.read_last = page is not None
+        if page is not None:
             self._samples.add_page(page)
         if (page := self._read(self._endpoint.dcgm_url)) is not None:
             self._samples.add_dcgm_page(page)

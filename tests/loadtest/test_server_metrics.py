@@ -55,6 +55,13 @@ def test_a_server_that_began_again_counts_from_zero():
     assert use.queue_milliseconds == pytest.approx(1.5 * (100 + 150) / (1 + 2) / 1e3)
 
 
+def test_counters_of_a_server_that_cannot_be_read_at_the_end_are_not_told():
+    taken = samples("llm_tokens_total 10\nllm_active_requests 3\n", "llm_tokens_total 25\nllm_active_requests 4\n")
+    assert taken.use().output_tokens == 15
+    taken.read_last = False
+    assert (taken.use().output_tokens, taken.use().active_requests) == (None, 4)
+
+
 def test_what_the_server_does_not_tell_is_none():
     use = samples("").use()
     assert use.samples == 1

@@ -24,8 +24,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 
 ENVIRONMENTS = Path(__file__).parents[3] / ".envs"
 TRITON_HOME, MODEL_PYTHON = ENVIRONMENTS / "triton", ENVIRONMENTS / "model" / "bin" / "python"
-SEQUENCES, QUEUED, CONTEXT = 8, 120, 1024
-STEP_SECONDS = 0.004
+SEQUENCES, QUEUED, CONTEXT = 64, 64, 1024
 
 
 class FaultyServer:

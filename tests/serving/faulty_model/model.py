@@ -88,7 +88,7 @@ class TritonPythonModel:
         self._inbox: deque[Live] = deque()
         self._live: list[Live] = []
         self._fault, self._memory = Fault(), Memory()
-        self._stopping = False
+        self._stopping, self._said = False, 0
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
@@ -167,6 +167,7 @@ class TritonPythonModel:
         """Answer a known request from the cache, in one piece."""
         if live.known:
             self._forget(live, "completed")
+            self._metrics.generated(len(live.words))
             live.reply.add("".join(live.words), len(live.words), live.finish_reason)
             live.reply.flush(live.finish_reason)
 
@@ -183,6 +184,8 @@ class TritonPythonModel:
             for _ in range(words):
                 if live.not_before <= now and live in self._live:
                     self._advance(live, now)
+        self._metrics.generated(self._said)
+        self._said = 0
         room = self._limits.maximum_sequences * self._limits.maximum_tokens_per_request
         self._metrics.kv_cache_usage(min(1.0, held / room), last=not self._live)
 
@@ -202,7 +205,7 @@ class TritonPythonModel:
             return
         word, last = live.words[live.said], hit == "truncate" or live.said == len(live.words) - 1
         live.said += 1
-        self._metrics.generated(1)
+        self._said += 1
         reason = live.reply.add(word, 1, live.finish_reason if last else "")
         if reason:
             self._forget(live, "completed")

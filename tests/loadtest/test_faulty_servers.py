@@ -1,0 +1,174 @@
+"""Each way in which a server can be bad, through the real tritonserver and a whole load test."""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel, StagingPolicy
+from llm_pipeline.config.workload import UniformLengths, Workload
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.measure import LoadClient
+from llm_pipeline.loadtest.outcome import LoadTestOutcome
+from llm_pipeline.loadtest.session import run_session
+from llm_pipeline.loadtest.windows import Windows
+from llm_pipeline.loadtest.workload import TrafficSource
+from llm_pipeline.serving.probes import probe
+from llm_pipeline.verdict import Verdict
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "serving" / "faulty_model"))
+
+from faulty_server import MODEL_PYTHON, TRITON_HOME, FaultyServer, faulty_server
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not TRITON_HOME.exists() or not MODEL_PYTHON.exists(), reason="no tritonserver here"),
+]
+
+WORKLOAD = Workload(
+    prompts="prompts.jsonl",
+    rate_per_second=105.0,
+    duration_seconds=2.0,
+    prompt_tokens=UniformLengths(minimum=6, maximum=12),
+    output_tokens=(4, 6),
+    seed=5,
+)
+POLICY = LoadTestPolicy(
+    service_level=ServiceLevel(
+        first_token_milliseconds=400, end_to_end_milliseconds=500, longest_stall_milliseconds=300
+    ),
+    attainment=0.9,
+    confidence=0.9,
+    maximum_client_lag_milliseconds=250,  # the hosts of tests are busy
+    seeds=2,
+    maximum_extension=1.0,
+    confirmation_multiple=1.0,
+    search=None,
+    client_processes=1,
+)
+USERS, TIMEOUT_SECONDS = 16, 3.0
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> TrafficSource:
+    directory = tmp_path_factory.mktemp("workload")
+    words = [f"word{number}" for number in range(400)]
+    lines = [json.dumps({"prompt": " ".join(words[start : start + 20])}) for start in range(0, 400, 20)]
+    (directory / WORKLOAD.prompts).write_text("\n".join(lines) + "\n")
+    return TrafficSource(WORKLOAD, directory, count_tokens=lambda text: len(text.split()))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with faulty_server(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+def load_tested(
+    server: FaultyServer, source: TrafficSource, beside: Callable[[Windows], None] = lambda _: None
+) -> LoadTestOutcome:
+    """A whole load test; `beside` runs in a thread at the same time."""
+    with LoadClient(
+        server.endpoint, processes=1, timeout_seconds=TIMEOUT_SECONDS, server_pids=[server.server.pid]
+    ) as client:
+        windows = Windows(client, source, WORKLOAD, POLICY)
+        thread = threading.Thread(target=beside, args=(windows,), daemon=True)
+        thread.start()
+        outcome = run_session(windows, users=USERS)
+        thread.join()
+    return outcome
+
+
+def reasons(outcome: LoadTestOutcome) -> set[str]:
+    """Names of the facts that are as bad as the verdict."""
+    judgement = outcome.judgement
+    return {fact.name for fact in judgement.evidence if fact.verdict is judgement.verdict}
+
+
+def await_target(windows: Windows) -> None:
+    """Return when the target's window begins, which follows the ceiling's."""
+    while not windows.summaries or windows.summaries[-1].phase != "ceiling":
+        time.sleep(0.01)
+
+
+def faults(outcome: LoadTestOutcome) -> dict[str, int]:
+    """What went wrong in the target's window."""
+    return outcome.window("target").faults
+
+
+def test_a_sound_server_passes_at_the_workloads_rate(server, source):
+    server.order()
+    outcome = load_tested(server, source)
+    assert outcome.judgement.verdict is Verdict.GO, outcome.judgement.summary
+    assert outcome.confirmed_rate_per_second == WORKLOAD.rate_per_second
+    window = outcome.window("confirmation")
+    assert window.faults == {}
+    assert window.server.kv_cache_fraction > 0
+
+
+def test_a_server_that_becomes_slow_misses_its_service_level_and_nothing_else(server, source):
+    def slow(windows: Windows) -> None:
+        await_target(windows)
+        server.order("slow", factor=35)
+
+    server.order()
+    outcome = load_tested(server, source, slow)
+    assert outcome.judgement.verdict is Verdict.NO_GO
+    assert {"service level met", "whole answer in time"} <= reasons(outcome)
+    assert faults(outcome) == {}
+
+
+def test_one_request_in_two_hundred_that_is_dropped_fails_a_release(server, source):
+    server.order("drop", every=200)
+    outcome = load_tested(server, source)
+    assert outcome.judgement.verdict is Verdict.NO_GO
+    assert faults(outcome).keys() == {Fault.CUT.words}
+
+
+def test_answers_that_stall_half_way_miss_the_limit_of_a_stall(server, source):
+    server.order("stall", every=4, seconds=0.6)
+    outcome = load_tested(server, source)
+    assert outcome.judgement.verdict is Verdict.NO_GO
+    assert {"service level met", "no long stall"} <= reasons(outcome)
+    assert faults(outcome) == {}
+
+
+def test_errors_under_http_200_are_errors(server, source):
+    server.order("error", every=50)
+    outcome = load_tested(server, source)
+    assert outcome.judgement.verdict is Verdict.NO_GO
+    assert faults(outcome).keys() == {Fault.ERROR_IN_ANSWER.words}
+
+
+def test_answers_that_claim_a_length_they_do_not_have_are_anomalous(server, source):
+    server.order("truncate", every=50)
+    outcome = load_tested(server, source)
+    assert outcome.judgement.verdict is Verdict.ANOMALOUS
+    assert faults(outcome).keys() == {Fault.SHORT.words}
+
+
+def test_a_cache_of_answers_flatters_no_window_and_is_anomalous_to_the_probes(server, source):
+    server.order("cache")
+    outcome = load_tested(server, source)
+    assert outcome.judgement.verdict is Verdict.GO  # every prompt was new, so the figures are of generated answers
+    probed = asyncio.run(probe(server.endpoint, [], StagingPolicy()))
+    assert probed.verdict is Verdict.ANOMALOUS
+    assert "a replay" in probed.summary
+
+
+@pytest.mark.parametrize(("killed", "fault"), [("kill_model", Fault.TIMEOUT), ("kill", Fault.CONNECTION)])
+def test_a_server_that_dies_under_load_fails(killed, fault, source, tmp_path):
+    def die(windows: Windows) -> None:
+        await_target(windows)
+        time.sleep(0.6 * WORKLOAD.duration_seconds)
+        getattr(server, killed)()
+
+    with faulty_server(tmp_path) as server:
+        outcome = load_tested(server, source, die)
+    assert outcome.judgement.verdict is Verdict.NO_GO
+    assert fault.words in faults(outcome)
