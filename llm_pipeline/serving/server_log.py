@@ -18,7 +18,12 @@ def failure_lines(log: Path, *, limit: int = 25) -> str:
         log: The server's log.
         limit: At most so many lines.
     """
-    records = [record for record in _records(_read(log)) if not _NOISE.search(record)]
+    return telling_lines(_read(log), limit=limit)
+
+
+def telling_lines(text: str, *, limit: int = 25) -> str:
+    """The same of a log's text, or of its end."""
+    records = [record for record in _records(text) if not _NOISE.search(record)]
     failures = [record for record in records if _is_failure(record)]
     telling = next((record for record in failures if _PYTHON_FAILURE.search(record)), None)
     chosen = [telling] if telling else failures or records[-5:]

@@ -30,6 +30,7 @@ from llm_pipeline.serving.kubernetes_manifests.released import (
 )
 from llm_pipeline.serving.kubernetes_manifests.rendering import render_manifests
 from llm_pipeline.serving.launch_rules import nodes_of
+from llm_pipeline.serving.server_log import telling_lines
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 
 log = get_logger(__name__)
@@ -64,8 +65,7 @@ class KubernetesControl:
         """See `ServerControl`. Pods fetch weights first, so they have `startup_minutes` if that is longer."""
         manifests = list(self._manifests(candidate))
         self._take(candidate)
-        started = time.monotonic()
-        seconds = max(wait_seconds, 60.0 * self._place.manifests.startup_minutes)
+        started, seconds = time.monotonic(), self._wait_seconds(wait_seconds)
         try:
             for manifest in manifests:
                 self._cluster().create(manifest)
@@ -94,6 +94,9 @@ class KubernetesControl:
         if drain_seconds > 0 and self.find():
             self.drain(drain_seconds)
         self._delete()
+
+    def _wait_seconds(self, wanted: float) -> float:
+        return max(wanted, 60.0 * self._place.manifests.startup_minutes)
 
     def _cluster(self) -> ServingCluster:
         if self._opened is None:
@@ -136,7 +139,11 @@ class KubernetesControl:
             if time.monotonic() > deadline:
                 pods = self._cluster().pod_states(self._labels)
                 problem = waits_in_vain(pods[-1] if pods else None, overdue=True)
-                raise problem or Transient("the server was not ready in time", where=self._where)
+                if isinstance(problem, ConfigError):
+                    raise problem
+                what = problem.message if problem else "its pod runs, and is not ready"
+                hint = "see kubectl describe pods; raise startup_minutes of the manifests, if it only needs longer"
+                raise Transient(f"the server was not ready in time: {what}", where=self._where, hint=hint)
             time.sleep(_POLL_SECONDS)
 
     def _is_ready(self) -> bool:
@@ -162,10 +169,10 @@ class KubernetesControl:
         if ended is None or ended.exit_code == 0:
             return
         text = self._cluster().last_log(pod, status.name, previous=restarted is not None)
-        lines = "\n".join(text.splitlines()[-_SHOWN_LINES:]) or "(no log)"
+        lines = telling_lines(text) if status.name == "server" else "\n".join(text.splitlines()[-_SHOWN_LINES:])
         raise ServerFailed(
             f"container {status.name} ended while the server started: {ended.reason} "
-            f"(exit code {ended.exit_code}):\n{lines}",
+            f"(exit code {ended.exit_code}):\n{lines or '(no log)'}",
             where=f"pod {pod}",
             hint="raise memory_gib of the manifests" if ended.reason == "OOMKilled" else "see its last lines",
         )

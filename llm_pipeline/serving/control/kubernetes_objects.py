@@ -5,6 +5,8 @@ Objects are plain manifests, so that a Deployment and a LeaderWorkerSet, which t
 
 from __future__ import annotations
 
+import dataclasses
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from llm_pipeline.runners.kubernetes_api import Cluster
@@ -53,21 +55,23 @@ class ServingCluster(Cluster):
         return list(self._call(self._core.list_namespaced_pod, self._namespace, label_selector=selector).items)
 
     def pod_states(self, labels: dict[str, str]) -> list[PodState]:
-        """The same, as far as waiting for them goes."""
-        return [pod_state(pod) for pod in self.pods_with(labels)]
+        """The same, as far as waiting for them goes; one whose init containers wait has not started."""
+        return [_with_init_containers(pod) for pod in self.pods_with(labels)]
 
     def last_log(self, pod: str, container: str, *, previous: bool) -> str:
         """The end of a container's log, of its run before if it was started again; empty where there is none."""
-        text = self._call(
+        answer: bytes | None = self._call(
             self._core.read_namespaced_pod_log,
             pod,
             self._namespace,
             container=container,
             previous=previous,
             tail_lines=_TAIL,
+            _preload_content=False,  # the client would give the text of its bytes, as Python writes it
+            finish=attrgetter("data"),
             accept=(_NOT_FOUND, _BAD_REQUEST),
         )
-        return str(text or "")
+        return answer.decode(errors="replace") if answer else ""
 
     def _object(
         self, method: str, kind: str, name: str = "", *, body: Manifest | None = None, accept: tuple[int, ...] = ()
@@ -80,9 +84,17 @@ class ServingCluster(Cluster):
             query_params=[("fieldValidation", "Strict")] if method == "POST" else [],
             header_params={"Accept": "application/json", "Content-Type": "application/json"},
             body=body,
-            response_type="object",
+            response_types_map={200: "object", 201: "object", 202: "object"},
             auth_settings=["BearerToken"],
             _return_http_data_only=True,
             accept=(_NOT_FOUND, *accept) if method != "POST" else accept,
         )
         return found
+
+
+def _with_init_containers(pod: Any) -> PodState:
+    state = pod_state(pod)
+    for status in pod.status.init_container_statuses or ():
+        if waiting := status.state and status.state.waiting:
+            return dataclasses.replace(state, started=False, waiting=(waiting.reason or "", waiting.message or ""))
+    return state

@@ -97,7 +97,7 @@ def test_the_container_of_a_stager_that_was_killed_is_taken_down_by_the_next_one
         ({"variables": ("LLM_PIPELINE_NOT_SET",)}, "LLM_PIPELINE_NOT_SET"),
     ],
 )
-def test_a_wrong_place_is_refused_and_leaves_nothing(engine, place, staging_slot, make_repository, changes, problem):
+def test_a_wrong_place_is_refused_and_leaves_nothing(engine, place, staging_slot, make_repository, *, changes, problem):
     control = open_control(place.model_copy(update=changes), staging_slot)
     with pytest.raises(ConfigError, match=problem):
         control.start(Candidate(make_repository(), "c" * 64), wait_seconds=5)

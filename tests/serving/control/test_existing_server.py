@@ -187,7 +187,7 @@ def test_a_stager_that_was_killed_while_it_copied_leaves_what_the_next_one_remov
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize("value", ["wr0ng-value", "bad\nvalue", ""])
 def test_who_is_not_let_in_is_told_so_without_a_word_of_the_secret(
-    somebodys, staging_slot, make_repository, monkeypatch, protocol, value, caplog
+    somebodys, staging_slot, make_repository, monkeypatch, caplog, *, protocol, value
 ):
     monkeypatch.setenv("TEST_TRITON_ADMIN", value)
     with pytest.raises(ConfigError, match=r"header_variables|TEST_TRITON_ADMIN") as refused:

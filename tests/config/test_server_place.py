@@ -1,0 +1,62 @@
+"""Where staging servers run: ports without a kind are a server of this host, as they always were."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from llm_pipeline.config.deployment import RouterPlace, TargetPlace
+from llm_pipeline.config.server_place import DockerServer, ExistingServer, KubernetesServer, LocalServer, ServerPlace
+from llm_pipeline.config.server_ports import ServerPorts
+
+PLACE: TypeAdapter[Any] = TypeAdapter(ServerPlace)
+EXAMPLE = Path(__file__).parents[2] / "configs" / "deployments" / "gpu-cluster.yaml"
+PORTS = {"http": 18400, "grpc": 18401, "metrics": 18402}
+EXISTING = {"kind": "existing", "endpoint": {"url": "http://t:8000"}, "repository": "/models"}
+
+
+def place(staging: Any, comparison: ServerPorts | None = None) -> TargetPlace:
+    blue, green = (ServerPorts(http=first, grpc=first + 1, metrics=first + 2) for first in (20000, 20010))
+    router = RouterPlace(port=20020, admin_port=20021)
+    return TargetPlace(staging=staging, comparison=comparison, blue=blue, green=green, router=router)
+
+
+@pytest.mark.parametrize("given", [PORTS, {"kind": "local", **PORTS}, ServerPorts(**PORTS)])
+def test_ports_alone_are_a_server_of_this_host(given):
+    staging = place(given).staging
+    assert staging == LocalServer(**PORTS)
+    assert staging.ports == ServerPorts(**PORTS)
+    assert PLACE.validate_python(staging.model_dump(mode="json")) == staging
+
+
+def test_each_example_of_the_gpu_cluster_is_a_place_of_its_kind():
+    lines = [line.removeprefix("#") for line in EXAMPLE.read_text().splitlines() if line.startswith("#   ")]
+    examples = [yaml.safe_load(f"staging:{text}")["staging"] for text in "\n".join(lines).split("   staging:")[1:]]
+    kinds = [type(PLACE.validate_python(example)) for example in examples]
+    assert kinds == [LocalServer, DockerServer, KubernetesServer, ExistingServer]
+
+
+def test_only_what_runs_on_this_host_takes_its_ports():
+    beside = ServerPorts(http=18500, grpc=18501, metrics=18502)
+    assert set(place(PORTS, beside).ports()) == {
+        *PORTS.values(), 18500, 18501, 18502, 20000, 20001, 20002, 20010, 20011, 20012, 20020, 20021,
+    }  # fmt: skip
+    assert {*PORTS.values()} <= set(place({"kind": "docker", **PORTS}).ports())
+    assert list(place({"kind": "kubernetes"}).servers_here()) == ["blue", "green"]
+    assert list(place(EXISTING).servers_here()) == ["blue", "green"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"control": "grpc"}, "needs endpoint.grpc"),
+        ({"repository": "s3://models/a", "link": True}, "no links in S3"),
+        ({"repository": "models"}, "repository"),
+        ({"kind": "elsewhere"}, "kind"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, problem):
+    with pytest.raises(ValidationError, match=problem):
+        PLACE.validate_python({**EXISTING, **changes})

@@ -1,0 +1,135 @@
+"""A staging server in pods: the cluster is a double, what its pods run is real, set-up and server alike."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kubernetes")
+
+from llm_pipeline.config.environment import ClaimMount
+from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
+from llm_pipeline.config.server_place import KubernetesServer
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, endpoint_of, open_control
+from llm_pipeline.serving.control.opening import loopback_endpoint
+from llm_pipeline.serving.kubernetes_manifests import ServedRelease
+from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store import open_store
+
+IMAGE = f"registry.test/serving@sha256:{'a' * 64}"
+WORKLOAD = "llm-demo-staging-cpu"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, tritonserver: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    from kubernetes_serving import ServingApi
+
+    (tmp_path / "cluster").mkdir()
+    double = ServingApi(tmp_path / "cluster")
+    double.programs = {"/opt/tritonserver/bin/tritonserver": str(tritonserver), "python3": sys.executable}
+    monkeypatch.setenv("KUBECONFIG", str(double.kubeconfig()))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    yield double
+    double.close()
+
+
+@pytest.fixture
+def place(tmp_path: Path, ports) -> KubernetesServer:
+    (tmp_path / "store").mkdir()
+    manifests = ServingManifestOptions(
+        namespace="staging", image=IMAGE, ports=ports, drain_seconds=5, startup_minutes=1,
+        store=StoreConfig(uri=f"file://{tmp_path}/store"),
+        claims=(ClaimMount(claim="store", path=f"{tmp_path}/store"),),
+    )  # fmt: skip
+    return KubernetesServer(kind="kubernetes", manifests=manifests, endpoint=loopback_endpoint(ports))
+
+
+@pytest.fixture
+def control(cluster, place, staging_slot) -> Iterator[ServerControl]:
+    control = open_control(place, staging_slot)
+    yield control
+    cluster.forbidden = False
+    control.stop()
+
+
+@pytest.fixture
+def candidate_of(place, staging_slot):
+    def make(repository: Path) -> Candidate:
+        ref = open_store(place.manifests.store).publish("model_repository", repository)
+        other = ArtifactRef(kind="engine", digest="1" * 64)
+        release = ServedRelease(
+            name="demo", release_id="demo-1", model_id="a/b", target=staging_slot.target, repository=ref, engine=other,
+            checkpoint=other,
+        )  # fmt: skip
+        return Candidate(repository, ref.digest, release=release)
+
+    return make
+
+
+@pytest.mark.slow
+def test_a_candidate_is_served_by_a_pod_found_by_any_worker_and_gone_after_the_stop(
+    control, cluster, place, staging_slot, make_repository, *, candidate_of
+):
+    assert control.find() is None
+    candidate = candidate_of(make_repository())
+    server = control.start(candidate, wait_seconds=30)
+    assert server.endpoint == place.endpoint
+    assert cluster.names() == [WORKLOAD, f"{WORKLOAD}-0", f"{WORKLOAD}-endpoint"], (
+        "monitors and scalers are for production"
+    )
+    assert cluster.object("deployments", WORKLOAD)["spec"]["replicas"] == 1
+    worker = open_control(place, staging_slot)
+    assert worker.find() == StagedServer(server.endpoint, candidate.digest)
+    assert control.start(candidate, wait_seconds=30).digest == candidate.digest, "it runs already"
+    with pytest.raises(SlotBusy, match=candidate.digest[:12]):
+        control.start(candidate_of(make_repository("other", version=2)), wait_seconds=30)
+    worker.stop(drain_seconds=2)
+    assert cluster.names() == []
+    worker.stop()
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_load_shows_why_and_leaves_nothing(control, cluster, make_repository, candidate_of):
+    candidate = candidate_of(make_repository(broken="built for another GPU"))
+    with pytest.raises(ServerFailed, match=r"(?s)container server ended .*built for another GPU") as failed:
+        control.start(candidate, wait_seconds=30)
+    assert WORKLOAD in failed.value.where
+    assert cluster.names() == []
+
+
+@pytest.mark.slow
+def test_a_repository_that_pods_do_not_find_fails_in_the_set_up(control, cluster, make_repository, candidate_of, place):
+    candidate = candidate_of(make_repository())
+    missing = candidate.release.model_copy(update={"repository": ArtifactRef(kind="model_repository", digest="9" * 64)})
+    with pytest.raises(ServerFailed, match="container setup ended"):
+        control.start(Candidate(candidate.repository, "9" * 64, release=missing), wait_seconds=30)
+    assert cluster.names() == []
+
+
+def test_an_image_that_cannot_be_pulled_is_named_in_the_end_and_leaves_nothing(
+    control, cluster, make_repository, candidate_of, monkeypatch
+):
+    monkeypatch.setattr(type(control), "_wait_seconds", lambda *_: 1.0)
+    cluster.missing_images.add(IMAGE)
+    with pytest.raises(ConfigError, match=f"ImagePullBackOff.*{IMAGE}"):
+        control.start(candidate_of(make_repository()), wait_seconds=1)
+    assert cluster.names() == []
+
+
+def test_an_account_that_may_not_is_told_what_it_needs(control, cluster):
+    cluster.forbidden = True
+    with pytest.raises(ConfigError, match="create, get and delete Deployments"):
+        control.find()
+
+
+def test_workers_in_the_cluster_reach_the_service_by_its_name(place):
+    inside = place.model_copy(update={"endpoint": None, "manifests": ServingManifestOptions(namespace="staging")})
+    endpoint = endpoint_of(inside, release_name="demo", target_name="cpu")
+    host = f"{WORKLOAD}-endpoint.staging.svc"
+    assert (endpoint.url, endpoint.grpc) == (f"http://{host}:8000", f"{host}:8001")
+    assert endpoint.metrics_url == f"http://{host}:8002/metrics"
