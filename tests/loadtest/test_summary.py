@@ -17,7 +17,7 @@ from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import ServerUse, WindowSummary
 from llm_pipeline.loadtest.records import GAP_EDGES, Answered, Records
-from llm_pipeline.loadtest.summary import quantile_with_bounds, silences, summarize_window
+from llm_pipeline.loadtest.summary import latency, quantile_with_bounds, silences, summarize_window
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 
 
@@ -66,6 +66,14 @@ def test_the_bounds_cover_the_true_quantile_as_often_as_they_say():
     truth = 1e3 * -np.log(0.1)
     bounds = [quantile_with_bounds(np.sort(values), 0.9) for values in draws]
     assert 0.92 <= np.mean([quantile.lower <= truth <= quantile.upper for quantile in bounds]) <= 1.0
+
+
+def test_requests_that_are_slow_together_bound_a_quantile_less_tightly():
+    alone = np.random.default_rng(7).exponential(size=2000)
+    together = np.random.default_rng(8).permutation(np.sort(alone).reshape(-1, 10)).ravel()  # ten alike in a row
+    loose, tight = (latency(times).quantiles[0] for times in (together, alone))
+    assert loose.milliseconds == tight.milliseconds
+    assert loose.lower < tight.lower < tight.upper < loose.upper
 
 
 def test_failed_requests_are_counted_by_kind_and_kept_out_of_the_percentiles():
