@@ -144,6 +144,7 @@ _BUILDERS: Mapping[EngineBuilderName, tuple[str, str]] = {
     "openvino_cpu": ("llm_pipeline.engines.openvino_cpu", "OpenVinoCpuBuilder"),
     "tensorrt_llm_llmapi": ("llm_pipeline.engines.tensorrt_llm_llmapi", "TensorRtLlmLlmApiBuilder"),
     "tensorrt_llm_engine": ("llm_pipeline.engines.tensorrt_llm_engine", "TensorRtLlmEngineBuilder"),
+    "transformers_torch": ("llm_pipeline.engines.transformers_torch", "TransformersTorchBuilder"),
 }
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts
+from llm_pipeline.engines.golden_match import golden_match
 from llm_pipeline.engines.gpu_memory_watch import GpuMemoryWatch
 from llm_pipeline.engines.host_facts import HostFacts
 from llm_pipeline.engines.host_match import driver_warning, require_target_host
@@ -28,16 +28,13 @@ from llm_pipeline.engines.offline import OFFLINE
 from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.errors import ConfigError, IntegrityError
 from llm_pipeline.logging import get_logger
-from llm_pipeline.serving.golden import GOLDEN_FILE, GoldenPrompt, write_golden
+from llm_pipeline.serving.golden import GOLDEN_FILE, write_golden
 
 log = get_logger(__name__)
 
 LLM_ARGS_FILE = "llm_args.yaml"
 MODEL = "checkpoint"
 """The checkpoint's place in `llm_args.yaml`, relative to the file in a model repository."""
-
-LEAST_GOLDEN_MATCH = 0.5
-"""Kernels and batch sizes differ between runtimes, and greedy texts part at near ties; a broken load matches none."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,7 @@ def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> _Smoke
     with GpuMemoryWatch() as watch:
         run_tool(command, time_limit_seconds=limit, name="llmapi_smoke", variables=OFFLINE)
     smoke = _read_report(report)
-    return _Smoke(smoke, watch.peak_bytes, _golden_match(inputs.golden, smoke.completions))
+    return _Smoke(smoke, watch.peak_bytes, golden_match(inputs.golden, smoke.completions))
 
 
 def _read_report(path: Path) -> SmokeReport:
@@ -131,27 +128,6 @@ def _read_report(path: Path) -> SmokeReport:
         return SmokeReport.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise IntegrityError(f"the smoke test left no report: {error}", where=str(path)) from error
-
-
-def _golden_match(golden: Sequence[GoldenPrompt], completions: Sequence[str]) -> float:
-    """Share of the golden prompts that were answered alike, as the probes compare it.
-
-    Raises:
-        IntegrityError: It is below the floor.
-    """
-    pairs = list(zip(golden, completions, strict=True))
-    different = [(prompt, text) for prompt, text in pairs if prompt.completion.strip() != text.strip()]
-    fraction = 1 - len(different) / len(pairs)
-    log.info("compared with the golden prompts", prompts=len(pairs), golden_match_fraction=fraction)
-    if fraction < LEAST_GOLDEN_MATCH:
-        prompt, text = different[0]
-        raise IntegrityError(
-            f"the loaded model answers {fraction:.0%} of {len(pairs)} golden prompts as the checkpoint that was judged "
-            f"({LEAST_GOLDEN_MATCH:.0%} are needed): to {prompt.prompt!r} it wrote {text!r} "
-            f"instead of {prompt.completion!r}",
-            hint="the runtime reads the checkpoint in another way: look at its quantization, tokenizer and LLM args",
-        )
-    return fraction
 
 
 def _facts(

@@ -48,6 +48,9 @@ from llm_pipeline.planning.target_checks import target_problem
 from llm_pipeline.planning.weight_storage import bits_per_weight
 from llm_pipeline.stages.contract import Frozen
 
+_OLDEST_TRANSFORMERS, _NEWEST_TRANSFORMERS = (5, 5), (5, 17)
+"""Continuous batching has changed its interface with many versions; these are the ends of what it was run with."""
+
 
 class Legal(Frozen):
     """The recipe can be built and served on the target, as far as is known.
@@ -95,7 +98,7 @@ def judge_compatibility(
     if refused := _judge_runtime(target):
         return refused
     if target.engine == "transformers_torch":
-        return _judge_transformers(recipe)
+        return _judge_transformers(target, recipe)
     return _judge_on_gpu(platform, target, recipe, dtype)
 
 
@@ -147,6 +150,8 @@ def _judge_runtime(target: Target) -> Refused | None:
         missing = "runtime_version" if not target.runtime_version else "container"
         newest = containers()[0]
         nearest = f"runtime_version: {newest.tensorrt_llm}, container: {newest.image}"
+        if target.engine == "transformers_torch":
+            nearest = "the version of Transformers, and an image that has it beside Triton"
         return Refused(reason=f"a GPU target needs {missing}", nearest=nearest)
     if target.engine == "transformers_torch":
         return None
@@ -161,13 +166,24 @@ def _judge_version(target: Target, version: str, container: str) -> Refused | No
     return Refused(reason=problem.reason, nearest=problem.nearest) if problem else None
 
 
-def _judge_transformers(recipe: QuantizationRecipe) -> Legal | Refused:
-    if recipe.weights == "none":
-        return Legal()
-    return Refused(
-        reason=f"Transformers does not read modelopt's {recipe.weights} checkpoints (it drops their scales)",
-        nearest="weights: none, or engine: tensorrt_llm_llmapi",
-    )
+def _judge_transformers(target: Target, recipe: QuantizationRecipe) -> Legal | Refused:
+    if target.accelerator_count > 1:
+        return Refused(
+            reason="engine transformers_torch serves on one GPU",
+            nearest="accelerator_count: 1, or engine: tensorrt_llm_llmapi",
+        )
+    if not _OLDEST_TRANSFORMERS <= release_numbers(target.runtime_version or "") <= _NEWEST_TRANSFORMERS:
+        oldest, newest = (".".join(map(str, numbers)) for numbers in (_OLDEST_TRANSFORMERS, _NEWEST_TRANSFORMERS))
+        return Refused(
+            reason=f"continuous batching is known in Transformers {oldest} to {newest}, not in {target.runtime_version}",
+            nearest=f"runtime_version: {newest}",
+        )
+    if recipe.weights != "none":
+        return Refused(
+            reason=f"Transformers does not read modelopt's {recipe.weights} checkpoints (it drops their scales)",
+            nearest="weights: none, or engine: tensorrt_llm_llmapi",
+        )
+    return Legal()
 
 
 def _judge_on_gpu(

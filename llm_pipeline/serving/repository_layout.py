@@ -14,7 +14,10 @@ ENGINE_DIRECTORY = "engine"
 
 LLM_FILE = "model.yaml"
 CHECKPOINT_DIRECTORY = "checkpoint"
-"""Beside `model.py`, for the LLM API."""
+"""Beside `model.py`, for the LLM API; the checkpoint also for Transformers."""
+
+BATCHER_FILE = "transformers_batcher.py"
+"""Beside `model.py`, for Transformers."""
 
 ENGINE_MODEL = "tensorrt_llm"
 TOKENIZER_DIRECTORY = "tokenizer"

@@ -17,6 +17,7 @@ from llm_pipeline.serving.lint import lint_repository_directory
 from llm_pipeline.serving.lint.repository import ModelSource, read_repository
 from llm_pipeline.serving.repository_layout import (
     BASE_FILE,
+    BATCHER_FILE,
     CONFIG_FILE,
     ENGINE_DIRECTORY,
     INPUTS,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _FILES: Mapping[EngineBuilderName, tuple[str, ...]] = {
     "openvino_cpu": tuple(f"{ENGINE_DIRECTORY}/{name}" for name in OPENVINO_FILES),
     "tensorrt_llm_llmapi": (LLM_FILE,),
+    "transformers_torch": (BATCHER_FILE,),
     "tensorrt_llm_engine": ("engine_call.py", "engine_tokenizer.py", f"{TOKENIZER_DIRECTORY}/tokenizer_config.json"),
 }
 _NEVER_OURS = ("symbolic_link", "tensor_twice")

@@ -8,12 +8,6 @@ from llm_pipeline.engines.builder import EngineDescription, engine_builder
 from llm_pipeline.errors import IntegrityError, Unsupported
 
 
-@pytest.mark.parametrize("name", ["transformers_torch"])
-def test_a_builder_of_another_version_is_refused_with_what_exists(name):
-    with pytest.raises(Unsupported, match=f"{name}.*openvino_cpu"):
-        engine_builder(name)
-
-
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is not None, reason="this interpreter has OpenVINO")
 def test_an_interpreter_without_the_library_is_told_where_to_run():
     with pytest.raises(Unsupported, match="environment that the target is for"):

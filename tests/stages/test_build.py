@@ -55,7 +55,7 @@ def test_a_build_publishes_an_engine_with_everything_the_report_needs_and_a_seco
     assert again.artifacts == first.artifacts
 
 
-def test_a_builder_that_does_not_exist_here_is_a_terminal_failure(request_build):
+def test_a_build_on_a_host_that_is_not_the_targets_is_a_terminal_failure(request_build):
     failure = execute(request_build(engine="transformers_torch", accelerator="H100-SXM5-80GB", accelerator_count=1))
     assert isinstance(failure, StageFailure)
     assert (failure.error.type, failure.error.family) == ("Unsupported", "terminal")

@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatching
 BLOCK_TOKENS = 256
 VARLEN_ATTENTION = "paged|varlen"
 NO_END_TOKEN = -1
+WARM_UP_TOKENS = 2
 WARM_UP_SECONDS = 300.0
 STOP_SECONDS = 5.0
 
@@ -143,9 +144,9 @@ class Batcher:
         if self._settings.cuda_graphs:
             manager.warmup()
         manager.start()
-        manager.add_request(_warm_up_prompt(self.tokenizer), "warm-up", max_new_tokens=2)
+        manager.add_request(_warm_up_prompt(self.tokenizer), "warm-up", max_new_tokens=WARM_UP_TOKENS)
         warm = manager.get_result(timeout=WARM_UP_SECONDS)
-        if warm is None or warm.error or len(warm.generated_tokens) != 2:
+        if warm is None or warm.error or len(warm.generated_tokens) != WARM_UP_TOKENS:
             raise RuntimeError(f"the model does not generate: {warm.error if warm else 'no answer'}")
         self._manager = manager
         self._outbox: queue.Queue[Any] = manager.output_router.output_queue
@@ -265,7 +266,7 @@ def varlen_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: None,
+    _: None,
     *,
     cache: Any,
     cu_seq_lens_q: torch.Tensor,
@@ -275,7 +276,7 @@ def varlen_attention(
     read_index: list[torch.Tensor],
     write_index: list[torch.Tensor],
     scaling: float | None = None,
-    **_: Any,
+    **unused: Any,  # noqa: ARG001
 ) -> tuple[torch.Tensor, None]:
     """Attention of the whole batch by torch's own variable-length FlashAttention kernel, each request by itself.
 
@@ -287,7 +288,7 @@ def varlen_attention(
         query: [1, heads, tokens, head size].
         key: [1, key and value heads, tokens, head size].
         value: As `key`.
-        attention_mask: None: the lengths say it all.
+        _: No mask: the lengths say it all.
         cache: The paged cache, which takes the new keys and values and gives all of them.
         cu_seq_lens_q: Where each request's queries begin, [requests + 1].
         cu_seq_lens_k: Where its keys begin, [requests + 1].
@@ -296,6 +297,7 @@ def varlen_attention(
         read_index: By group of layers: where the keys lie in the cache.
         write_index: By group of layers: where the new ones go.
         scaling: Of the scores.
+        unused: What other kernels need.
 
     Returns:
         [1, tokens, heads, head size], and no weights.
@@ -305,7 +307,7 @@ def varlen_attention(
     )
     queries = query.squeeze(0).transpose(0, 1).contiguous()
     lengths = cu_seq_lens_q.to(torch.int32), cu_seq_lens_k.to(torch.int32)
-    output = torch.ops.aten._flash_attention_forward(
+    output = torch.ops.aten._flash_attention_forward(  # noqa: SLF001 - torch.nn.attention.varlen is new, and moves
         queries, keys.contiguous(), values.contiguous(), *lengths, max_seqlen_q, max_seqlen_k, 0.0, True, False,
         scale=scaling,
     )[0]  # fmt: skip

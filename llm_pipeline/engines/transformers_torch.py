@@ -1,0 +1,243 @@
+"""The `transformers_torch` builder: the checkpoint is served as it is, by Transformers' continuous batching.
+
+Heavy: import it through `engine_builder` only. There is no engine to compile. The build loads the checkpoint once, with
+the batcher that will serve it, answers the golden prompts and measures. The engine directory holds `engine.json` alone,
+whose `checkpoint` names what is served and whose runtime properties say how.
+
+Quantized checkpoints are refused: Transformers loads modelopt's packed weights without their scales and says nothing,
+and weights read back to 16 bit would neither be the format's speed nor round activations as the gate judged them.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from llm_pipeline.config.target import EngineLimits, Target
+from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts
+from llm_pipeline.engines.golden_match import golden_match
+from llm_pipeline.engines.host_facts import HostFacts
+from llm_pipeline.engines.host_match import require_target_host
+from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.checkpoint_files import read_json
+from llm_pipeline.quantization.checkpoint_metadata import read_quantization
+from llm_pipeline.serving.golden import GoldenPrompt
+from llm_pipeline.serving.models.transformers_batcher import VARLEN_ATTENTION, Batcher, Settings
+
+log = get_logger(__name__)
+
+SDPA_ATTENTION = "paged|sdpa"
+_PLAIN_ATTENTION = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Models whose attention is causal and nothing else, unless their config names a sliding window."""
+
+_GRAPHS_FROM = (5, 17)
+"""Earlier versions capture the longest request's length into a graph and replay it for longer ones."""
+
+_VERSIONED = ("torch", "transformers", "tokenizers", "safetensors")
+_MEASURED_TOKENS = 128
+_MOST_SEQUENCES = 64
+_POLL_SECONDS = 1.0
+
+
+class TransformersTorchBuilder:
+    """The `transformers_torch` engine builder."""
+
+    def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
+        """See `EngineBuilder.build`."""
+        _require_inputs(inputs)
+        target, host = inputs.target, None
+        if target.accelerator != "cpu":
+            host = require_target_host(target)
+        config = read_json(inputs.checkpoint / "config.json")
+        context_length = int(config.get("max_position_embeddings") or target.limits.maximum_tokens_per_request)
+        properties = runtime_properties(target, inputs.dtype, config)
+        log.info("loading the checkpoint", **properties)
+        smoke = _Smoke(inputs, properties, context_length)
+        try:
+            facts = _facts(inputs, host, smoke, context_length)
+        finally:
+            smoke.batcher.stop()
+        destination.mkdir()
+        EngineDescription(
+            facts=facts,
+            target=target,
+            runtime_properties=properties,
+            host=host,
+            checkpoint=inputs.checkpoint_ref,
+        ).write(destination)
+        return facts
+
+
+def runtime_properties(target: Target, dtype: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """How the batcher must load a checkpoint so that it computes what was measured.
+
+    Args:
+        target: Where it is served.
+        dtype: The baseline's precision.
+        config: The checkpoint's `config.json`.
+    """
+    on_gpu = target.accelerator != "cpu"
+    plain = config.get("model_type") in _PLAIN_ATTENTION and not _has_windows(config)
+    attention = VARLEN_ATTENTION if on_gpu and plain else SDPA_ATTENTION
+    version = tuple(int(part) for part in metadata.version("transformers").split(".")[:2])
+    graphs = attention == VARLEN_ATTENTION and version >= _GRAPHS_FROM and target.runtime.cuda_graphs is not None
+    return {
+        "device": "cuda" if on_gpu else "cpu",
+        "dtype": dtype,
+        "attention": attention,
+        "cuda_graphs": str(graphs).lower(),
+        "threads": str(target.limits.threads),
+    }
+
+
+def _has_windows(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("sliding_window")) and bool(config.get("use_sliding_window", True))
+
+
+def _require_inputs(inputs: BuildInputs) -> None:
+    where = f"targets/{inputs.target.name}.yaml"
+    if inputs.target.weight_format != "native":
+        raise ConfigError(
+            f"weight_format {inputs.target.weight_format} is for the CPU engine", where=where, hint="use native"
+        )
+    if inputs.target.parallelism.world_size > 1:
+        raise Unsupported("transformers_torch serves on one GPU", where=where, hint="use engine: tensorrt_llm_llmapi")
+    algorithm = read_quantization(inputs.checkpoint).algorithm
+    if algorithm is not None:
+        raise Unsupported(
+            f"Transformers does not read modelopt's {algorithm} checkpoints: it drops their scales without an error",
+            where=str(inputs.checkpoint),
+            hint="use weights: none, or engine: tensorrt_llm_llmapi",
+        )
+    if inputs.checkpoint_ref is None:
+        raise ConfigError("Transformers serves the checkpoint from the store, and this one has no name there")
+
+
+class _Smoke:
+    """The loaded checkpoint, what it answered and how fast.
+
+    Attributes:
+        batcher: What will serve it; to be stopped by the caller.
+        seconds: By phase.
+        golden_match_fraction: Of the golden prompts; None without any.
+    """
+
+    def __init__(self, inputs: BuildInputs, properties: Mapping[str, str], context_length: int) -> None:
+        limits = _served_limits(inputs.target.limits, context_length)
+        self.seconds: dict[str, float] = {}
+        started = time.monotonic()
+        try:
+            self.batcher = Batcher(inputs.checkpoint, Settings.of(properties, limits))
+        except (RuntimeError, MemoryError, ValueError, OSError) as error:
+            raise Unsupported(f"the checkpoint does not load: {error}", where=str(inputs.checkpoint)) from error
+        self.seconds["load"] = round(time.monotonic() - started, 3)
+        self._tokens = min(_MEASURED_TOKENS, limits["maximum_tokens_per_request"] // 2)
+        self._vocabulary = len(self.batcher.tokenizer)
+        self._draw = Random(0)  # noqa: S311 - prompts of a measurement
+        self.golden_match_fraction = self._answer(inputs.golden, inputs.target)
+        self.seconds["golden"] = round(time.monotonic() - started - self.seconds["load"], 3)
+
+    def rate(self, sequences: int) -> float:
+        """Output tokens a second of requests that start together, each with its own prompt, prompts included."""
+        prompts = [[self._draw.randrange(self._vocabulary) for _ in range(self._tokens)] for _ in range(sequences)]
+        started = time.monotonic()
+        answers = self._generate(prompts, [self._tokens] * sequences, ignore_eos=True)
+        produced = sum(map(len, answers))
+        if produced != sequences * self._tokens:
+            raise IntegrityError(f"the model wrote {produced} tokens where {sequences * self._tokens} were asked for")
+        return round(produced / (time.monotonic() - started), 1)
+
+    def _answer(self, golden: Sequence[GoldenPrompt], target: Target) -> float | None:
+        if not golden:
+            return None
+        tokenizer, serving = self.batcher.tokenizer, target.serving
+        prompts = [tokenizer.encode(one.prompt, add_special_tokens=serving.add_special_tokens) for one in golden]
+        answers = self._generate(prompts, [one.maximum_tokens for one in golden], ignore_eos=False)
+        texts = tokenizer.batch_decode(answers, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return golden_match(golden, texts)
+
+    def _generate(self, prompts: Sequence[list[int]], most: Sequence[int], *, ignore_eos: bool) -> list[list[int]]:
+        answers: list[list[int]] = [[] for _ in prompts]
+        waiting, running = list(range(len(prompts))), set[int]()
+        while waiting or running:
+            while waiting and self.batcher.has_room(len(prompts[waiting[0]]) + most[waiting[0]]):
+                number = waiting.pop(0)
+                running.add(number)
+                self.batcher.submit(str(number), prompts[number], most[number], ignore_eos=ignore_eos)
+            if not running:
+                raise Unsupported("a request does not fit into the KV cache", hint="raise limits.kv_cache_blocks")
+            for output in self.batcher.outputs(_POLL_SECONDS):
+                answers[int(output.name)] += output.tokens
+                if output.error:
+                    raise IntegrityError(f"the model fails: {output.error}")
+                if output.finish_reason:
+                    running.discard(int(output.name))
+            if not self.batcher.is_running:
+                raise IntegrityError("the model's thread ended", hint="look at its log")
+        return answers
+
+
+def _served_limits(limits: EngineLimits, context_length: int) -> dict[str, int]:
+    """As the served model reads them."""
+    tokens = min(limits.maximum_tokens_per_request, context_length)
+    return {
+        **limits.model_dump(),
+        "maximum_tokens_per_request": tokens,
+        "kv_cache_blocks": limits.kv_cache_blocks or 0,
+    }
+
+
+def _facts(inputs: BuildInputs, host: HostFacts | None, smoke: _Smoke, context_length: int) -> EngineFacts:
+    """Measure, and gather what is known."""
+    sequences = min(inputs.target.limits.maximum_sequences, _MOST_SEQUENCES)
+    started = time.monotonic()
+    smoke.rate(1)
+    single, batched = smoke.rate(1), smoke.rate(sequences)
+    seconds = {**smoke.seconds, "measure": round(time.monotonic() - started, 3)}
+    weights = sum(path.stat().st_size for path in inputs.checkpoint.glob("*.safetensors"))
+    return EngineFacts(
+        builder="transformers_torch",
+        bytes=0,
+        weight_format=inputs.target.weight_format,
+        quantization=None,
+        kv_cache=inputs.dtype,
+        context_length=context_length,
+        device=host.gpus[0].name if host else platform.processor() or platform.machine(),
+        versions=_versions(),
+        seconds=seconds,
+        single_stream_tokens_per_second=single,
+        batched_tokens_per_second=batched,
+        batched_sequences=sequences,
+        details={
+            "load_seconds": seconds["load"],
+            "checkpoint_bytes": weights,
+            "peak_memory_bytes": _peak_memory_bytes(),
+            "kv_cache_blocks": smoke.batcher.blocks,
+            "golden_match_fraction": smoke.golden_match_fraction,
+            "golden_prompts": len(inputs.golden),
+        },
+    )
+
+
+def _peak_memory_bytes() -> int:
+    """The most that the GPU's tensors took, or on a CPU the process."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes if sys.platform == "darwin" else kilobytes * 1024
+
+
+def _versions() -> dict[str, str]:
+    found = {name: metadata.version(name) for name in _VERSIONED}
+    cuda = torch.version.cuda
+    return {**found, "cuda": cuda} if cuda else found

@@ -1,0 +1,166 @@
+"""A checkpoint served by Transformers on a real tritonserver."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+pytest.importorskip("tritonclient")
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.target import EngineLimits, Target
+from llm_pipeline.engines.builder import EngineDescription, EngineFacts
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+from llm_pipeline.serving.golden import GoldenPrompt
+from llm_pipeline.serving.model_repository import write_repository
+from llm_pipeline.serving.triton_server import start_server, stop_server
+from llm_pipeline.stages.contract import ArtifactRef
+
+pytestmark = pytest.mark.slow
+
+TARGET = Target(
+    name="cpu", accelerator="cpu", accelerator_count=0, engine="transformers_torch",
+    limits=EngineLimits(maximum_sequences=3, maximum_queued_requests=4, maximum_tokens_per_request=1024),
+    serving={"cancellation_check_milliseconds": 20},
+)  # fmt: skip
+PROPERTIES = {
+    "device": "cpu", "dtype": "float32", "attention": "paged|sdpa", "cuda_graphs": "false", "threads": "1",
+}  # fmt: skip
+PROMPT = "the cat sees a red moon"
+REF = ArtifactRef(kind="checkpoint", digest="c" * 64)
+
+
+def describe(engine, checkpoint=REF):
+    facts = EngineFacts(
+        builder="transformers_torch", bytes=0, weight_format="native", quantization=None, kv_cache="float32",
+        context_length=1024, device="a CPU", versions={"transformers": "5.5.4"}, seconds={},
+    )  # fmt: skip
+    EngineDescription(facts=facts, target=TARGET, runtime_properties=PROPERTIES, checkpoint=checkpoint).write(engine)
+
+
+def package(engine, destination):
+    golden = [GoldenPrompt(prompt=PROMPT, completion="?", maximum_tokens=4)]
+    ref = ArtifactRef(kind="engine", digest="e" * 64)
+    return write_repository(engine, golden, {"weight_format": "native"}, TARGET, destination, engine_ref=ref)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_engine, model_python, triton_home, tmp_path_factory):
+    place = tmp_path_factory.mktemp("transformers")
+    describe(place)
+    package(place, place / "repository")
+    state = place / "staging"
+    yield start_server(
+        place / "repository", ServerPorts(http=18580, grpc=18581, metrics=18582), triton_home=triton_home,
+        python=model_python, state=state, links={"llm/1/checkpoint": tiny_engine.parent / "checkpoint"},
+        environment={"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    stop_server(state)
+
+
+def asking(prompt=PROMPT, maximum_tokens=24, **options):
+    return GenerationRequest(prompt=prompt, maximum_tokens=maximum_tokens, allow_empty=True, **options)
+
+
+def ask(server, *requests, verb="generate"):
+    async def together():
+        async with GenerationClient(server.http_url) as client:
+            return await asyncio.gather(*(getattr(client, verb)(request) for request in requests))
+
+    answers = asyncio.run(together())
+    return answers[0] if len(requests) == 1 else answers
+
+
+def post(server, **change):
+    body = json.dumps({"text_input": PROMPT, "max_tokens": 4, **change}).encode()
+    request = urllib.request.Request(f"{server.http_url}/v2/models/llm/generate", body)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def metric(server, name):
+    with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def eventually(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_a_streamed_answer_is_the_whole_answer_in_pieces_in_any_company(server):
+    requests = [asking(f"{PROMPT} {number}", ignore_eos=True) for number in range(5)]
+    alone = ask(server, requests[0])
+    whole, pieces = ask(server, *requests), ask(server, *requests, verb="stream")
+    assert [answer.error for answer in [*whole, *pieces]] == [""] * 10
+    assert [answer.text for answer in whole] == [answer.text for answer in pieces]
+    assert whole[0].text == alone.text
+    assert {answer.output_tokens for answer in [*whole, *pieces]} == {24}
+    assert {answer.finish_reason for answer in pieces} == {"length"}
+    assert all(len(answer.chunk_seconds) > 5 for answer in pieces)
+
+
+def test_an_answer_ends_before_its_stop_word(server):
+    full = ask(server, asking(maximum_tokens=40, ignore_eos=True)).text
+    for verb in ("generate", "stream"):
+        answer = ask(server, asking(maximum_tokens=40, ignore_eos=True, stop=("never there", full[7:10])), verb=verb)
+        assert (answer.finish_reason, answer.text) == ("stop", full[: full.index(full[7:10])])
+    assert eventually(lambda: metric(server, "llm_kv_cache_usage") == 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"text_input": " "}, "text_input is empty"),
+        ({"max_tokens": 1024}, "max_tokens 1024 is not in 1..1023"),
+        ({"max_tokens": 1023}, "exceed 1024"),
+        ({"temperature": 0.5}, "decodes greedily"),
+        ({"stop": [""]}, "none of them empty"),
+    ],
+)
+def test_a_senseless_request_is_the_callers_mistake(change, reason, server):
+    status, answer = post(server, **change)
+    assert (status, reason in answer["error"]) == (400, True), answer
+
+
+def test_more_requests_than_the_queue_holds_are_refused_as_unavailable(server):
+    answers = ask(server, *[asking(maximum_tokens=60, ignore_eos=True) for _ in range(12)], verb="stream")
+    refused = [answer for answer in answers if "queue full" in answer.error]
+    assert len(refused) == 5
+    assert all(answer.output_tokens == 60 for answer in answers if answer.ok)
+
+
+def test_a_client_that_leaves_frees_its_place_and_its_cache(server):
+    before = metric(server, 'llm_requests_total{outcome="cancelled"')
+    tokens, prompts = metric(server, "llm_tokens_total"), metric(server, "llm_input_tokens_total")
+
+    async def leave():
+        async with GenerationClient(server.http_url) as client:
+            stream = await client.open_stream(asking(maximum_tokens=900, ignore_eos=True))
+            stream.close()
+
+    asyncio.run(leave())
+    assert eventually(lambda: metric(server, "llm_active_requests") == 0)
+    assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
+    assert metric(server, "llm_tokens_total") < tokens + 900
+    assert metric(server, "llm_input_tokens_total") > prompts
+    assert eventually(lambda: metric(server, "llm_kv_cache_usage") == 0)
+    assert ask(server, asking()).ok
+
+
+def test_an_engine_that_names_no_checkpoint_is_not_packaged(tmp_path):
+    describe(tmp_path, checkpoint=None)
+    with pytest.raises(IntegrityError, match="names no checkpoint"):
+        package(tmp_path, tmp_path / "repository")
