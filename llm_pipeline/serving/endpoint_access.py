@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.errors import ConfigError
@@ -44,18 +45,20 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
         raise _unreadable(endpoint, error) from error
 
 
-def root_certificates(endpoint: Endpoint) -> bytes | None:
-    """The certificates that gRPC checks the server's against; None for the system's.
+def grpc_security(endpoint: Endpoint) -> dict[str, Any]:
+    """Options of `tritonclient.grpc` for an endpoint's TLS, which a `ca_file` or an https URL means; none without.
 
     Raises:
         ConfigError: The file of certificates cannot be read.
     """
-    if endpoint.ca_file is None:
-        return None
+    if endpoint.ca_file is None and not endpoint.url.startswith("https://"):
+        return {}
     try:
-        return Path(endpoint.ca_file).read_bytes()
+        if endpoint.ca_file is not None:
+            Path(endpoint.ca_file).read_bytes()
     except OSError as error:
         raise _unreadable(endpoint, error) from error
+    return {"ssl": True, "root_certificates": endpoint.ca_file}
 
 
 def _unreadable(endpoint: Endpoint, error: OSError) -> ConfigError:

@@ -9,7 +9,7 @@ from typing import Any
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.serving.control.model_control import ModelConfigDocument, ModelRefused, ModelVersion
-from llm_pipeline.serving.endpoint_access import request_headers, root_certificates
+from llm_pipeline.serving.endpoint_access import grpc_security, request_headers
 
 _RESTRICTED = "triton-grpc-protocol-"
 """Triton looks for the key of a restricted protocol behind this prefix; gateways look for the bare name."""
@@ -39,7 +39,7 @@ class GrpcModelControl:
         self._timeout_seconds = timeout_seconds
         headers = {name.lower(): value for name, value in request_headers(endpoint).items()}
         self._headers = headers | {f"{_RESTRICTED}{name}": value for name, value in headers.items()}
-        self._client = InferenceServerClient(endpoint.grpc, **_security(endpoint))
+        self._client = InferenceServerClient(endpoint.grpc, **grpc_security(endpoint))
 
     def versions(self, model: str) -> tuple[ModelVersion, ...]:
         """See `ModelControl`."""
@@ -92,11 +92,3 @@ class GrpcModelControl:
             if status in _AWAY and "failed to load" not in message:
                 raise Transient(f"no server answers: {message}", where=self._where) from error
             raise ModelRefused(message, where=self._where) from error
-
-
-def _security(endpoint: Endpoint) -> dict[str, Any]:
-    if endpoint.ca_file is None and not endpoint.url.startswith("https://"):
-        return {}
-    import grpc
-
-    return {"creds": grpc.ssl_channel_credentials(root_certificates=root_certificates(endpoint))}

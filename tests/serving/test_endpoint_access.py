@@ -1,0 +1,125 @@
+"""Headers and certificates of an endpoint reach the server, and nobody else."""
+
+import asyncio
+import json
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
+from llm_pipeline.serving.control.model_control import open_model_control
+from llm_pipeline.serving.endpoint_access import grpc_security, request_headers, tls_context
+from llm_pipeline.serving.identity import require_served, served_name
+
+SECRET = "5esame-0pen"
+CHUNK = {"text_output": "a", "output_tokens": 1, "finish_reason": "length", "served_version": 1}
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> tuple[Path, Path]:
+    """A certificate of this host that only those trust who are told to, and its key."""
+    root = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
+         "-subj", "/CN=gateway", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", root / "key.pem", "-out", root / "certificate.pem"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return root / "certificate.pem", root / "key.pem"
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_GATEWAY_KEY", SECRET)
+
+
+@asynccontextmanager
+async def gateway(certificate: tuple[Path, Path], **changes: object) -> AsyncIterator[Endpoint]:
+    """A gateway with TLS that lets in who carries the key."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.headers.get("X-Key") != SECRET:
+            return web.json_response({"error": "who are you?"}, status=403)
+        if request.path == "/v2":
+            return web.json_response({"name": served_name("c" * 64)})
+        return web.Response(text=json.dumps(CHUNK))
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]
+    values = {"header_variables": {"X-Key": "TEST_GATEWAY_KEY"}, "ca_file": str(certificate[0]), **changes}
+    try:
+        yield Endpoint(url=f"https://127.0.0.1:{port}", **values)
+    finally:
+        await runner.cleanup()
+
+
+def generated(certificate: tuple[Path, Path], **changes: object) -> Generation:
+    async def ask() -> Generation:
+        async with (
+            gateway(certificate, **changes) as endpoint,
+            GenerationClient.of(endpoint, timeout_seconds=5) as client,
+        ):
+            return await client.generate(GenerationRequest("a", 1))
+
+    return asyncio.run(ask())
+
+
+def test_a_client_carries_the_headers_and_trusts_the_certificate(certificate):
+    assert generated(certificate).text == "a"
+    assert generated(certificate, header_variables={}).status == 403
+
+
+def test_a_certificate_that_nobody_vouches_for_is_an_error_of_the_request(certificate):
+    answer = generated(certificate, ca_file=None)
+    assert not answer.ok
+    assert "certificate" in answer.error.lower()
+    assert SECRET not in answer.error
+
+
+def test_identity_and_model_control_are_let_in_the_same_way(certificate):
+    async def both() -> bool:
+        async with gateway(certificate) as endpoint:
+            await require_served(endpoint, "c" * 64)
+            control = open_model_control(endpoint, timeout_seconds=5)
+            ready = await asyncio.to_thread(control.is_ready, "llm", 1)
+            distrustful = open_model_control(endpoint.model_copy(update={"ca_file": None}), timeout_seconds=5)
+            with pytest.raises(Transient, match="CERTIFICATE_VERIFY_FAILED"):
+                await asyncio.to_thread(distrustful.is_ready, "llm", 1)
+            return ready
+
+    assert asyncio.run(both())
+
+
+@pytest.mark.parametrize("value", ["sec\nret", "sec\x00ret", "geheim\u00e4", " padded"])
+def test_a_value_that_no_header_may_hold_is_refused_by_the_name_of_its_variable(monkeypatch, value):
+    if "\x00" not in value:
+        monkeypatch.setenv("TEST_GATEWAY_KEY", value)
+    else:
+        monkeypatch.setattr(Endpoint, "headers", lambda _: {"X-Key": value})
+    endpoint = Endpoint(url="http://127.0.0.1:9", header_variables={"X-Key": "TEST_GATEWAY_KEY"})
+    with pytest.raises(ConfigError, match="TEST_GATEWAY_KEY") as refused:
+        request_headers(endpoint)
+    assert value not in str(refused.value)
+
+
+def test_certificates_that_cannot_be_read_are_named_before_anything_is_asked(tmp_path):
+    endpoint = Endpoint(url="https://127.0.0.1:9", ca_file=str(tmp_path / "no.pem"))
+    for open_it in (tls_context, grpc_security, GenerationClient.of):
+        with pytest.raises(ConfigError, match=r"no\.pem"):
+            open_it(endpoint)
+    assert tls_context(Endpoint(url="http://127.0.0.1:9")) is None
+    assert grpc_security(Endpoint(url="http://127.0.0.1:9")) == {}
