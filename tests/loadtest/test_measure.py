@@ -161,10 +161,10 @@ def test_users_of_a_closed_loop_send_when_their_last_answer_is_there(client: Loa
 
 def test_several_processes_record_what_one_does(server: ScriptedServer):
     scheduled = traffic([f"prompt {number}" for number in range(99)])
-    with LoadClient(Endpoint(url=server.url), processes=3) as client:
+    with LoadClient(Endpoint(url=server.url), processes=2) as client:
         before = len(server.seen)
         records = client.send(scheduled).records
-        assert len(client.pids) == 3
+        assert len(client.pids) == 2
         users = client.send(Traffic.closed_loop([LoadRequest("a", 4)] * 10, 2, 5.0)).records
     assert records["number"].tolist() == list(range(99))
     assert records["arrives_at"].tolist() == scheduled.arrivals.tolist()
@@ -182,9 +182,9 @@ def test_a_client_process_that_dies_voids_its_window(server: ScriptedServer):
         kill = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {client.pids[1]}"])
         started = time.monotonic()
         with pytest.raises(Transient, match="client process ended"):
-            client.send(traffic(["a"] * 1000))
+            client.send(traffic(["a"] * 2000))
         kill.wait()
-        assert time.monotonic() - started < 3, "at once, not when the window is over"
+        assert time.monotonic() - started < 6, "at once, not when the window is over"
 
 
 def test_client_processes_die_with_their_parent_however_it_ends(server: ScriptedServer):

@@ -147,10 +147,21 @@ class Connections:
         self._connecting: set[asyncio.Task[None]] = set()
         self._under_way: deque[tuple[Answer, Connection]] = deque()  # by their deadlines
 
-    async def prepare(self) -> None:
-        """Have a connection: resolve the name, and find which of its addresses answers."""
+    async def prepare(self, spare: int) -> None:
+        """Have idle connections before the window begins, up to `spare` of them.
+
+        A burst of new ones at its start would overflow the server's queue of connections, and a packet that is dropped
+        there is sent again a second later.
+        """
+        if not self._idle:
+            await self._find_address()
         if self._idle:
-            return
+            more = [self._connect() for _ in range(spare - len(self._idle))]
+            made = await asyncio.gather(*more, return_exceptions=True)
+            self._idle += [connection for connection in made if isinstance(connection, Connection)]
+
+    async def _find_address(self) -> None:
+        """Resolve the name, and make a connection to the first of its addresses that answers."""
         loop, target = asyncio.get_running_loop(), self._target
         try:
             found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)

@@ -19,10 +19,10 @@ _SHED_TEXTS = ("exceeds maximum queue size", "request timeout expired", "queue f
 
 
 def judge_refusal(status: int, body: bytes) -> tuple[Fault, str]:
-    """An answer of another status than 200."""
+    """An answer of another status than 200; `generate_stream` refuses in an event, `generate` in plain JSON."""
     text = body[:_SHOWN_BYTES].decode(errors="replace")
     try:
-        text = str(json.loads(body)["error"])
+        text = str(json.loads(body.removeprefix(b"data:"))["error"])
     except (ValueError, KeyError, TypeError):
         text = text or "no reason given"
     return (Fault.SHED if status in _SHED_STATUSES else Fault.REFUSED), f"HTTP {status}: {text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 
@@ -16,6 +17,8 @@ from llm_pipeline.loadtest.traffic import LoadRequest
 
 _SENT_AT_A_TURN = 16  # a client that is behind reads answers in between
 _EXPIRY_SECONDS = 0.05
+_SPARE_SECONDS = 0.05  # arrivals of so long find a connection that stands already
+_MOST_SPARE = 64
 _monotonic = time.monotonic
 
 
@@ -36,7 +39,7 @@ class Sender:
         """Do what can be done before the window: find the server, and write down the first request."""
         self._share, self._rows, self._numbered, self._sent = share, RowWriter(), share.numbered(), 0
         self._advance()
-        await self._connections.prepare()
+        await self._connections.prepare(_spare_connections(share))
 
     async def run(self, start: float) -> RowWriter:
         """Send everything, and wait until each request has ended.
@@ -120,3 +123,8 @@ class Sender:
         while True:
             await asyncio.sleep(_EXPIRY_SECONDS)
             self._connections.expire()
+
+
+def _spare_connections(share: Share) -> int:
+    wanted = share.users or math.ceil(len(share.requests) / share.duration_seconds * _SPARE_SECONDS)
+    return max(1, min(wanted, _MOST_SPARE))

@@ -47,12 +47,12 @@ def test_lines_may_end_in_carriage_returns_and_the_last_one_in_nothing():
 
 
 def test_the_first_token_is_the_first_chunk_with_text():
-    answer = answer_to(3)
-    bodies = [event("", tokens=0), event(""), event("word"), event("", reason="length")]
+    answer = answer_to(4)
+    bodies = [event("", tokens=0), event(""), event("word"), event(" more"), event("", reason="length")]
     assert judged(answer, *bodies) is Fault.NONE
     assert answer.first_text_at == 104.0
-    assert answer.last_text_at == 104.0, "the end of the answer brought no text"
-    assert answer.gaps == [1.0, 1.0], "a chunk that brings nothing neither begins nor ends a silence"
+    assert answer.last_text_at == 105.0, "the end of the answer brought no text"
+    assert answer.gaps == [1.0, 1.0, 1.0], "a chunk that brings nothing neither begins nor ends a silence"
 
 
 def test_tokens_are_those_that_the_server_counts():
@@ -108,6 +108,17 @@ def test_another_status_is_a_refusal_whose_reason_is_kept(status: int, fault: Fa
     answer.status = status
     assert judged(answer, b'{"error": "no ', b'place"}') is fault
     assert answer.detail == f"HTTP {status}: no place"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [(b'data: {"error": "too long"}\n\n', "too long"), (b"<html>", "<html>"), (b"", "no reason given")],
+)
+def test_a_refusal_may_be_an_event_or_no_json_at_all(body: bytes, said: str):
+    answer = answer_to()
+    answer.status = 400
+    assert judged(answer, body) is Fault.REFUSED
+    assert answer.detail == f"HTTP 400: {said}"
 
 
 def test_a_whole_answer_in_one_piece_is_judged_alike():
