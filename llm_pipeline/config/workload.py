@@ -138,16 +138,20 @@ class SharedPrefixes(ConfigModel):
 class Workload(ConfigModel):
     """The load test's traffic. The same seed gives the same requests at the same times.
 
+    Prompts that are taken as they are come once in a window, and may come again in the next one; made-up ones (with
+    `prompt_tokens`) are new in every window. A trace that is replayed has the same times and lengths for every seed.
+
     Attributes:
         prompts: A jsonl file, relative to `configs/`, with a `prompt` field in each line, and `output_tokens` for
             lengths that are `recorded`.
         rate_per_second: Mean arrival rate: what production is expected to send.
         duration_seconds: Length of the measured window at that rate.
         arrivals: When requests come.
-        trace: Recorded traffic in place of drawn arrivals and lengths.
+        trace: Recorded traffic in place of drawn arrivals and lengths; both lengths must then be `recorded`.
         prompt_tokens: Lengths of prompts, which are joined and cut from the file's texts; None takes them as they are.
         output_tokens: `max_tokens` asked for: smallest and largest, or a distribution.
-        shared_prefixes: Prompts that begin alike; without them every prompt is new to a prefix cache.
+        shared_prefixes: Prompts that begin alike, each followed by a prompt of `prompt_tokens`; without them every
+            prompt is new to a prefix cache.
         priorities: Share of requests by priority level, 1 being the most urgent; empty for none.
         streaming_share: Requests whose answer is streamed.
         cancelled_share: Streamed requests whose user leaves half-way; they are not judged.

@@ -9,6 +9,8 @@ import pytest
 
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.target import Target
+from llm_pipeline.loadtest.outcome import read_outcome
+from llm_pipeline.loadtest.records import read_records
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.triton_server import find_server, start_server, stop_server
 from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
@@ -37,11 +39,13 @@ class Release:
     """One release's requests."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.state, self.ports = root, root / "slot", free_ports()
+        self.root, self.state, self.ports, self.comparison_ports = root, root / "slot", free_ports(), free_ports()
         self.store = open_store(f"file://{root}/store")
         prompts = root / "prompts"
         prompts.mkdir()
-        (prompts / "p.jsonl").write_text("".join(json.dumps({"prompt": f"w{n} v{n}"}) + "\n" for n in range(40)))
+        (prompts / "p.jsonl").write_text(
+            "".join(json.dumps({"prompt": f"w{n} v{n} u{n} t{n} s{n}"}) + "\n" for n in range(40))
+        )
         self.prompts = self.store.publish("dataset", prompts)
         self.repository = self.publish_repository()
 
@@ -73,15 +77,26 @@ class Release:
             "served": target.model_dump(mode="json"), "triton_home": str(TRITON_HOME), "python": str(PYTHON),
         }  # fmt: skip
 
-    def load_test(self, digest: str | None = None) -> StageResult | StageFailure:
+    def load_test(self, digest: str | None = None, **inputs: ArtifactRef) -> StageResult | StageFailure:
         config = {
-            "endpoint": {"url": f"http://127.0.0.1:{self.ports['http']}"},
+            "endpoint": {
+                "url": f"http://127.0.0.1:{self.ports['http']}",
+                "metrics_url": f"http://127.0.0.1:{self.ports['metrics']}/metrics",
+            },
+            "server_state": str(self.state),
+            "comparison": {"ports": self.comparison_ports, "triton_home": str(TRITON_HOME), "python": str(PYTHON),
+                           "state": str(self.root / "comparison")},
             "repository_digest": digest or self.repository.digest,
-            "workload": {"prompts": "p.jsonl", "rate_per_second": 30, "duration_seconds": 4, "warmup_requests": 5},
+            "users": 8,
+            "workload": {"prompts": "p.jsonl", "rate_per_second": 50, "duration_seconds": 2, "warmup_requests": 5},
             "policy": {"service_level": {"first_token_milliseconds": 500, "end_to_end_milliseconds": 1000},
-                       "minimum_requests": 60, "maximum_client_lag_milliseconds": 200},
+                       "minimum_requests": 60, "maximum_client_lag_milliseconds": 200, "attainment": 0.9, "seeds": 2,
+                       "search": {"maximum_multiple": 2, "window_seconds": 1, "minimum_requests": 60},
+                       "regression": {"maximum_ratio": 50, "window_seconds": 1, "rounds": 3, "maximum_rounds": 3,
+                                      "maximum_length_drift": 0.9}},
+            "staging": {"ready_timeout_seconds": 20},
         }  # fmt: skip
-        return self.run("load_test", config, prompts=self.prompts, repository=self.repository)
+        return self.run("load_test", config, prompts=self.prompts, repository=self.repository, **inputs)
 
 
 @pytest.fixture
@@ -100,13 +115,19 @@ def test_a_candidate_is_staged_measured_and_taken_down(release):
     assert (release.state / "repository/llm/1/linked/p.jsonl").is_file()
     assert staged.metrics["endpoint"] == f"http://127.0.0.1:{release.ports['http']}"
 
-    measured = release.load_test()
+    measured = release.load_test(production=release.repository)
     assert isinstance(measured, StageResult), measured
     assert measured.judgement.verdict is Verdict.GO, measured.judgement.summary
     files = release.store.fetch(measured.artifacts["load_test"])
-    assert sum(1 for _ in (files / "requests.jsonl").open()) == measured.metrics["requests"]
-    assert json.loads((files / "summary.json").read_text())["failed"] == 0
-    assert release.load_test().reused, "the same repository and traffic: measured once"
+    outcome = read_outcome(files)
+    assert outcome.confirmed_rate_per_second >= 50
+    assert len(read_records(files / "target.csv.gz")) == outcome.window("target").requests
+    assert {window.failed for window in outcome.windows} == {0}
+    assert outcome.window("confirmation").server.resident_bytes > 0
+    assert [ratio.measure for ratio in outcome.regression.ratios]
+    assert any(fact.name.startswith("after the load: ") for fact in outcome.judgement.evidence)
+    assert find_server(release.root / "comparison") is None
+    assert release.load_test(production=release.repository).reused, "the same repository and traffic: measured once"
 
     down = release.run("staging_down", release.slot)
     assert down.metrics["was_running"] == 1
