@@ -1,6 +1,6 @@
 """The model repository that a running server reads, as far as one model's versions go: a directory, or a bucket.
 
-A version that is added is whole before it has its number; no other version is touched.
+No other version is touched. A server with explicit model control looks at a version when it is told to load it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
@@ -105,10 +106,8 @@ class S3ModelDirectory:
     def versions(self) -> tuple[int, ...]:
         """See `ModelDirectory`."""
         with self._translated():
-            pages = (
-                self._client()
-                .get_paginator("list_objects_v2")
-                .paginate(Bucket=self._bucket, Prefix=self._prefix, Delimiter="/")
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"
             )
             names = [
                 entry["Prefix"].removeprefix(self._prefix) for page in pages for entry in page.get("CommonPrefixes", ())
@@ -117,24 +116,23 @@ class S3ModelDirectory:
 
     def add(self, version: int, source: Path, links: Mapping[str, Path]) -> None:
         """See `ModelDirectory`."""
-        client = self._client()
         with self._translated():
             for place, directory in (("", source), *links.items()):
                 for file in sorted(path for path in directory.rglob("*") if path.is_file()):
                     key = PurePosixPath(str(version), place, file.relative_to(directory).as_posix())
-                    client.upload_file(str(file), self._bucket, f"{self._prefix}{key}")
+                    self._client.upload_file(str(file), self._bucket, f"{self._prefix}{key}")
 
     def remove(self, version: int) -> None:
         """See `ModelDirectory`."""
-        client = self._client()
         with self._translated():
-            pages = client.get_paginator("list_objects_v2").paginate(
+            pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=f"{self._prefix}{version}/"
             )
             for page in pages:
                 if keys := [{"Key": entry["Key"]} for entry in page.get("Contents", ())]:
-                    client.delete_objects(Bucket=self._bucket, Delete={"Objects": keys})
+                    self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": keys})
 
+    @cached_property
     def _client(self) -> Any:
         from llm_pipeline.store.s3_session import connect, require_boto3
 
