@@ -29,11 +29,10 @@ from llm_pipeline.loadtest.attainment import SERVICE_LEVEL_MET
 from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.records import COLUMNS, Answered, Records, column_type
 from llm_pipeline.loadtest.sample_size import needed_requests
-from llm_pipeline.loadtest.summary import quantile_with_bounds
+from llm_pipeline.loadtest.summary import QUANTILES, latency
 from llm_pipeline.verdict import Verdict
 
 _WINDOWS = 3
-_QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _MLPERF = {0.99: (459, 662, 1307, 2010), 0.9: (44, 64, 127, 197)}
 _NOISE = 0.99
 """A goal allows what a calibrated gate would show by chance in no more than one run of this benchmark in a hundred."""
@@ -183,17 +182,17 @@ def _records(first_token_seconds: Seconds) -> Records:
 
 
 def _quantiles(runs: int, random: np.random.Generator) -> Iterator[bool]:
-    """The bounds of percentiles that tables and plots show: two-sided 95 %, for independent requests."""
-    server = Independent()
-    held = Counter[float]()
-    for times in server.windows(runs, 1000, random):
-        for quantile in _QUANTILES:
-            found = quantile_with_bounds(np.sort(times), quantile)
-            truth = 1e3 * server.quantile(quantile)
-            held[quantile] += (found.lower or 0.0) <= truth <= (found.upper or np.inf)
-    for quantile in _QUANTILES:
-        covered = held[quantile] / runs
-        yield at_least(f"bounds of p{100 * quantile:g} cover, 1,000 requests", covered, 1.0 - _by_chance(0.05, runs))
+    """The bounds of percentiles that tables and plots show: two-sided 95 %."""
+    for server, requests in ((Independent(), 1000), (Queue(4, 0.7, 1.0), 2000)):
+        held = Counter[float]()
+        for times in server.windows(runs, requests, random):
+            shown = latency(times)
+            for found in shown.quantiles if shown else ():
+                truth = 1e3 * server.quantile(found.quantile)
+                held[found.quantile] += (found.lower or 0.0) <= truth <= (found.upper or np.inf)
+        for quantile in QUANTILES:
+            name = f"bounds of p{100 * quantile:g} cover, {server.name}, {requests:,} requests"
+            yield at_least(name, held[quantile] / runs, 1.0 - _by_chance(0.05, runs))
 
 
 def _sample_sizes() -> Iterator[bool]:

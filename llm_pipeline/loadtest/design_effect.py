@@ -25,6 +25,8 @@ from llm_pipeline.loadtest.attainment import Severity
 NEAR = (1.0, 0.75, 0.5, 0.25)
 """Shares of a limit beyond which a request counts as a miss or a near miss."""
 
+_MOST_BATCHES = 50_000
+
 _STANDARD_ERRORS = 2.0
 """Beyond the estimate: `benchmarks/load_gate.py` shows that this is enough for the windows of a load test."""
 
@@ -41,26 +43,42 @@ def design_effect(windows: Sequence[Severity]) -> float:
 
 
 def autocorrelation_time(windows: Sequence[NDArray[np.bool_]]) -> float:
-    """Upper bound of the integrated autocorrelation time of an event, in requests; 1 where it is always the same."""
-    several = [window.astype(np.float64) for window in windows if len(window) > 1]
-    count = sum(len(window) for window in several)
-    share = sum(float(window.sum()) for window in several) / max(1, count)
+    """Upper bound of the integrated autocorrelation time of an event, in requests; 1 where it is always the same.
+
+    Many requests are summed in batches first, which leaves the result as it is and costs little time.
+    """
+    count = sum(len(window) for window in windows)
+    share = sum(int(np.sum(window)) for window in windows) / max(1, count)
     if share in (0.0, 1.0):
         return 1.0
-    pairs = _pairs(several, share)
-    summed = int(np.argmax(pairs <= 0.0)) if np.any(pairs <= 0.0) else len(pairs)
-    time = 2.0 * float(np.minimum.accumulate(pairs[:summed]).sum()) - 1.0
-    relative_error = np.sqrt(2.0 * (4 * summed + 1) / count)
-    return max(1.0, time) * (1.0 + _STANDARD_ERRORS * float(relative_error))
+    size = -(-count // _MOST_BATCHES)
+    batches = [_batches(window, size) - size * share for window in windows if len(window) > size]
+    summed = sum(len(window) for window in batches)
+    if not summed:
+        return 1.0
+    variance = sum(float(np.sum(window**2)) for window in batches) / summed
+    pairs = _pairs(batches)
+    last = int(np.argmax(pairs <= 0.0)) if np.any(pairs <= 0.0) else len(pairs)
+    time = variance / (size * share * (1.0 - share)) * (2.0 * float(np.minimum.accumulate(pairs[:last]).sum()) - 1.0)
+    relative_error = float(np.sqrt(2.0 * (4 * last + 1) / summed))
+    return max(1.0, time) * (1.0 + _STANDARD_ERRORS * relative_error)
 
 
-def _pairs(windows: Sequence[NDArray[np.float64]], mean: float) -> NDArray[np.float64]:
-    """Sums of the autocorrelations at lags 0 and 1, 2 and 3, and so on, all windows together."""
-    lags = 2 * (max(len(window) for window in windows) // 2)
+def _batches(window: NDArray[np.bool_], size: int) -> NDArray[np.float64]:
+    """How often the event came in each batch of so many requests; what remains at the end is left out."""
+    whole = len(window) - len(window) % size
+    return np.asarray(window[:whole].reshape(-1, size).sum(axis=1), dtype=np.float64)
+
+
+def _pairs(windows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Sums of the autocorrelations at lags 0 and 1, 2 and 3, and so on, all windows together, around zero."""
+    lags = 2 * max(1, max(len(window) for window in windows) // 2)
     covariance = np.zeros(lags)
     for window in windows:
-        spectrum = np.fft.rfft(window - mean, 2 * len(window))
+        spectrum = np.fft.rfft(window, 2 * len(window))
         products = np.fft.irfft(spectrum * np.conj(spectrum), 2 * len(window))[: min(lags, len(window))]
         covariance[: len(products)] += products
+    if covariance[0] <= 0.0:
+        return np.ones(1)
     pairs: NDArray[np.float64] = (covariance / covariance[0]).reshape(-1, 2).sum(axis=1)
     return pairs

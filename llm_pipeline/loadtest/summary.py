@@ -25,6 +25,7 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _BINS_A_DECADE = 10
 _SHORTEST_MILLISECONDS = 1e-3
 _CONFIDENCE = 0.95
+_WIDER_TAIL = 5.0
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -160,8 +161,11 @@ def silences(records: Records) -> Latency | None:
 
 
 def _bounded(arrived: Values, ordered: Values, quantile: float) -> Quantile:
-    value = ordered[max(1, math.ceil(quantile * ordered.size)) - 1]
-    return quantile_with_bounds(ordered, quantile, autocorrelation_time([arrived > value]))
+    """Few lie beyond a high quantile: how they cluster is told by a tail that is wider, too."""
+    wider = max(0.5, 1.0 - _WIDER_TAIL * (1.0 - quantile))
+    values = [ordered[max(1, math.ceil(share * ordered.size)) - 1] for share in {quantile, min(quantile, wider)}]
+    effect = max(autocorrelation_time([arrived > value]) for value in values)
+    return quantile_with_bounds(ordered, quantile, effect)
 
 
 def _ranks(count: int, quantile: float, design_effect: float = 1.0) -> tuple[int, int, int]:

@@ -99,6 +99,11 @@ def test_the_design_effect_of_spells_is_their_length(length: int):
     assert length <= effect <= 1.6 * length
 
 
+def test_batches_of_many_requests_tell_the_same():
+    few, many = design_effect([waves(48_000, 40, 0.1)]), design_effect([waves(480_000, 40, 0.1)])
+    assert many == pytest.approx(few, rel=0.15)
+
+
 def test_near_misses_tell_how_misses_would_cluster():
     near = 0.6 * waves(4000, 20, 0.1)  # 0.9 of the limit, and never above it
     assert design_effect([near]) > 15
