@@ -95,10 +95,16 @@ class S3ModelDirectory:
         uri: `s3://bucket/prefix` of the repository.
         model: The model's name.
         endpoint: URL of another S3 API than Amazon's.
+
+    Raises:
+        Unsupported: boto3 is not installed in this interpreter.
     """
 
     def __init__(self, uri: str, model: str, endpoint: str | None) -> None:
+        from llm_pipeline.store.s3_session import require_boto3
+
         self._config = StoreConfig(uri=uri, endpoint=endpoint)
+        require_boto3(self._config)
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         self._bucket = bucket
         self._prefix = f"{PurePosixPath(prefix) / model}/".removeprefix("./")
@@ -134,9 +140,8 @@ class S3ModelDirectory:
 
     @cached_property
     def _client(self) -> Any:
-        from llm_pipeline.store.s3_session import connect, require_boto3
+        from llm_pipeline.store.s3_session import connect
 
-        require_boto3(self._config)
         return connect(self._config)
 
     @contextmanager
