@@ -15,7 +15,7 @@ from llm_pipeline.config.workload import UniformLengths, Workload
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import LoadTestOutcome
-from llm_pipeline.loadtest.session import run_session
+from llm_pipeline.loadtest.session import run_session, warm_up
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.serving.probes import probe
@@ -44,8 +44,8 @@ POLICY = LoadTestPolicy(
     ),
     attainment=0.9,
     confidence=0.9,
-    maximum_client_lag_milliseconds=250,  # the hosts of tests are busy
-    seeds=2,
+    maximum_client_lag_milliseconds=400,  # the hosts of tests are busy
+    seeds=1,
     maximum_extension=1.0,
     confirmation_multiple=1.0,
     search=None,
@@ -84,6 +84,15 @@ def load_tested(
     return outcome
 
 
+def decided(server: FaultyServer, source: TrafficSource) -> LoadTestOutcome:
+    """A load test that is repeated while it decides nothing: a busy host makes our own client too late."""
+    for _ in range(4):
+        outcome = load_tested(server, source)
+        if outcome.judgement.verdict is not Verdict.INCONCLUSIVE:
+            break
+    return outcome
+
+
 def reasons(outcome: LoadTestOutcome) -> set[str]:
     """Names of the facts that are as bad as the verdict."""
     judgement = outcome.judgement
@@ -103,12 +112,24 @@ def faults(outcome: LoadTestOutcome) -> dict[str, int]:
 
 def test_a_sound_server_passes_at_the_workloads_rate(server, source):
     server.order()
-    outcome = load_tested(server, source)
+    outcome = decided(server, source)
     assert outcome.judgement.verdict is Verdict.GO, outcome.judgement.summary
     assert outcome.confirmed_rate_per_second == WORKLOAD.rate_per_second
     window = outcome.window("confirmation")
     assert window.faults == {}
     assert window.server.kv_cache_fraction > 0
+    assert window.server.input_tokens >= 6 * window.requests
+    assert outcome.warmup_requests >= 100  # the first streams of a server are slow
+
+
+def test_no_request_of_the_warm_up_is_in_a_window(server, source):
+    server.order()
+    before = server.completed_requests()
+    with LoadClient(server.endpoint, processes=1, timeout_seconds=TIMEOUT_SECONDS) as client:
+        windows = Windows(client, source, WORKLOAD, POLICY)
+        warm = warm_up(windows, USERS)
+        assert windows.summaries == []
+    assert server.completed_requests() - before == warm.requests >= 100
 
 
 def test_a_server_that_becomes_slow_misses_its_service_level_and_nothing_else(server, source):
@@ -132,7 +153,7 @@ def test_one_request_in_two_hundred_that_is_dropped_fails_a_release(server, sour
 
 def test_answers_that_stall_half_way_miss_the_limit_of_a_stall(server, source):
     server.order("stall", every=4, seconds=0.6)
-    outcome = load_tested(server, source)
+    outcome = decided(server, source)
     assert outcome.judgement.verdict is Verdict.NO_GO
     assert {"service level met", "no long stall"} <= reasons(outcome)
     assert faults(outcome) == {}
@@ -154,7 +175,7 @@ def test_answers_that_claim_a_length_they_do_not_have_are_anomalous(server, sour
 
 def test_a_cache_of_answers_flatters_no_window_and_is_anomalous_to_the_probes(server, source):
     server.order("cache")
-    outcome = load_tested(server, source)
+    outcome = decided(server, source)
     assert outcome.judgement.verdict is Verdict.GO  # every prompt was new, so the figures are of generated answers
     probed = asyncio.run(probe(server.endpoint, [], StagingPolicy()))
     assert probed.verdict is Verdict.ANOMALOUS

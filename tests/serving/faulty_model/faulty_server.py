@@ -24,7 +24,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 
 ENVIRONMENTS = Path(__file__).parents[3] / ".envs"
 TRITON_HOME, MODEL_PYTHON = ENVIRONMENTS / "triton", ENVIRONMENTS / "model" / "bin" / "python"
-SEQUENCES, QUEUED, CONTEXT = 64, 64, 1024
+SEQUENCES, QUEUED, CONTEXT = 64, 400, 1024
 
 
 class FaultyServer:
@@ -40,6 +40,12 @@ class FaultyServer:
         body = json.dumps({"text_input": prompt, "max_tokens": 1}).encode()
         with urllib.request.urlopen(f"{self.server.http_url}/v2/models/llm/generate", body, timeout=10) as answer:
             assert json.load(answer)["text_output"] == "ok"
+
+    def completed_requests(self) -> int:
+        """Requests that were answered to their end, as the model's own metric says."""
+        with urllib.request.urlopen(self.server.metrics_url, timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if 'outcome="completed"' in line)
 
     def kill_model(self) -> None:
         """As a crash of its engine would: the process that runs model.py is gone, and Triton goes on."""

@@ -1,0 +1,201 @@
+"""What Triton (2.51) does and nobody expects, so that our answers to it stay needed: a newer server may fail these.
+
+Kept elsewhere: a version that does not load beside others and a dead model under traffic
+(`control/test_model_versions.py`), live requests and orphans at a stop (`test_triton_server.py`,
+`packaged/test_served_model.py`), errors and cut streams under HTTP 200 (`test_client.py`, and with the warm-up that a
+first stream needs, `../loadtest/test_faulty_servers.py`), numpy 2 (`test_triton_server.py`).
+"""
+
+import asyncio
+import base64
+import json
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import np_to_triton_dtype
+
+from llm_pipeline.config.policy import StagingPolicy
+from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
+from llm_pipeline.serving.probes import probe
+from llm_pipeline.verdict import Verdict
+
+sys.path.insert(0, str(Path(__file__).parent / "faulty_model"))
+
+from faulty_server import MODEL_PYTHON, TRITON_HOME, FaultyServer, faulty_server
+
+pytestmark = pytest.mark.slow
+
+
+def tensor(name: str, kind: str = "TYPE_STRING") -> dict[str, object]:
+    return {"name": name, "data_type": kind, "dims": [1]}
+
+
+ENSEMBLE_INPUTS = ("text_input", "max_tokens", "stream", "ignore_eos")
+ENSEMBLE = {
+    "name": "ensemble",
+    "platform": "ensemble",
+    "max_batch_size": 0,
+    "input": [
+        tensor("text_input"),
+        tensor("max_tokens", "TYPE_INT32"),
+        tensor("stream", "TYPE_BOOL"),
+        tensor("ignore_eos", "TYPE_BOOL"),
+    ],
+    "output": [tensor("text_output")],
+    "ensemble_scheduling": {
+        "step": [
+            {
+                "model_name": "llm",
+                "model_version": -1,
+                "input_map": {name: name for name in ENSEMBLE_INPUTS},
+                "output_map": {"text_output": "text_output"},
+            }
+        ]
+    },
+}
+BROKEN_CONFIG = {
+    "name": "broken",
+    "backend": "python",
+    "max_batch_size": 0,
+    "input": [{"name": "x", "data_type": "TYPE_INT32", "dims": [1]}],
+    "output": [{"name": "y", "data_type": "TYPE_INT32", "dims": [1]}],
+    "instance_group": [{"kind": "KIND_CPU", "count": 1}],
+}
+BROKEN_CODE = b"""
+class TritonPythonModel:
+    def initialize(self, args):
+        raise RuntimeError("no kernel image is available")
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[FaultyServer]:
+    if not TRITON_HOME.exists() or not MODEL_PYTHON.exists():
+        pytest.skip("no tritonserver or no model interpreter here")
+    with faulty_server(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+def ask(served: FaultyServer, path: str, body: object = None) -> tuple[int, str]:
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(f"{served.endpoint.url}{path}", data, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def load(served: FaultyServer, config: dict[str, object], code: bytes) -> tuple[int, str]:
+    """Load a model that is nowhere on disk."""
+    parameters = {"config": json.dumps(config), "file:1/model.py": base64.b64encode(code).decode()}
+    return ask(served, f"/v2/repository/models/{config['name']}/load", {"parameters": parameters})
+
+
+def metric(served: FaultyServer, name: str, labels: str = "") -> float:
+    with urllib.request.urlopen(served.endpoint.metrics_url, timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name) and labels in line)
+
+
+def generate(served: FaultyServer, *requests: GenerationRequest) -> list[Generation]:
+    async def together() -> list[Generation]:
+        async with GenerationClient.of(served.endpoint, timeout_seconds=10) as client:
+            return await asyncio.gather(*(client.stream(request) for request in requests))
+
+    return asyncio.run(together())
+
+
+def cancelled(served: FaultyServer, leave: Callable[[], None]) -> float:
+    """How many requests ended as cancelled, once all have ended, after a client has left."""
+    before, deadline = metric(served, "llm_requests_total", '"cancelled"'), time.monotonic() + 20
+    leave()
+    while metric(served, "llm_active_requests") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert metric(served, "llm_active_requests") == 0
+    return metric(served, "llm_requests_total", '"cancelled"') - before
+
+
+LONG = {"text_input": "a b", "max_tokens": 250, "stream": True, "ignore_eos": True}
+
+
+def leave_over_http(served: FaultyServer, model: str) -> None:
+    async def leave() -> None:
+        async with GenerationClient.of(served.endpoint) as client:
+            url = f"{served.endpoint.url}/v2/models/{model}/generate_stream"
+            async with client.session.post(url, json=LONG) as answer:
+                await answer.content.readline()
+
+    asyncio.run(leave())
+
+
+def leave_over_grpc(served: FaultyServer) -> None:
+    first = threading.Event()
+    client = grpcclient.InferenceServerClient(f"127.0.0.1:{served.server.ports.grpc}")
+    client.start_stream(lambda **_: first.set())
+    types = {"text_input": np.object_, "max_tokens": np.int32, "stream": np.bool_, "ignore_eos": np.bool_}
+    inputs = []
+    for name, type_ in types.items():
+        inputs.append(grpcclient.InferInput(name, [1], np_to_triton_dtype(type_)))
+        inputs[-1].set_data_from_numpy(np.array([LONG[name]], dtype=type_))
+    client.async_stream_infer("llm", inputs)
+    assert first.wait(5)
+    client.stop_stream(cancel_requests=True)
+    client.close()
+
+
+def test_a_client_that_leaves_is_noticed_over_http_and_grpc(served):
+    assert cancelled(served, lambda: leave_over_http(served, "llm")) == 1
+    assert cancelled(served, lambda: leave_over_grpc(served)) == 1
+
+
+def test_a_client_that_leaves_is_never_noticed_through_an_ensemble(served):
+    assert load(served, ENSEMBLE, b"")[0] == 200
+    assert cancelled(served, lambda: leave_over_http(served, "ensemble")) == 0
+
+
+def test_a_client_that_leaves_a_whole_answer_is_never_noticed(served):
+    async def leave() -> None:
+        async with GenerationClient.of(served.endpoint, timeout_seconds=0.2) as client:
+            assert not (await client.generate(GenerationRequest("a b", 250, ignore_eos=True))).ok
+
+    assert cancelled(served, lambda: asyncio.run(leave())) == 0
+
+
+def test_a_failed_load_leaves_the_server_ready_and_only_the_failed_model_not(served):
+    status, reason = load(served, BROKEN_CONFIG, BROKEN_CODE)
+    assert status == 400
+    assert "no kernel image is available" in reason
+    assert ask(served, "/v2/health/ready")[0] == 200, "as we start it; by default it would be unready for good"
+    assert ask(served, "/v2/models/broken/ready")[0] != 200
+    assert generate(served, GenerationRequest("a b", 2, ignore_eos=True))[0].ok
+
+
+def test_several_responses_where_one_is_expected_are_an_error_under_http_200(served):
+    status, answer = ask(served, "/v2/models/llm/generate", {**LONG, "max_tokens": 3})
+    assert status == 200
+    assert "exactly 1 response" in json.loads(answer)["error"]
+
+
+def test_the_servers_own_times_are_not_those_of_answers(served):
+    names = "nv_inference_request_duration_us", "nv_inference_request_success"
+    before = [metric(served, name, 'model="llm"') for name in names]
+    answers = generate(served, *(GenerationRequest(f"a {number}", 60, ignore_eos=True) for number in range(5)))
+    microseconds, requests = (metric(served, name, 'model="llm"') - b for name, b in zip(names, before, strict=True))
+    assert min(answer.total_seconds for answer in answers) >= 60 * 0.004
+    assert microseconds / requests / 1e6 < 0.1, "a decoupled model's execute() returns at once"
+
+
+def test_a_model_whose_process_is_dead_stays_ready_and_the_probes_say_that_it_is_not(served):
+    served.kill_model()
+    assert ask(served, "/v2/models/llm/ready")[0] == 200
+    judgement = asyncio.run(probe(served.endpoint, [], StagingPolicy(ready_timeout_seconds=0.5), timeout_seconds=3))
+    assert judgement.verdict is Verdict.NO_GO
+    assert "The server does not generate" in judgement.summary
