@@ -128,6 +128,9 @@ class Regression(ConfigModel):
         window_seconds: Length of one window.
         rounds: Pairs of windows, each pair with a seed of its own.
         maximum_rounds: An undecided comparison is extended up to so many.
+        undecided: What a measure that is still undecided then means: `stop` makes the load test INCONCLUSIVE, `go_on`
+            only tells it, for hosts too noisy to show equality in reasonable time. What is shown to be worse always
+            stops.
     """
 
     maximum_ratio: Annotated[float, Field(gt=1.0)] = 1.2
@@ -135,6 +138,7 @@ class Regression(ConfigModel):
     window_seconds: PositiveSeconds = 20.0
     rounds: int = Field(default=5, ge=3)
     maximum_rounds: int = Field(default=10, ge=3)
+    undecided: Literal["stop", "go_on"] = "stop"
 
     @model_validator(mode="after")
     def _extends(self) -> Regression:

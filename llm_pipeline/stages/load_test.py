@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import mean
 
 from pydantic import Field
 
@@ -14,6 +16,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import LoadTestPolicy, StagingPolicy
 from llm_pipeline.config.workload import Workload
+from llm_pipeline.loadtest.deciding import deciding_windows, quantile_of
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import Latency, LoadTestOutcome, RegressionOutcome, write_outcome
 from llm_pipeline.loadtest.physics import PhysicalLimits
@@ -128,10 +131,10 @@ def _server_pids(config: LoadTestConfig) -> tuple[int, ...]:
 
 def _priced(outcome: LoadTestOutcome, config: LoadTestConfig) -> LoadTestOutcome:
     """With the cost of a million output tokens, at the rate that was confirmed."""
-    confirmed = outcome.window("confirmation")
-    if config.hour_price is None or confirmed is None or not confirmed.output_tokens_per_second:
+    paces = [window.output_tokens_per_second for window in deciding_windows(outcome)]
+    if config.hour_price is None or outcome.confirmed_rate_per_second is None or not min(paces, default=0.0):
         return outcome
-    cost = 1e6 * config.hour_price / (3600 * confirmed.output_tokens_per_second)
+    cost = 1e6 * config.hour_price / (3600 * mean(paces))
     return outcome.model_copy(update={"token_cost": (cost, config.currency)})
 
 
@@ -169,7 +172,12 @@ def _compared(
             production_name=str(production),
             seed=config.workload.seed,
         )
-    return _with_facts(outcome.model_copy(update={"regression": regression}), facts)
+    outcome = outcome.model_copy(update={"regression": regression})
+    undecided = [fact for fact in facts if fact.verdict is Verdict.INCONCLUSIVE]
+    if config.policy.regression.undecided == "stop" or not undecided:
+        return _with_facts(outcome, facts)
+    note = f"Against production, undecided: {', '.join(fact.name for fact in undecided)}."
+    return _with_note(_with_facts(outcome, [fact for fact in facts if fact not in undecided]), note)
 
 
 def _probed_again(context: StageContext[LoadTestConfig], outcome: LoadTestOutcome) -> LoadTestOutcome:
@@ -198,8 +206,8 @@ def _with_note(outcome: LoadTestOutcome, note: str) -> LoadTestOutcome:
 
 
 def _metrics(outcome: LoadTestOutcome) -> dict[str, Metric]:
-    """Of the window that decided: the last one of the confirmation, or the target's."""
-    window = outcome.window("confirmation") or outcome.window("target")
+    """Of all windows: counts; of those that decided: figures."""
+    windows = deciding_windows(outcome)
     metrics: dict[str, Metric] = {
         "target_rate_per_second": outcome.target_rate_per_second,
         "confirmed_rate_per_second": outcome.confirmed_rate_per_second,
@@ -207,22 +215,23 @@ def _metrics(outcome: LoadTestOutcome) -> dict[str, Metric]:
         "requests": sum(window.requests for window in outcome.windows),
         "failed": sum(window.failed for window in outcome.windows),
     }
-    if window is None:
+    if not windows:
         return metrics
     return {
         **metrics,
-        "good_fraction": window.good_fraction,
-        "good_per_second": window.good_per_second,
-        "output_tokens_per_second": window.output_tokens_per_second,
-        "first_token_p95_milliseconds": _quantile(window.first_token),
-        "time_per_output_token_p95_milliseconds": _quantile(window.time_per_output_token),
-        "end_to_end_p95_milliseconds": _quantile(window.end_to_end),
-        "client_lag_p99_milliseconds": window.client_lag_p99_milliseconds,
+        "good_fraction": mean(window.good_fraction for window in windows),
+        "good_per_second": mean(window.good_per_second for window in windows),
+        "output_tokens_per_second": mean(window.output_tokens_per_second for window in windows),
+        "first_token_p95_milliseconds": _milliseconds(window.first_token for window in windows),
+        "time_per_output_token_p95_milliseconds": _milliseconds(window.time_per_output_token for window in windows),
+        "end_to_end_p95_milliseconds": _milliseconds(window.end_to_end for window in windows),
+        "client_lag_p99_milliseconds": max(window.client_lag_p99_milliseconds for window in windows),
     }
 
 
-def _quantile(latency: Latency | None) -> float | None:
-    return next((q.milliseconds for q in latency.quantiles if q.quantile == _QUANTILE), None) if latency else None
+def _milliseconds(latencies: Iterable[Latency | None]) -> float | None:
+    found = quantile_of(latencies, _QUANTILE)
+    return found.milliseconds if found else None
 
 
 STAGE = Stage(

@@ -93,7 +93,7 @@ class Release:
                        "minimum_requests": 60, "maximum_client_lag_milliseconds": 200, "attainment": 0.9, "seeds": 2,
                        "search": {"maximum_multiple": 2, "window_seconds": 1, "minimum_requests": 60},
                        "regression": {"maximum_ratio": 50, "window_seconds": 1, "rounds": 3, "maximum_rounds": 3,
-                                      "maximum_length_drift": 0.9}},
+                                      "maximum_length_drift": 0.9, "undecided": "go_on"}},
             "staging": {"ready_timeout_seconds": 20},
         }  # fmt: skip
         return self.run("load_test", config, prompts=self.prompts, repository=self.repository, **inputs)
