@@ -88,7 +88,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=20_261_121)
     options = parser.parse_args()
     random, started = np.random.default_rng(options.seed), time.monotonic()
-    print(f"{'server, claim':46} {'requests':>8} {'GO':>7} {'NO_GO':>7} {'covered':>8} {'naive GO':>9}")
+    print(f"{'server, claim':54} {'requests':>8} {'GO':>7} {'NO_GO':>7} {'covered':>8} {'naive GO':>9}")
     met = [*_boundary(options.runs, random), *_power(options.runs, random)]
     met += [*_quantiles(options.runs, random), *_sample_sizes()]
     print(f"{options.runs:,} load tests a line, seed {options.seed}, {time.monotonic() - started:.0f} s")
@@ -100,7 +100,7 @@ def _boundary(runs: int, random: np.random.Generator) -> Iterator[bool]:
     naive: list[float] = []
     for case in _CASES:
         seen = simulate(case, case.server.quantile(case.attainment), runs, random)
-        _print(case.name, seen, runs)
+        _print(case.name, seen, runs, covered=f"{seen.covered / runs:.3f}")
         naive.append(seen.naive_go / runs)
         allowed = _by_chance(1.0 - case.confidence, runs)
         yield at_most(f"false GO, {case.name}", seen.verdicts[Verdict.GO] / runs, allowed)
@@ -213,10 +213,10 @@ def _by_chance(share: float, runs: int) -> float:
     return float(stats.binom.ppf(_NOISE, runs, share)) / runs
 
 
-def _print(name: str, seen: Seen, runs: int) -> None:
+def _print(name: str, seen: Seen, runs: int, covered: str = "") -> None:
     go, no_go = seen.verdicts[Verdict.GO] / runs, seen.verdicts[Verdict.NO_GO] / runs
     mean = seen.requests / runs
-    print(f"{name:46} {mean:8,.0f} {go:7.3f} {no_go:7.3f} {seen.covered / runs:8.3f} {seen.naive_go / runs:9.3f}")
+    print(f"{name:54} {mean:8,.0f} {go:7.3f} {no_go:7.3f} {covered:>8} {seen.naive_go / runs:9.3f}")
 
 
 if __name__ == "__main__":
