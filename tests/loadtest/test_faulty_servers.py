@@ -84,9 +84,10 @@ def load_tested(
     return outcome
 
 
-def decided(server: FaultyServer, source: TrafficSource) -> LoadTestOutcome:
+def decided(server: FaultyServer, source: TrafficSource, kind: str = "", **how: float) -> LoadTestOutcome:
     """A load test that is repeated while it decides nothing: a busy host makes our own client too late."""
     for _ in range(4):
+        server.order(kind, **how)
         outcome = load_tested(server, source)
         if outcome.judgement.verdict is not Verdict.INCONCLUSIVE:
             break
@@ -111,7 +112,6 @@ def faults(outcome: LoadTestOutcome) -> dict[str, int]:
 
 
 def test_a_sound_server_passes_at_the_workloads_rate(server, source):
-    server.order()
     outcome = decided(server, source)
     assert outcome.judgement.verdict is Verdict.GO, outcome.judgement.summary
     assert outcome.confirmed_rate_per_second == WORKLOAD.rate_per_second
@@ -152,8 +152,7 @@ def test_one_request_in_two_hundred_that_is_dropped_fails_a_release(server, sour
 
 
 def test_answers_that_stall_half_way_miss_the_limit_of_a_stall(server, source):
-    server.order("stall", every=4, seconds=0.6)
-    outcome = decided(server, source)
+    outcome = decided(server, source, "stall", every=4, seconds=0.6)
     assert outcome.judgement.verdict is Verdict.NO_GO
     assert {"service level met", "no long stall"} <= reasons(outcome)
     assert faults(outcome) == {}
@@ -174,8 +173,7 @@ def test_answers_that_claim_a_length_they_do_not_have_are_anomalous(server, sour
 
 
 def test_a_cache_of_answers_flatters_no_window_and_is_anomalous_to_the_probes(server, source):
-    server.order("cache")
-    outcome = decided(server, source)
+    outcome = decided(server, source, "cache")
     assert outcome.judgement.verdict is Verdict.GO  # every prompt was new, so the figures are of generated answers
     probed = asyncio.run(probe(server.endpoint, [], StagingPolicy()))
     assert probed.verdict is Verdict.ANOMALOUS

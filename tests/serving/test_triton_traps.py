@@ -20,7 +20,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from tritonclient.utils import np_to_triton_dtype
 
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
@@ -140,11 +139,13 @@ def leave_over_grpc(served: FaultyServer) -> None:
     first = threading.Event()
     client = grpcclient.InferenceServerClient(f"127.0.0.1:{served.server.ports.grpc}")
     client.start_stream(lambda **_: first.set())
-    types = {"text_input": np.object_, "max_tokens": np.int32, "stream": np.bool_, "ignore_eos": np.bool_}
+    text, tokens = np.array([LONG["text_input"].encode()], np.object_), np.array([LONG["max_tokens"]], np.int32)
+    arrays = {"text_input": ("BYTES", text), "max_tokens": ("INT32", tokens)}
+    arrays |= {name: ("BOOL", np.array([True])) for name in ("stream", "ignore_eos")}
     inputs = []
-    for name, type_ in types.items():
-        inputs.append(grpcclient.InferInput(name, [1], np_to_triton_dtype(type_)))
-        inputs[-1].set_data_from_numpy(np.array([LONG[name]], dtype=type_))
+    for name, (kind, array) in arrays.items():
+        inputs.append(grpcclient.InferInput(name, [1], kind))
+        inputs[-1].set_data_from_numpy(array)
     client.async_stream_infer("llm", inputs)
     assert first.wait(5)
     client.stop_stream(cancel_requests=True)
