@@ -241,7 +241,7 @@ class GenerationClient:
 def _refusal(status: int, body: bytes) -> str:
     text = body[:_SHOWN_CHARACTERS].decode(errors="replace")
     try:
-        text = str(json.loads(body)["error"])
+        text = str(json.loads(body.removeprefix(b"data:"))["error"])  # generate_stream refuses with an event
     except (ValueError, KeyError, TypeError):
         text = text or "no reason given"
     return f"HTTP {status}: {text}"

@@ -90,6 +90,11 @@ FAULTS = {
     "something that is no answer": (({"text": "a"},), {}, "not an answer of the model"),
     "something that is no JSON": (("oops",), {}, "not an answer of the model"),
     "a refusal": (({"error": "max_tokens 0"},), {"status": 400}, "HTTP 400: max_tokens 0"),
+    "a refusal of generate_stream": (
+        ('data: {"error":"max_tokens 0"}\n\n',),
+        {"status": 400},
+        "HTTP 400: max_tokens 0",
+    ),
     "a proxy's plain text": (("upstream connect error",), {"status": 503}, "HTTP 503: upstream connect error"),
     "an answer that does not end in time": (WHOLE, {"pause": 0.5, "timeout": 0.4}, "within 0.4 s"),
 }
