@@ -203,7 +203,7 @@ class Flow:
         return self.result(stage, subject).artifacts[name]
 
     def state_directory(self, target: str, server: str) -> str:
-        """Directory of a server's state: `staging`, `blue`, `green` or `router`."""
+        """Directory of a server's state: `staging`, `comparison`, `blue`, `green` or `router`."""
         return str(Path(self.deployment.state_root) / target / server)
 
 

@@ -130,7 +130,7 @@ def stop_everything(layout: DemoLayout) -> list[str]:
             state = Path(deployment.state_root) / place
             if (state / "router").is_dir():
                 stop_router(state / "router")
-            for server in ("staging", "blue", "green"):
+            for server in ("staging", "comparison", "blue", "green"):
                 stop_server(state / server)
     if hub := detached.load(layout.services / "hub.json"):
         detached.stop(hub)
