@@ -5,7 +5,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments demo demo-rollback down test test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan
+.PHONY: help environments demo demo-rollback down test test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,18 @@ bench-accuracy: environments ## The accuracy gate's error rates beside other too
 
 bench-plan: environments ## Time plans of all example releases, and the rendering of what their targets need
 	@$(CONTROL) benchmarks/plan.py
+
+bench-load-gate: environments ## The load gate's error rates on simulated servers, beside the naive rule
+	@$(CONTROL) benchmarks/load_gate.py
+
+bench-loadgen: environments ## Our load generator beside aiperf and perf_analyzer, on one server
+	@$(CONTROL) benchmarks/loadgen.py
+
+bench-serving: environments ## Our deployment beside plain Hugging Face behind FastAPI, at the same service level
+	@$(CONTROL) benchmarks/plain_serving.py
+
+bench-canary: environments ## The canary's error rates and detection times beside other tools' rules, simulated
+	@$(CONTROL) benchmarks/canary.py
 
 bench-recipes: environments ## Every recipe that a CPU can make, on the demo's model, through the accuracy gate
 	@$(MODEL) benchmarks/recipes.py

@@ -154,7 +154,7 @@ class LoadTestPolicy(ConfigModel):
         service_level: The limits a request must meet to count as good.
         attainment: Share of requests that must be good.
         confidence: Confidence of the exact binomial statement about `attainment`.
-        maximum_error_fraction: Share of failed requests above which the verdict is NO_GO.
+        maximum_error_fraction: Share of failed requests; NO_GO when it is shown to be above.
         minimum_requests: Fewer finished requests are INCONCLUSIVE.
         maximum_client_lag_milliseconds: p99 delay of our own sends beyond which the run is void.
         seeds: Windows of seeds of their own that a decision is made of: requests of one queue are alike, and only

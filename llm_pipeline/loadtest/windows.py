@@ -75,7 +75,7 @@ class Windows:
         if keep and self._directory is not None:
             write_records(self._directory / f"{name}.csv.gz", measured.records)
         _log.info(f"{name}: measured", **_figures(summary))
-        return measured.records.judged
+        return measured.records
 
     def _next_seed(self) -> int:
         self._drawn += 1
