@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import count
 
 from llm_pipeline.loadtest.floor import FloorTimes
 from llm_pipeline.loadtest.gate import judge_windows
@@ -68,11 +69,15 @@ def rates_to_confirm(target: float, highest: float | None, share: float) -> tupl
 def _hold(windows: Windows, place: int, rate: float, limits: Limits) -> Judgement:
     policy, held, servers = windows.policy, list[Records](), list[ServerUse]()
     looks, extensions = looks_at_most(policy), math.floor(policy.maximum_extension)
+    numbers = count(1)
     seconds = windows.workload.duration_seconds * policy.confirmation_multiple / policy.seeds
     for look in range(1, extensions + 1):
         for _ in range(policy.seeds):
-            name = f"confirmation-{place + 1}-{len(held) + 1}"
-            held.append(windows.open(name, "confirmation", rate, seconds, keep=True))
+            name = f"confirmation-{place + 1}-{next(numbers)}"  # `deciding.py` reads which rate it was of
+            records = windows.open(name, "confirmation", rate, seconds, keep=True)
+            if windows.summaries[-1].void and held:
+                continue  # measured twice, and both times the client was late: the other windows may do
+            held.append(records)
             servers.append(windows.summaries[-1].server)
         judgement = judge_windows(
             held, policy, look=look, looks=looks, floor=limits.floor, physics=limits.physics, servers=servers

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 FEWEST = 100
 _BATCH = 5
-_LARGEST_CUT = 0.5
 
 
 def steady_from(values: NDArray[np.float64]) -> int | None:
@@ -28,5 +27,6 @@ def steady_from(values: NDArray[np.float64]) -> int | None:
     left = np.arange(count, 0, -1)
     sums, squares = np.cumsum(batches[::-1])[::-1], np.cumsum((batches**2)[::-1])[::-1]
     errors = (squares - sums**2 / left) / left**2
-    cut = int(np.argmin(errors[: count - 1]))
-    return cut * _BATCH if cut <= _LARGEST_CUT * count else None
+    most = count // 2  # of the second half too little is left to vary: its minimum is chance
+    cut = int(np.argmin(errors[: most + 1]))
+    return cut * _BATCH if cut < most else None

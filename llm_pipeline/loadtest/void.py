@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.measure import client_lag_seconds, rate_share
 from llm_pipeline.loadtest.records import Records
@@ -23,8 +25,8 @@ def void_reason(records: Records, policy: LoadTestPolicy) -> str:
 def client_facts(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evidence]:
     """Whether the client kept up in each window; of several windows the worst is told."""
     lag = max((_milliseconds(client_lag_seconds(window)) for window in windows), default=math.inf)
-    share = min((rate_share(window) for window in windows), default=0.0)
     requests, limit = sum(len(window) for window in windows), policy.maximum_client_lag_milliseconds
+    share = min((_rate_share(window, limit / 1e3) for window in windows), default=0.0)
     return [
         _fact("client's own delay, p99", lag, limit, "ms", requests, kept_up=lag <= limit),
         _fact(
@@ -36,6 +38,12 @@ def client_facts(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evi
             kept_up=share >= MINIMUM_RATE_SHARE,
         ),
     ]
+
+
+def _rate_share(window: Records, allowed_seconds: float) -> float:
+    """The rate's share, without what the allowed delay alone takes from it in a short window."""
+    span = float(np.ptp(window["arrives_at"])) if len(window) else 0.0
+    return min(1.0, rate_share(window) * (1.0 + allowed_seconds / span)) if span else rate_share(window)
 
 
 def _fact(name: str, measured: float, limit: float, unit: str, requests: int, *, kept_up: bool) -> Evidence:

@@ -15,7 +15,7 @@ from llm_pipeline.loadtest.traffic import LoadRequest
 _SHOWN_BYTES = 300
 _SHED_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _SHED_TEXTS = ("exceeds maximum queue size", "request timeout expired", "queue full", "server is stopping")
-"""What UNAVAILABLE says under HTTP 200: Triton core's scheduler_utils.cc and dynamic_batch_scheduler.cc, our models."""
+"""What UNAVAILABLE says under HTTP 200 and 400: Triton's scheduler_utils.cc, dynamic_batch_scheduler.cc, our models."""
 
 
 def judge_refusal(status: int, body: bytes) -> tuple[Fault, str]:
@@ -25,12 +25,17 @@ def judge_refusal(status: int, body: bytes) -> tuple[Fault, str]:
         text = str(json.loads(body.removeprefix(b"data:"))["error"])
     except (ValueError, KeyError, TypeError):
         text = text or "no reason given"
-    return (Fault.SHED if status in _SHED_STATUSES else Fault.REFUSED), f"HTTP {status}: {text}"
+    shed = status in _SHED_STATUSES or _says_shed(text)  # Triton answers every error of a decoupled model with 400
+    return (Fault.SHED if shed else Fault.REFUSED), f"HTTP {status}: {text}"
 
 
 def judge_error(text: str) -> Fault:
     """An error inside an answer of HTTP 200."""
-    return Fault.SHED if any(known in text.lower() for known in _SHED_TEXTS) else Fault.ERROR_IN_ANSWER
+    return Fault.SHED if _says_shed(text) else Fault.ERROR_IN_ANSWER
+
+
+def _says_shed(text: str) -> bool:
+    return any(known in text.lower() for known in _SHED_TEXTS)
 
 
 def judge_whole(request: LoadRequest, tokens: int, finish_reason: str, *, has_text: bool) -> tuple[Fault, str]:
