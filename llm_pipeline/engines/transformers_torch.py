@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from llm_pipeline.config.target import EngineLimits, Target
+from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts
 from llm_pipeline.engines.golden_match import golden_match
 from llm_pipeline.engines.host_facts import HostFacts
@@ -61,12 +61,18 @@ class TransformersTorchBuilder:
         config = read_json(inputs.checkpoint / "config.json")
         context_length = int(config.get("max_position_embeddings") or target.limits.maximum_tokens_per_request)
         properties = runtime_properties(target, inputs.dtype, config)
-        log.info("loading the checkpoint", **properties)
-        smoke = _Smoke(inputs, properties, context_length)
+        log.info("loading the checkpoint", attention=properties["attention"], cuda_graphs=properties["cuda_graphs"])
+        started = time.monotonic()
+        batcher = _load(inputs, properties, context_length)
+        loaded = time.monotonic()
         try:
-            facts = _facts(inputs, host, smoke, context_length)
+            smoke = _Smoke(batcher, inputs)
+            answered = time.monotonic()
+            rates = smoke.measure(inputs.target.limits.maximum_sequences)
         finally:
-            smoke.batcher.stop()
+            batcher.stop()  # its thread would keep this process alive
+        seconds = {"load": loaded - started, "golden": answered - loaded, "measure": time.monotonic() - answered}
+        facts = _facts(inputs, host, smoke, _Measured(rates, seconds, context_length))
         destination.mkdir()
         EngineDescription(
             facts=facts,
@@ -123,44 +129,68 @@ def _require_inputs(inputs: BuildInputs) -> None:
         raise ConfigError("Transformers serves the checkpoint from the store, and this one has no name there")
 
 
+def _load(inputs: BuildInputs, properties: Mapping[str, str], context_length: int) -> Batcher:
+    limits = inputs.target.limits
+    served = {
+        **limits.model_dump(),
+        "maximum_tokens_per_request": min(limits.maximum_tokens_per_request, context_length),
+        "kv_cache_blocks": limits.kv_cache_blocks or 0,
+    }
+    try:
+        return Batcher(inputs.checkpoint, Settings.of(properties, served))
+    except (RuntimeError, MemoryError, ValueError, OSError) as error:
+        raise Unsupported(f"the checkpoint does not load: {error}", where=str(inputs.checkpoint)) from error
+
+
+class _Rates(NamedTuple):
+    """Output tokens a second of one request alone, and of `sequences` together."""
+
+    single: float
+    batched: float
+    sequences: int
+
+
+class _Measured(NamedTuple):
+    rates: _Rates
+    seconds: Mapping[str, float]
+    context_length: int
+
+
 class _Smoke:
-    """The loaded checkpoint, what it answered and how fast.
+    """What the loaded checkpoint answers and how fast.
 
     Attributes:
-        batcher: What will serve it; to be stopped by the caller.
-        seconds: By phase.
+        blocks: Of its KV cache.
         golden_match_fraction: Of the golden prompts; None without any.
     """
 
-    def __init__(self, inputs: BuildInputs, properties: Mapping[str, str], context_length: int) -> None:
-        limits = _served_limits(inputs.target.limits, context_length)
-        self.seconds: dict[str, float] = {}
-        started = time.monotonic()
-        try:
-            self.batcher = Batcher(inputs.checkpoint, Settings.of(properties, limits))
-        except (RuntimeError, MemoryError, ValueError, OSError) as error:
-            raise Unsupported(f"the checkpoint does not load: {error}", where=str(inputs.checkpoint)) from error
-        self.seconds["load"] = round(time.monotonic() - started, 3)
-        self._tokens = min(_MEASURED_TOKENS, limits["maximum_tokens_per_request"] // 2)
-        self._vocabulary = len(self.batcher.tokenizer)
+    def __init__(self, batcher: Batcher, inputs: BuildInputs) -> None:
+        self._batcher, self.blocks = batcher, batcher.blocks
+        self._vocabulary = len(batcher.tokenizer)
         self._draw = Random(0)  # noqa: S311 - prompts of a measurement
         self.golden_match_fraction = self._answer(inputs.golden, inputs.target)
-        self.seconds["golden"] = round(time.monotonic() - started - self.seconds["load"], 3)
 
-    def rate(self, sequences: int) -> float:
+    def measure(self, maximum_sequences: int) -> _Rates:
+        """Measure, after a warm-up."""
+        sequences = min(maximum_sequences, _MOST_SEQUENCES)
+        self._rate(1)
+        return _Rates(self._rate(1), self._rate(sequences), sequences)
+
+    def _rate(self, sequences: int) -> float:
         """Output tokens a second of requests that start together, each with its own prompt, prompts included."""
-        prompts = [[self._draw.randrange(self._vocabulary) for _ in range(self._tokens)] for _ in range(sequences)]
+        tokens = min(_MEASURED_TOKENS, self._batcher.longest // 2)
+        prompts = [[self._draw.randrange(self._vocabulary) for _ in range(tokens)] for _ in range(sequences)]
         started = time.monotonic()
-        answers = self._generate(prompts, [self._tokens] * sequences, ignore_eos=True)
+        answers = self._generate(prompts, [tokens] * sequences, ignore_eos=True)
         produced = sum(map(len, answers))
-        if produced != sequences * self._tokens:
-            raise IntegrityError(f"the model wrote {produced} tokens where {sequences * self._tokens} were asked for")
+        if produced != sequences * tokens:
+            raise IntegrityError(f"the model wrote {produced} tokens where {sequences * tokens} were asked for")
         return round(produced / (time.monotonic() - started), 1)
 
     def _answer(self, golden: Sequence[GoldenPrompt], target: Target) -> float | None:
         if not golden:
             return None
-        tokenizer, serving = self.batcher.tokenizer, target.serving
+        tokenizer, serving = self._batcher.tokenizer, target.serving
         prompts = [tokenizer.encode(one.prompt, add_special_tokens=serving.add_special_tokens) for one in golden]
         answers = self._generate(prompts, [one.maximum_tokens for one in golden], ignore_eos=False)
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -170,40 +200,30 @@ class _Smoke:
         answers: list[list[int]] = [[] for _ in prompts]
         waiting, running = list(range(len(prompts))), set[int]()
         while waiting or running:
-            while waiting and self.batcher.has_room(len(prompts[waiting[0]]) + most[waiting[0]]):
+            while waiting and self._batcher.has_room(len(prompts[waiting[0]]) + most[waiting[0]]):
                 number = waiting.pop(0)
                 running.add(number)
-                self.batcher.submit(str(number), prompts[number], most[number], ignore_eos=ignore_eos)
+                self._batcher.submit(str(number), prompts[number], most[number], ignore_eos=ignore_eos)
             if not running:
                 raise Unsupported("a request does not fit into the KV cache", hint="raise limits.kv_cache_blocks")
-            for output in self.batcher.outputs(_POLL_SECONDS):
+            for output in self._batcher.outputs(_POLL_SECONDS):
                 answers[int(output.name)] += output.tokens
                 if output.error:
                     raise IntegrityError(f"the model fails: {output.error}")
                 if output.finish_reason:
                     running.discard(int(output.name))
-            if not self.batcher.is_running:
+            if not self._batcher.is_running:
                 raise IntegrityError("the model's thread ended", hint="look at its log")
         return answers
 
 
-def _served_limits(limits: EngineLimits, context_length: int) -> dict[str, int]:
-    """As the served model reads them."""
-    tokens = min(limits.maximum_tokens_per_request, context_length)
-    return {
-        **limits.model_dump(),
-        "maximum_tokens_per_request": tokens,
-        "kv_cache_blocks": limits.kv_cache_blocks or 0,
-    }
-
-
-def _facts(inputs: BuildInputs, host: HostFacts | None, smoke: _Smoke, context_length: int) -> EngineFacts:
-    """Measure, and gather what is known."""
-    sequences = min(inputs.target.limits.maximum_sequences, _MOST_SEQUENCES)
-    started = time.monotonic()
-    smoke.rate(1)
-    single, batched = smoke.rate(1), smoke.rate(sequences)
-    seconds = {**smoke.seconds, "measure": round(time.monotonic() - started, 3)}
+def _facts(
+    inputs: BuildInputs,
+    host: HostFacts | None,
+    smoke: _Smoke,
+    measured: _Measured,
+) -> EngineFacts:
+    rates, seconds, context_length = measured
     weights = sum(path.stat().st_size for path in inputs.checkpoint.glob("*.safetensors"))
     return EngineFacts(
         builder="transformers_torch",
@@ -214,15 +234,15 @@ def _facts(inputs: BuildInputs, host: HostFacts | None, smoke: _Smoke, context_l
         context_length=context_length,
         device=host.gpus[0].name if host else platform.processor() or platform.machine(),
         versions=_versions(),
-        seconds=seconds,
-        single_stream_tokens_per_second=single,
-        batched_tokens_per_second=batched,
-        batched_sequences=sequences,
+        seconds={phase: round(spent, 3) for phase, spent in seconds.items()},
+        single_stream_tokens_per_second=rates.single,
+        batched_tokens_per_second=rates.batched,
+        batched_sequences=rates.sequences,
         details={
-            "load_seconds": seconds["load"],
+            "load_seconds": round(seconds["load"], 3),
             "checkpoint_bytes": weights,
             "peak_memory_bytes": _peak_memory_bytes(),
-            "kv_cache_blocks": smoke.batcher.blocks,
+            "kv_cache_blocks": smoke.blocks,
             "golden_match_fraction": smoke.golden_match_fraction,
             "golden_prompts": len(inputs.golden),
         },

@@ -175,7 +175,7 @@ def _judge_transformers(target: Target, recipe: QuantizationRecipe) -> Legal | R
     if not _OLDEST_TRANSFORMERS <= release_numbers(target.runtime_version or "") <= _NEWEST_TRANSFORMERS:
         oldest, newest = (".".join(map(str, numbers)) for numbers in (_OLDEST_TRANSFORMERS, _NEWEST_TRANSFORMERS))
         return Refused(
-            reason=f"continuous batching is known in Transformers {oldest} to {newest}, not in {target.runtime_version}",
+            reason=f"continuous batching is known in Transformers {oldest} to {newest}, not {target.runtime_version}",
             nearest=f"runtime_version: {newest}",
         )
     if recipe.weights != "none":

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
 pytest.importorskip("torch")
@@ -34,7 +37,7 @@ def inputs(checkpoint, target):
 
 @pytest.fixture(scope="module")
 def batcher(checkpoint):
-    settings = Settings("cpu", "float32", "paged|sdpa", False, cache_blocks=6, **LIMITS) 
+    settings = Settings("cpu", "float32", "paged|sdpa", False, cache_blocks=6, **LIMITS)
     made = Batcher(checkpoint, settings)
     yield made
     made.stop()
@@ -129,10 +132,13 @@ def test_a_checkpoint_that_answers_otherwise_than_it_was_judged_is_refused(input
     assert not (tmp_path / "engine").exists()
 
 
-def test_quantized_checkpoints_are_refused_before_anything_is_loaded(inputs, exported, monkeypatch, tmp_path):
+def test_quantized_checkpoints_are_refused_before_anything_is_loaded(inputs, checkpoint, monkeypatch, tmp_path):
     monkeypatch.setattr(transformers_torch, "Batcher", None)
+    quantized = shutil.copytree(checkpoint, tmp_path / "quantized")
+    says = {"producer": {"name": "modelopt", "version": "0.47.0"}, "quantization": {"quant_algo": "FP8"}}
+    (quantized / "hf_quant_config.json").write_text(json.dumps(says))
     with pytest.raises(Unsupported, match=r"FP8.*drops their scales"):
-        engine_builder("transformers_torch").build(inputs(exported("fp8")), tmp_path / "engine")
+        engine_builder("transformers_torch").build(inputs(quantized), tmp_path / "engine")
 
 
 def test_what_it_cannot_do_is_refused(inputs, target, tmp_path):

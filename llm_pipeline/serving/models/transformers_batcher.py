@@ -147,9 +147,15 @@ class Batcher:
         manager.add_request(_warm_up_prompt(self.tokenizer), "warm-up", max_new_tokens=WARM_UP_TOKENS)
         warm = manager.get_result(timeout=WARM_UP_SECONDS)
         if warm is None or warm.error or len(warm.generated_tokens) != WARM_UP_TOKENS:
+            manager.stop(block=False)
             raise RuntimeError(f"the model does not generate: {warm.error if warm else 'no answer'}")
         self._manager = manager
         self._outbox: queue.Queue[Any] = manager.output_router.output_queue
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a prompt and its answer."""
+        return self._settings.maximum_tokens_per_request
 
     @property
     def blocks(self) -> int:
@@ -160,7 +166,7 @@ class Batcher:
     def cache_usage(self) -> float:
         """Share of the cache that holds tokens, from 0 to 1."""
         cache = self._manager.batch_processor.cache
-        return 1.0 - float(cache.get_num_free_blocks()) / cache.num_blocks
+        return 1.0 - float(cache.get_num_free_blocks()) / self.blocks
 
     @property
     def is_running(self) -> bool:
