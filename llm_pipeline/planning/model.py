@@ -8,6 +8,7 @@ from llm_pipeline.config.quantization import WeightFormat
 from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.planning.aiconfigurator import Prediction
+from llm_pipeline.planning.canary_power import CanaryPower
 from llm_pipeline.planning.capacity import Capacity
 from llm_pipeline.planning.disk import DiskNeed
 from llm_pipeline.planning.evidence import GatePower
@@ -121,6 +122,7 @@ class Plan(Frozen):
         tasks: The tasks that are scored on the checkpoint.
         gates: What the accuracy gates need, and what they have.
         load_test: Requests that the load gate needs to say GO, and those that it has.
+        canary: What each step of the canary can prove at the workload's rate.
         gpus: What quantization and scoring take; None where the deployment names no GPUs for them, or the model's shape
             is not known.
         warnings: Nothing of this stops the release; all of it deserves a look.
@@ -143,6 +145,7 @@ class Plan(Frozen):
     tasks: tuple[TaskItems, ...]
     gates: tuple[GatePower, ...]
     load_test: SampleSize
+    canary: CanaryPower
     gpus: GpuCost | None
     warnings: tuple[str, ...]
 

@@ -19,6 +19,7 @@ from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.planning import host
+from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.disk import disk_need
 from llm_pipeline.planning.evidence import GatePower, gate_power, load_test_warnings
@@ -83,6 +84,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
     asked = Asked(partial(ask_store, loaded, steps, ladders), store_seconds) if store_seconds else None
     gates = _gates(release, tasks)
     requests = sample_size(release.workload, release.policy.load_test)
+    canary = canary_power(release.policy.canary, release.workload.rate_per_second)
     gpus = _gpu_cost(loaded, targets, shape, (tasks, gates[0]))
     predicted = predicted_seconds(loaded, shape, gpus, tasks, ladders)
     seen = foresee(asked, deployment)
@@ -105,6 +107,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
         tasks=tasks,
         gates=gates,
         load_test=requests,
+        canary=canary,
         gpus=gpus,
         warnings=(
             *seen.warnings,
@@ -114,6 +117,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
             *lane_warnings,
             *(line for gate in gates for line in gate.warnings),
             *load_test_warnings(requests),
+            *canary.warnings,
             *gpu_warnings(loaded, gpus, shape, here=here),
             *host_warnings(loaded, obstacles, here=here),
         ),

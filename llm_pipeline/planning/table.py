@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.planning.canary_table import canary_lines
 from llm_pipeline.planning.capacity import Capacity
 from llm_pipeline.planning.cost_table import aligned, gate_lines, gpu_lines, load_lines
 from llm_pipeline.planning.memory import MemoryFit
@@ -23,6 +24,7 @@ def format_plan(plan: Plan) -> str:
         *(_target(target, plan.ladders[target.name]) for target in plan.targets),
         gate_lines(plan.tasks, plan.gates),
         load_lines(plan.load_test),
+        canary_lines(plan.canary),
         gpu_lines(plan.gpus) if plan.gpus else [],
         _disk(plan),
     ]

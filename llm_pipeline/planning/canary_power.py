@@ -1,0 +1,306 @@
+"""What each step of a canary can prove at the expected traffic, and what it cannot. Pure.
+
+A step at 1 % of two requests a second sees one request of the candidate a minute: whatever it is called, it can only
+catch a candidate that fails nearly all of them. Here is told, for the shortest and the longest bake of each step, the
+smallest rise of errors and of slow requests that the analysis would catch there with a power of 0.9; what it would take
+to prove parity; and, where the steps cannot do what they look like they do, steps and bake times that can.
+
+The evidence of the steps before is left out, although the analysis keeps it: so much is caught at least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from llm_pipeline.canary.analysis import MetricName, begin
+from llm_pipeline.canary.eprocess import RateTest
+from llm_pipeline.canary.evidence import regression_limit
+from llm_pipeline.canary.slow_limits import Thresholds
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.planning.sequential_power import Arms, chance_within, median_requests
+from llm_pipeline.stages.contract import Frozen
+
+BASE_ERROR_SHARE = 0.002
+"""Errors of stable that are assumed: how rare they are is not known before."""
+
+POWER = 0.9
+SERIOUS_RISE = 50.0
+"""A step should catch at least this rise of errors: at 0.2 % before, one request in ten fails."""
+
+_FINER = 1.1
+_SHARES_PERCENT = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0)
+_LONGEST_BAKE_SECONDS = 3600.0
+_ROUND_SECONDS = 30.0
+
+
+class Caught(Frozen):
+    """What would be caught with a power of 0.9 in so much time at a step.
+
+    Attributes:
+        candidate_requests: Expected in this time.
+        error_ratio: Smallest ratio of the error shares, candidate to stable; None if not even failing all requests is
+            caught by comparison (the immediate guard may still catch it).
+        slow_ratio: The same of the shares of slow requests; None if not even a candidate that is always slow is.
+    """
+
+    seconds: float
+    candidate_requests: float
+    error_ratio: float | None
+    slow_ratio: float | None
+
+
+class Parity(Frozen):
+    """What it takes to prove that a candidate which is as good as stable is not worse, in half of all cases.
+
+    Attributes:
+        ratio: What is refuted: events of the candidate this many times as often as of stable.
+        requests: Of both arms.
+    """
+
+    ratio: float
+    requests: float
+    seconds: float
+
+
+class StepPower(Frozen):
+    """One step below 100 %, where there is something to compare with.
+
+    Attributes:
+        outage_seconds: By then a candidate that fails every request is rolled back by the immediate guard (power 0.9).
+        enough_seconds: By then the step has seen `minimum_requests` (power 0.9), without which it cannot pass.
+        shortest: Within the minimum bake.
+        longest: Within the maximum bake.
+        errors: Parity of errors; None where the tolerated ratio is so near 1 that the test cannot prove it.
+        slow: Parity of slow requests; None likewise.
+        guards: It can pass, and catches a serious rise of errors before it does.
+    """
+
+    percent: float
+    outage_seconds: float
+    enough_seconds: float
+    shortest: Caught
+    longest: Caught
+    errors: Parity | None
+    slow: Parity | None
+    guards: bool
+
+
+class Proposal(Frozen):
+    """Steps and bake times for the policy, at which every step catches a serious rise of errors."""
+
+    steps_percent: tuple[float, ...]
+    minimum_bake_seconds: float
+    maximum_bake_seconds: float
+
+
+class CanaryPower(Frozen):
+    """A canary before it starts.
+
+    Attributes:
+        rate_per_second: Expected traffic: the workload's.
+        error_share: Errors of stable that are assumed.
+        slow_share: Slow requests of stable, as the policy defines them.
+        proposal: None where the configured steps do, or nothing would.
+        warnings: In plain words.
+    """
+
+    rate_per_second: float
+    error_share: float
+    slow_share: float
+    steps: tuple[StepPower, ...]
+    proposal: Proposal | None
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Test:
+    """A metric's test for regression with the e-value that it must reach, the one for parity, and the base share."""
+
+    regressed: RateTest
+    limit: float
+    non_inferior: RateTest
+    event_share: float
+
+
+def canary_power(policy: CanaryPolicy, rate_per_second: float) -> CanaryPower:
+    """What a policy's steps can prove at so many requests a second."""
+    errors, slow = _tests(policy)
+    steps = tuple(
+        _step(policy, percent, rate_per_second, errors, slow)
+        for percent in policy.steps_percent
+        if percent < 100.0  # noqa: PLR2004 - all traffic
+    )
+    proposal = _proposal(policy, rate_per_second, steps, errors)
+    return CanaryPower(
+        rate_per_second=rate_per_second,
+        error_share=errors.event_share,
+        slow_share=slow.event_share,
+        steps=steps,
+        proposal=proposal,
+        warnings=tuple(f"canary: {line}" for line in _warnings(policy, steps, proposal)),
+    )
+
+
+def _tests(policy: CanaryPolicy) -> tuple[_Test, _Test]:
+    """The analysis' own tests and limits, with every metric that it may have."""
+    state = begin(Thresholds(first_token_milliseconds=1.0, end_to_end_milliseconds=1.0, requests=1), policy)
+    limit, found = regression_limit(state, policy), {metric.name: metric for metric in state.metrics}
+    shares: dict[MetricName, float] = {"errors": BASE_ERROR_SHARE, "slow end to end": 1.0 - policy.slow_quantile}
+    errors, slow = (
+        _Test(
+            regressed=found[name].limits[0].regressed,
+            limit=limit * len(found[name].limits),  # the mean over the limits, of which one may have to do it alone
+            non_inferior=found[name].non_inferior,
+            event_share=share,
+        )
+        for name, share in shares.items()
+    )
+    return errors, slow
+
+
+def _step(policy: CanaryPolicy, percent: float, rate: float, errors: _Test, slow: _Test) -> StepPower:
+    share = percent / 100.0
+    shortest, longest = (
+        Caught(
+            seconds=seconds,
+            candidate_requests=seconds * rate * share,
+            error_ratio=_smallest_ratio(errors, share, seconds * rate),
+            slow_ratio=_smallest_ratio(slow, share, seconds * rate),
+        )
+        for seconds in (policy.minimum_bake_seconds, policy.maximum_bake_seconds)
+    )
+    enough = _expected_for(policy.minimum_requests) / (rate * share)
+    caught = _catches_serious(errors, share, policy.minimum_bake_seconds * rate)
+    return StepPower(
+        percent=percent,
+        outage_seconds=_expected_for(policy.consecutive_failures) / (rate * share),
+        enough_seconds=enough,
+        shortest=shortest,
+        longest=longest,
+        errors=_parity(errors, policy, share, rate),
+        slow=_parity(slow, policy, share, rate),
+        guards=caught and enough <= policy.maximum_bake_seconds,
+    )
+
+
+def _smallest_ratio(test: _Test, share: float, requests: float) -> float | None:
+    """The smallest of a fine grid of ratios that is caught within so many requests."""
+    worst = 1.0 / test.event_share
+    steps = math.floor(math.log(worst / test.regressed.ratio) / math.log(_FINER))
+    ratios = [*(test.regressed.ratio * _FINER**number for number in range(1, steps + 1)), worst]
+
+    def caught(ratio: float) -> bool:
+        return chance_within(requests, test.regressed, test.limit, Arms(share, test.event_share, ratio)) >= POWER
+
+    if not caught(worst):
+        return None
+    low, high = -1, len(ratios) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if caught(ratios[middle]) else (middle, high)
+    return ratios[high]
+
+
+def _parity(test: _Test, policy: CanaryPolicy, share: float, rate: float) -> Parity | None:
+    requests = median_requests(test.non_inferior, 1.0 / policy.alpha, Arms(share, test.event_share, 1.0))
+    if math.isinf(requests):
+        return None
+    return Parity(ratio=test.non_inferior.ratio, requests=requests, seconds=requests / rate)
+
+
+def _expected_for(count: int) -> float:
+    """The mean of Poisson's distribution at which `count` or more come with the power."""
+    low, high = float(count), 2.0 * count + 20.0
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2.0
+        logs = [number * math.log(middle) - middle - math.lgamma(number + 1) for number in range(count)]
+        low, high = (low, middle) if 1.0 - sum(map(math.exp, logs)) >= POWER else (middle, high)
+    return high
+
+
+def _proposal(policy: CanaryPolicy, rate: float, steps: tuple[StepPower, ...], errors: _Test) -> Proposal | None:
+    """Steps that catch a serious rise within an hour, the first of them as small as can be."""
+    if all(step.guards for step in steps):
+        return None
+    wanted = sorted({step.percent for step in steps} | set(_SHARES_PERCENT))
+    needed = {percent: _bake_seconds(policy, rate, percent / 100.0, errors) for percent in wanted}
+    able = [percent for percent in wanted if needed[percent] <= _LONGEST_BAKE_SECONDS]
+    if not able:
+        return None
+    first = next((step.percent for step in steps if step.percent in able), able[0])
+    kept = tuple(step.percent for step in steps if step.percent > first)
+    shortest = max(policy.minimum_bake_seconds, needed[first])
+    return Proposal(
+        steps_percent=(first, *kept, 100.0),
+        minimum_bake_seconds=shortest,
+        maximum_bake_seconds=max(policy.maximum_bake_seconds, 2.0 * shortest),
+    )
+
+
+def _bake_seconds(policy: CanaryPolicy, rate: float, share: float, errors: _Test) -> float:
+    """The shortest bake in which a serious rise is caught and `minimum_requests` are seen."""
+    seconds = _round_up(_expected_for(policy.minimum_requests) / (rate * share))
+    while seconds <= _LONGEST_BAKE_SECONDS and not _catches_serious(errors, share, seconds * rate):
+        seconds = _round_up(seconds * _FINER)
+    return seconds
+
+
+def _catches_serious(errors: _Test, share: float, requests: float) -> bool:
+    arms = Arms(share, errors.event_share, SERIOUS_RISE)
+    return chance_within(requests, errors.regressed, errors.limit, arms) >= POWER
+
+
+def _round_up(seconds: float) -> float:
+    return _ROUND_SECONDS * math.ceil(seconds / _ROUND_SECONDS)
+
+
+def _warnings(policy: CanaryPolicy, steps: tuple[StepPower, ...], proposal: Proposal | None) -> Iterator[str]:
+    if late := [step for step in steps if step.enough_seconds > policy.maximum_bake_seconds]:
+        yield (
+            f"minimum_requests {policy.minimum_requests} may take {_of_each(late, _enough)}: beyond "
+            f"maximum_bake_seconds {policy.maximum_bake_seconds:g} a step ends undecided"
+        )
+    blind = [step for step in steps if not step.guards]
+    if blind:
+        seconds = f"in minimum_bake_seconds {policy.minimum_bake_seconds:g}"
+        yield f"{seconds}, the comparison catches {_of_each(blind, _catches)}, and nothing milder"
+    if proposal:
+        shares = ", ".join(f"{percent:g}" for percent in proposal.steps_percent)
+        yield (
+            f"steps_percent [{shares}] with minimum_bake_seconds {proposal.minimum_bake_seconds:g} and "
+            f"maximum_bake_seconds {proposal.maximum_bake_seconds:g} would catch {SERIOUS_RISE:g} times the errors at "
+            "every step"
+        )
+    elif blind:
+        yield f"no step would catch {SERIOUS_RISE:g} times the errors within an hour: there is too little traffic"
+    proofs = [(step.errors.seconds, step.errors.requests, step.percent) for step in steps if step.errors]
+    if proofs and min(proofs)[0] > policy.maximum_bake_seconds:
+        seconds, requests, percent = min(proofs)
+        yield (
+            f"no step can prove parity of errors: at {percent:g} % it takes about {requests:,.0f} requests, "
+            f"{duration(seconds)}; a step that passes has seen no regression, and no more"
+        )
+
+
+def _of_each(steps: Sequence[StepPower], words: Callable[[StepPower], str]) -> str:
+    return ", ".join(f"{words(step)} at {step.percent:g} %" for step in steps)
+
+
+def _enough(step: StepPower) -> str:
+    return duration(step.enough_seconds)
+
+
+def _catches(step: StepPower) -> str:
+    seen, caught = step.shortest.candidate_requests, step.shortest.error_ratio
+    least = "no rise of errors at all" if caught is None else f"{caught:.3g} times the errors"
+    return f"{least} in {seen:.3g} candidate requests"
+
+
+def duration(seconds: float) -> str:
+    """Time for people: `90 s`, `15 min`, `5.1 h`, `3 days`."""
+    for unit, length, most in (("s", 1.0, 120.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172_800.0)):
+        if seconds < most:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds / 86400.0:,.0f} days"

@@ -1,0 +1,49 @@
+"""The part of the plan's table that says what each step of the canary can catch, and what parity would take."""
+
+from __future__ import annotations
+
+from llm_pipeline.planning.canary_power import POWER, CanaryPower, Caught, Parity, StepPower, duration
+from llm_pipeline.planning.cost_table import aligned
+
+
+def canary_lines(power: CanaryPower) -> list[str]:
+    """A row for each step and bake; nothing for a canary that takes all traffic at once."""
+    if not power.steps:
+        return []
+    header = ("step", "bake", "requests", "errors caught", "slow caught", "outage ends", "same errors", "same latency")
+    rows = [row for step in power.steps for row in _rows(step, power)]
+    title = (
+        f"canary at {power.rate_per_second:g} requests/s (smallest rise that the comparison catches with a power of "
+        f"{POWER:g}, if {_percent(power.error_share)} of stable's requests fail and {_percent(power.slow_share)} are "
+        "slow; requests that prove the same, in half of all cases)"
+    )
+    return [title, *aligned([header, *rows], 1)]
+
+
+def _rows(step: StepPower, power: CanaryPower) -> list[tuple[str, ...]]:
+    proof = (duration(step.outage_seconds), _parity(step.errors), _parity(step.slow))
+    return [
+        (f"{step.percent:g} %", *_caught(step.shortest, power), *proof),
+        ("", *_caught(step.longest, power), "", "", ""),
+    ]
+
+
+def _caught(caught: Caught, power: CanaryPower) -> tuple[str, ...]:
+    return (
+        duration(caught.seconds),
+        f"{caught.candidate_requests:,.3g}" if caught.candidate_requests < 100 else f"{caught.candidate_requests:,.0f}",  # noqa: PLR2004 - three digits
+        _rise(caught.error_ratio, power.error_share),
+        _rise(caught.slow_ratio, power.slow_share),
+    )
+
+
+def _rise(ratio: float | None, share: float) -> str:
+    return "none" if ratio is None else f"x {ratio:.3g} ({_percent(ratio * share)})"
+
+
+def _parity(parity: Parity | None) -> str:
+    return "never" if parity is None else f"{parity.requests:,.0f}, {duration(parity.seconds)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 1.0 else "100 %"

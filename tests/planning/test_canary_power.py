@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from llm_pipeline.canary.eprocess import RateTest
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.planning.canary_power import CanaryPower, canary_power
+from llm_pipeline.planning.canary_table import canary_lines
+from llm_pipeline.planning.sequential_power import Arms, chance_within, median_requests
+
+CAREFUL = CanaryPolicy(steps_percent=(1, 5, 25, 50, 100))
+
+
+def simulated(test: RateTest, limit: float, arms: Arms, requests: int, runs: int = 2000) -> float:
+    """Share of runs whose e-value reached the limit by so many requests, of the test's own mixture."""
+    random, step = np.random.default_rng(7), max(requests // 100, round(10 / arms.share))
+    ratios = np.array([*test.alternatives, test.ratio])
+    logs, reached = np.zeros((runs, len(ratios) - 1)), np.zeros(runs, dtype=bool)
+    for _ in range(requests // step):
+        candidate = random.binomial(step, arms.share, runs)[:, None]
+        both = candidate * ratios + step - candidate
+        with np.errstate(divide="ignore"):
+            shares = np.log(np.maximum(candidate, 1e-9) * ratios / both), np.log((step - candidate) / both)
+        mine = random.binomial(candidate, arms.candidate_event_share)
+        theirs = random.binomial(step - candidate, arms.event_share)
+        gained = mine * shares[0] + theirs * shares[1]
+        logs += gained[:, :-1] - gained[:, -1:]
+        reached |= np.exp(np.minimum(logs, 600.0)).mean(axis=1) >= limit
+    return float(reached.mean())
+
+
+@pytest.mark.parametrize(
+    ("share", "event_share", "ratio", "requests"),
+    [
+        (0.01, 0.002, 50.0, 8000),
+        (0.05, 0.002, 10.0, 6000),
+        (0.25, 0.002, 3.0, 9000),
+        (0.5, 0.1, 3.0, 1000),
+        (0.25, 0.1, 1.8, 6000),
+    ],
+)
+def test_the_chance_that_a_rise_is_caught_is_the_simulated_one(
+    share: float, event_share: float, ratio: float, requests: int
+):
+    test, arms = RateTest.start("hi", 1.5), Arms(share, event_share, ratio)
+    assert chance_within(requests, test, 60.0, arms) == pytest.approx(simulated(test, 60.0, arms, requests), abs=0.06)
+
+
+@pytest.mark.parametrize(("share", "needed"), [(0.01, 530_000), (0.05, 96_000), (0.5, 26_600)])
+def test_requests_that_prove_less_than_double_errors_are_those_once_simulated(share: float, needed: int):
+    median = median_requests(RateTest.start("lo", 2.0), 20.0, Arms(share, 0.002, 1.0))
+    assert median == pytest.approx(needed, rel=0.15)
+
+
+def test_a_quarter_of_the_traffic_proves_parity_when_half_of_the_simulated_runs_do():
+    test, arms = RateTest.start("lo", 2.0), Arms(0.25, 0.002, 1.0)
+    median = round(median_requests(test, 20.0, arms))
+    assert simulated(test, 20.0, arms, median) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_minute_at_one_percent_of_little_traffic_is_told_for_what_it_is():
+    power = canary_power(CAREFUL, 2.0)
+    first = power.steps[0]
+    assert first.shortest.candidate_requests == pytest.approx(1.2)
+    assert (first.shortest.error_ratio, first.shortest.slow_ratio) == (None, None)
+    assert "no rise of errors at all in 1.2 candidate requests at 1 %" in power.warnings[1]
+    assert power.warnings[0].startswith("canary: minimum_requests 50 may take 49.4 min at 1 %: beyond maximum_bake")
+
+
+def test_more_time_a_larger_share_and_more_traffic_catch_smaller_rises():
+    little, much = canary_power(CAREFUL, 20.0), canary_power(CAREFUL, 200.0)
+
+    def caught(power: CanaryPower) -> list[float]:
+        return [step.longest.error_ratio or 1e9 for step in power.steps]
+
+    assert caught(little) == sorted(caught(little), reverse=True)
+    assert all(more < less for more, less in zip(caught(much), caught(little), strict=True))
+    assert all((step.shortest.error_ratio or 1e9) > (step.longest.error_ratio or 1e9) for step in little.steps)
+
+
+def test_what_is_proposed_needs_no_further_proposal():
+    proposal = canary_power(CAREFUL, 2.0).proposal
+    assert proposal is not None
+    better = CAREFUL.model_copy(update=dict(proposal))
+    assert canary_power(CanaryPolicy.model_validate(better.model_dump()), 2.0).proposal is None
+
+
+def test_steps_that_never_see_enough_are_left_out_of_the_proposal():
+    proposal = canary_power(CAREFUL, 0.5).proposal
+    assert proposal is not None
+    assert proposal.steps_percent == (5.0, 25.0, 50.0, 100.0)
+
+
+def test_nothing_is_proposed_to_those_who_have_hardly_any_traffic():
+    power = canary_power(CAREFUL, 0.01)
+    assert power.proposal is None
+    assert any("too little traffic" in line for line in power.warnings)
+
+
+def test_the_table_has_two_bakes_for_every_step_but_the_last():
+    lines = canary_lines(canary_power(CAREFUL, 20.0))
+    assert len(lines) == 2 + 2 * 4
+    assert canary_lines(canary_power(CanaryPolicy(steps_percent=(100.0,)), 20.0)) == []
+
+
+def test_a_plan_has_the_time_for_it():
+    started = time.process_time()
+    for rate in (2.0, 20.0, 200.0, 2000.0):
+        canary_power(CAREFUL, rate)
+    assert time.process_time() - started < 2.0
+
+
+def test_a_tolerance_of_nothing_is_never_proven():
+    strict = canary_power(CanaryPolicy(error_ratio=1.0), 20.0)
+    assert all(step.errors is None for step in strict.steps)
+    assert "never" in canary_lines(strict)[2]
