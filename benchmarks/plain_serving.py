@@ -76,6 +76,7 @@ WORKLOAD = Workload(
 )
 SEARCH = RateSearch(resolution=0.1)
 FEWEST_REQUESTS = 80
+LONGEST_SECONDS = 20.0
 MOST_TIMES = 32.0
 OVERLOAD_USERS = 64
 START_SECONDS = 60
@@ -231,7 +232,7 @@ def _measure(arm: Arm, source: TrafficSource, seed: int, seconds: float) -> None
 
 
 def _probe(arm: Arm, source: TrafficSource, seed: int, rate: float, seconds: float) -> RatePoint:
-    window = max(seconds, FEWEST_REQUESTS / rate)
+    window = max(seconds, min(LONGEST_SECONDS, FEWEST_REQUESTS / rate))
     traffic = source.open_loop(rate, window, seed)
     measured = arm.client.send(traffic)
     if void_reason(measured.records, POLICY):
