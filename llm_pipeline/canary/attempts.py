@@ -37,7 +37,8 @@ def first_attempt(plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
 def next_attempt(earlier: CanaryRecord, plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
     """The canary from its beginning; what became of the earlier one is kept in its history."""
     history = (*earlier.history, outcome_of(earlier))[-HISTORY_LENGTH:]
-    return first_attempt(plan, cursor).model_copy(update={"epoch": earlier.epoch, "history": history})
+    kept = {"epoch": earlier.epoch, "history": history, "events": earlier.events}
+    return first_attempt(plan, cursor).model_copy(update=kept)
 
 
 def outcome_of(record: CanaryRecord) -> PastAttempt:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.canary.analysis import AnalysisState
+from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
 from llm_pipeline.canary.observations import LogCursor
 from llm_pipeline.canary.router import Fenced, RouteState, SlotName
 from llm_pipeline.stages.contract import ArtifactRef
@@ -82,6 +83,7 @@ class CanaryRecord(BaseModel):
         epoch: Fencing epoch of the last writer.
         traffic_confirmed: After a rollback: whether the router acknowledged it.
         history: How earlier runs' canaries of this release ended here, oldest first.
+        events: What happened, oldest first, over all attempts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -109,10 +111,19 @@ class CanaryRecord(BaseModel):
     traffic_confirmed: bool | None = None
     marks: tuple[Mark, ...] = ()
     history: tuple[PastAttempt, ...] = ()
+    events: tuple[CanaryEvent, ...] = ()
 
     def marked(self, label: str, *, share: float) -> CanaryRecord:
         """The record with one more moment."""
         return self.model_copy(update={"marks": (*self.marks, Mark(at=time.time(), label=label, share=share))})
+
+    def with_event(
+        self, kind: EventKind, summary: str, *, by: str, verdict: Verdict | None = None, percent: float | None = None
+    ) -> CanaryRecord:
+        """The record with one more event, at the step in force if no other share is given."""
+        share = self.step_percent if percent is None else percent
+        events = with_event(self.events, kind, summary, percent=share, by=by, verdict=verdict)
+        return self.model_copy(update={"events": events})
 
 
 class CanaryJournal:
@@ -168,3 +179,16 @@ def take_over(store: ArtifactStore, target: str) -> None:
 def read_record(store: ArtifactStore, release_id: str, target: str) -> CanaryRecord | None:
     """The record of a canary, for readers."""
     return CanaryJournal(store, release_id, target).load()
+
+
+def read_events(store: ArtifactStore, release_id: str, target: str, *, after: int = 0) -> tuple[CanaryEvent, ...]:
+    """A canary's events, oldest first; none when it never began.
+
+    Args:
+        store: Where the canary's record is.
+        release_id: The release on trial.
+        target: The target's name.
+        after: Only events with a higher number: the last one that the reader has seen.
+    """
+    record = read_record(store, release_id, target)
+    return tuple(event for event in record.events if event.number > after) if record else ()
