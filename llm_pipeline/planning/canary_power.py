@@ -14,10 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from llm_pipeline.canary.analysis import MetricName, begin
 from llm_pipeline.canary.eprocess import RateTest
-from llm_pipeline.canary.evidence import regression_limit
-from llm_pipeline.canary.slow_limits import Thresholds
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.planning.sequential_power import Arms, chance_within, median_requests
 from llm_pipeline.stages.contract import Frozen
@@ -29,6 +26,7 @@ POWER = 0.9
 SERIOUS_RISE = 50.0
 """A step should catch at least this rise of errors: at 0.2 % before, one request in ten fails."""
 
+_METRICS, _LEAST_PROVEN, _TYPICAL_QUANTILE = 8, 1.1, 0.9
 _FINER = 1.1
 _SHARES_PERCENT = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0)
 _LONGEST_BAKE_SECONDS = 3600.0
@@ -145,17 +143,19 @@ def canary_power(policy: CanaryPolicy, rate_per_second: float) -> CanaryPower:
 
 def _tests(policy: CanaryPolicy) -> tuple[_Test, _Test]:
     """The analysis' own tests and limits, with every metric that it may have."""
-    state = begin(Thresholds(first_token_milliseconds=1.0, end_to_end_milliseconds=1.0, requests=1), policy)
-    limit, found = regression_limit(state, policy), {metric.name: metric for metric in state.metrics}
-    shares: dict[MetricName, float] = {"errors": BASE_ERROR_SHARE, "slow end to end": 1.0 - policy.slow_quantile}
-    errors, slow = (
-        _Test(
-            regressed=found[name].limits[0].regressed,
-            limit=limit * len(found[name].limits),  # the mean over the limits, of which one may have to do it alone
-            non_inferior=found[name].non_inferior,
-            event_share=share,
-        )
-        for name, share in shares.items()
+    limit = _METRICS / policy.alpha
+    errors = _Test(
+        regressed=RateTest.start("hi", policy.error_ratio),
+        limit=limit,
+        non_inferior=RateTest.start("lo", max(_LEAST_PROVEN, policy.error_ratio)),
+        event_share=BASE_ERROR_SHARE,
+    )
+    quantile = min(policy.slow_quantiles, key=lambda level: abs(level - _TYPICAL_QUANTILE))
+    slow = _Test(
+        regressed=RateTest.start("hi", policy.slow_ratio, "odds"),
+        limit=limit * len(policy.slow_quantiles),  # their mean counts, and one may have to do it alone
+        non_inferior=RateTest.start("lo", max(_LEAST_PROVEN, policy.slow_ratio), "odds"),
+        event_share=1.0 - quantile,
     )
     return errors, slow
 
@@ -277,10 +277,10 @@ def _warnings(policy: CanaryPolicy, steps: tuple[StepPower, ...], proposal: Prop
         yield f"no step would catch {SERIOUS_RISE:g} times the errors within an hour: there is too little traffic"
     proofs = [(step.errors.seconds, step.errors.requests, step.percent) for step in steps if step.errors]
     if proofs and min(proofs)[0] > policy.maximum_bake_seconds:
-        seconds, requests, percent = min(proofs)
+        soonest, requests, percent = min(proofs)
         yield (
             f"no step can prove parity of errors: at {percent:g} % it takes about {requests:,.0f} requests, "
-            f"{duration(seconds)}; a step that passes has seen no regression, and no more"
+            f"{duration(soonest)}; a step that passes has seen no regression, and no more"
         )
 
 

@@ -8,8 +8,11 @@ The test bets on which arm the next event comes from, so that its e-value depend
 candidate and of stable. While events are few, its first passage is counted event by event, as a random walk below a
 boundary. Where they are many, the walk is a Brownian motion with drift, whose first passage has the inverse Gaussian
 distribution (A. Wald, Sequential Analysis, 1947); its drift and barrier are those of the mixture where the mean path
-crosses. A window of traffic brings few events, so that looking at its end or at each event is nearly the same. Events
-that are not rare vary less than the count assumes: a power of 0.9 is then told a little too low.
+crosses. A window of traffic brings few events, so that looking at its end or at each event is nearly the same.
+
+Common events are tested by their odds. The derivative of that conditional log-likelihood by the log odds is the number
+of the candidate's events less its expectation, hence all that is needed are integrals over the log odds between the
+null and each alternative, at the traffic's own shares.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llm_pipeline.canary.eprocess import RateTest
 
@@ -27,7 +31,9 @@ _EXACT_EVENTS, _EXACT_MEDIAN_EVENTS = 250, 1000
 
 _LARGEST_EXPONENT = 700.0
 _BISECTIONS = 40
+_NODES = 12
 _NORMAL = NormalDist()
+_Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def chance_within(requests: float, test: RateTest, limit: float, arms: Arms) -> 
         arms: What is true.
     """
     events = requests * arms.events_per_request
-    if events > _EXACT_EVENTS:
+    if events > _EXACT_EVENTS or test.law == "odds":
         drift = _drift(test, limit, arms)
         return drift.reached_within(requests) if drift else 0.0
     most = math.ceil(events + 5.0 * math.sqrt(events) + 5.0)
@@ -85,7 +91,8 @@ def chance_within(requests: float, test: RateTest, limit: float, arms: Arms) -> 
 def median_requests(test: RateTest, limit: float, arms: Arms) -> float:
     """Requests of both arms by which the test's e-value reaches `limit` in half of all cases; infinite for never."""
     reached = 0.0
-    for number, chance in enumerate(_first_passage(test, limit, arms, _EXACT_MEDIAN_EVENTS)):
+    counted = _first_passage(test, limit, arms, _EXACT_MEDIAN_EVENTS) if test.law == "rates" else []
+    for number, chance in enumerate(counted):
         reached += chance
         if reached >= 0.5:  # noqa: PLR2004 - half
             return number / arms.events_per_request
@@ -161,9 +168,12 @@ class _Drift:
 
 def _drift(test: RateTest, limit: float, arms: Arms) -> _Drift | None:
     """The mixture's motion where its mean path reaches the limit; None where the mean path never does."""
-    candidate, stable = _gains(test, arms.share)
     mine, theirs = arms.share * arms.candidate_event_share, (1.0 - arms.share) * arms.event_share
-    means = [mine * a + theirs * b for a, b in zip(candidate, stable, strict=True)]
+    if test.law == "odds":
+        candidate, stable, means = _gains_by_odds(test, arms)
+    else:
+        candidate, stable = _gains(test, arms.share)
+        means = tuple(mine * a + theirs * b for a, b in zip(candidate, stable, strict=True))
     if max(means) <= 0.0:
         return None
     few, many = 0.0, math.log(limit * len(means)) / max(means)
@@ -180,7 +190,7 @@ def _drift(test: RateTest, limit: float, arms: Arms) -> _Drift | None:
     return _Drift(mean, variance, mean * many)
 
 
-def _log_mean(means: list[float], requests: float) -> float:
+def _log_mean(means: tuple[float, ...], requests: float) -> float:
     top = requests * max(means)
     return top + math.log(sum(math.exp(requests * mean - top) for mean in means) / len(means))
 
@@ -195,3 +205,28 @@ def _gains(test: RateTest, share: float) -> tuple[tuple[float, ...], tuple[float
     chances = [from_candidate(ratio) for ratio in test.alternatives]
     candidate = tuple(math.log(chance / null) for chance in chances)
     return candidate, tuple(math.log((1.0 - chance) / (1.0 - null)) for chance in chances)
+
+
+def _gains_by_odds(test: RateTest, arms: Arms) -> tuple[tuple[float, ...], ...]:
+    """What an event of the candidate and one of stable add to each alternative, and what a request adds on average."""
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    ends = np.log(np.array(test.alternatives) / test.ratio)[:, None]
+    odds = test.ratio * np.exp(ends * (nodes + 1.0) / 2.0)
+    weights = weights * ends / 2.0
+    expected, stable = _expected_shares(odds, arms)
+    varies, varies_too = arms.share * expected * (1.0 - expected), (1.0 - arms.share) * stable * (1.0 - stable)
+    against = -(weights * varies / (varies + varies_too)).sum(axis=1)
+    mean = arms.share * (weights * (arms.candidate_event_share - expected)).sum(axis=1)
+    return tuple(against + ends[:, 0]), tuple(against), tuple(mean)
+
+
+def _expected_shares(odds: _Numbers, arms: Arms) -> tuple[_Numbers, _Numbers]:
+    """Event shares of the candidate and of stable that have this odds ratio and make as many events as are seen."""
+    low, high = np.zeros_like(odds), np.full_like(odds, min(1.0, arms.events_per_request / arms.share))
+    low += max(0.0, (arms.events_per_request - (1.0 - arms.share)) / arms.share)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        stable = (arms.events_per_request - arms.share * middle) / (1.0 - arms.share)
+        too_many = middle * (1.0 - stable) > odds * stable * (1.0 - middle)
+        low, high = np.where(too_many, low, middle), np.where(too_many, middle, high)
+    return high, (arms.events_per_request - arms.share * high) / (1.0 - arms.share)

@@ -55,6 +55,29 @@ def test_requests_that_prove_less_than_double_errors_are_those_once_simulated(sh
     assert median == pytest.approx(needed, rel=0.15)
 
 
+def test_the_chance_that_common_events_are_caught_by_their_odds_is_the_simulated_one():
+    random, arms, runs, step = np.random.default_rng(7), Arms(0.05, 0.1, 3.0), 60, 300
+    caught = 0
+    for _ in range(runs):
+        test = RateTest.start("hi", 1.5, "odds")
+        for _ in range(3000 // step):
+            candidate = int(random.binomial(step, arms.share))
+            test = test.observe(
+                candidate_events=int(random.binomial(candidate, arms.candidate_event_share)),
+                stable_events=int(random.binomial(step - candidate, arms.event_share)),
+                candidate_requests=candidate,
+                stable_requests=step - candidate,
+            )
+        caught += test.rejects(1.0 / 60.0)
+    assert chance_within(3000, test, 60.0, arms) == pytest.approx(caught / runs, abs=0.1)
+
+
+def test_rare_events_are_the_same_by_odds_and_by_rates():
+    arms = Arms(0.05, 1e-4, 4.0)
+    odds, rates = (chance_within(1e6, RateTest.start("hi", 1.5, law), 60.0, arms) for law in ("odds", "rates"))
+    assert odds == pytest.approx(rates, abs=0.03)
+
+
 def test_a_quarter_of_the_traffic_proves_parity_when_half_of_the_simulated_runs_do():
     test, arms = RateTest.start("lo", 2.0), Arms(0.25, 0.002, 1.0)
     median = round(median_requests(test, 20.0, arms))
