@@ -144,9 +144,10 @@ class Demo:
             self._console.table(["gate", "of", "verdict", "why"], list(verdict_rows(flow)))
         self._console.title("Look around")
         answer = services.generate(self._deployment, _QUESTION)
-        router = self._deployment.places[TARGET].router
         self._console.line(f"Production answers {_QUESTION!r} with {answer!r}")
-        self._console.line(f"Endpoint    http://127.0.0.1:{router.port}/v2/models/llm/generate")
+        self._console.line(
+            f"Endpoint    http://127.0.0.1:{services.router_port(self._deployment)}/v2/models/llm/generate"
+        )
         self._console.line(f"Airflow UI  {access.url}  (user {access.username}, password {access.password})")
         if flow is not None:
             path = self._deployment.store.directory

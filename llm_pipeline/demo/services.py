@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.demo.airflow_services import stop_airflow
 from llm_pipeline.demo.hub_repository import publish_revision
 from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
@@ -71,11 +72,23 @@ def start_traffic(layout: DemoLayout, deployment: Deployment) -> None:
     running = detached.load(record)
     if running is not None and running.alive:
         return
-    port = deployment.places[TARGET].router.port
+    port = router_port(deployment)
     command = [sys.executable, "-m", "llm_pipeline.demo.traffic", "--url", f"http://127.0.0.1:{port}"]
     command += ["--rate", str(_TRAFFIC_PER_SECOND), "--record", str(layout.traffic_record)]
     command += ["--prompts", str(layout.configs / "workloads" / "demo.jsonl")]
     detached.start("demo traffic", command, record, log=layout.services / "traffic.log")
+
+
+def router_port(deployment: Deployment) -> int:
+    """The port of the demo's router.
+
+    Raises:
+        ConfigError: The router is none of this host.
+    """
+    router = deployment.places[TARGET].router
+    if not isinstance(router, EnvoyPlace):
+        raise ConfigError(f"the demo needs a router of kind envoy, not {router.kind}", where=f"places.{TARGET}.router")
+    return router.port
 
 
 def stop_traffic(layout: DemoLayout) -> None:
@@ -101,7 +114,7 @@ def generate(deployment: Deployment, prompt: str, maximum_tokens: int = 8) -> st
     Raises:
         Transient: Production does not answer.
     """
-    port = deployment.places[TARGET].router.port
+    port = router_port(deployment)
     body = json.dumps({"text_input": prompt, "max_tokens": maximum_tokens}).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v2/models/llm/generate", data=body, headers={"Content-Type": "application/json"}

@@ -34,6 +34,7 @@ from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_files import read_json
 from llm_pipeline.quantization.checkpoint_metadata import QuantizationMetadata, read_quantization
 from llm_pipeline.quantization.dequantized_checkpoint import write_dequantized
+from llm_pipeline.serving.repository_layout import TOKENIZER_FILE
 
 log = get_logger(__name__)
 
@@ -93,6 +94,8 @@ class OpenVinoCpuBuilder:
             destination.mkdir()
             for name in SERVING_FILES:
                 shutil.move(template / name, destination / name)
+            if (tokenizer := checkpoint / TOKENIZER_FILE).is_file():
+                shutil.copyfile(tokenizer, destination / TOKENIZER_FILE)
         description = _describe(destination, target, quantization, native, clock)
         description.write(destination)
         return description.facts

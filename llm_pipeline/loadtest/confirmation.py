@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from itertools import count
 
+import numpy as np
+
 from llm_pipeline.loadtest.floor import FloorTimes
 from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.outcome import ServerUse
@@ -57,13 +59,9 @@ def confirm(windows: Windows, highest: float | None, limits: Limits) -> Decision
 
 
 def rates_to_confirm(target: float, highest: float | None, share: float) -> tuple[float, ...]:
-    """Rates from the share of the highest one down to the target, which is always the last."""
-    rates: list[float] = []
-    rate = share * (highest or 0.0)
-    while rate > target and len(rates) < MOST_RATES - 1:
-        rates.append(rate)
-        rate *= share
-    return (*rates, target)
+    """Rates from the share of the highest one down to the target, equal factors apart; the target is the last."""
+    first = share * (highest or 0.0)
+    return tuple(np.geomspace(first, target, MOST_RATES).tolist()) if first > target else (target,)
 
 
 def _hold(windows: Windows, place: int, rate: float, limits: Limits) -> Judgement:

@@ -8,10 +8,10 @@ from pathlib import Path
 from llm_pipeline.errors import ConfigError, IntegrityError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.golden import GoldenPrompt, read_golden
+from llm_pipeline.serving.repository_layout import TOKENIZER_FILE
 
 log = get_logger(__name__)
 
-TOKENIZER_FILE = "tokenizer.json"
 _USUAL_BYTES = 4.0
 """Bytes of an English text by token, of vocabularies of 100,000 tokens and more."""
 _FEWEST_BYTES = 1.5

@@ -71,6 +71,4 @@ class Traffic:
 
 
 def _named(requests: Sequence[LoadRequest]) -> list[list[object]]:
-    return [
-        [r.prompt, r.maximum_tokens, r.stream, r.ignore_eos, r.priority, r.cancel_after_tokens] for r in requests
-    ]
+    return [[r.prompt, r.maximum_tokens, r.stream, r.ignore_eos, r.priority, r.cancel_after_tokens] for r in requests]

@@ -40,6 +40,9 @@ OPENVINO_FILES = (
 )
 """What OpenVINO's runtime needs in the engine directory."""
 
+TOKENIZER_FILE = "tokenizer.json"
+"""The model's tokenizer, where it has a fast one: whoever makes prompts up counts their tokens by it."""
+
 LIMIT_PARAMETERS = (
     "kv_cache_blocks",
     "maximum_batched_tokens",

@@ -101,7 +101,7 @@ def _tools(config: BuildConfig) -> tuple[str, ...]:
 
 STAGE = Stage(
     name="build",
-    version=2,
+    version=3,
     config=BuildConfig,
     run=run,
     environment="model",

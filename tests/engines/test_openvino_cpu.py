@@ -105,7 +105,7 @@ def test_other_weight_formats_build_and_generate(weight_format, built):
 
 def test_the_engine_directory_holds_what_serving_needs_and_nothing_else(built):
     engine, facts = built("fp8")
-    assert {path.name for path in engine.iterdir()} == {*SERVING_FILES, "engine.json"}
+    assert {path.name for path in engine.iterdir()} == {*SERVING_FILES, "engine.json", "tokenizer.json"}
     assert [path.name for path in engine.parent.iterdir()] == ["engine"]
     sizes = {path.name: path.stat().st_size for path in engine.iterdir()}
     assert facts.bytes == sum(sizes.values()) - sizes["engine.json"]

@@ -44,7 +44,7 @@ def test_a_trace_with_a_bad_line_is_told_before_anything_is_spent(demo: Path, co
 def test_a_line_without_a_prompt_is_told_wherever_it_is(demo: Path, configs: Path):
     with (configs / "workloads/demo.jsonl").open("a") as prompts:
         prompts.write('{"text": "most fish"}\n')
-    assert error_of(demo).where.endswith("workloads/demo.jsonl:501")
+    assert error_of(demo).where.endswith("workloads/demo.jsonl:2501")
 
 
 def test_a_trace_that_is_not_there_is_told_with_its_line_in_the_release(demo: Path, edit):

@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 
 from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
-from llm_pipeline.serving.repository_layout import ENGINE_DIRECTORY, OPENVINO_FILES
+from llm_pipeline.serving.repository_layout import ENGINE_DIRECTORY, OPENVINO_FILES, TOKENIZER_FILE
 from llm_pipeline.stages.contract import ArtifactRef
 
 
 def write(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:
     """Write the models; the runtime's files only, for a store keeps its own beside them. Nothing is linked."""
     version = write_served_model(engine, "openvino_model", repository)
-    for name in OPENVINO_FILES:
+    for name in (*OPENVINO_FILES, TOKENIZER_FILE):
         if (engine.directory / name).is_file():  # the lint tells of a missing one
             shutil.copyfile(engine.directory / name, version / ENGINE_DIRECTORY / name)
     return {}
