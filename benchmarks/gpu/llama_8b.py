@@ -78,9 +78,10 @@ def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words, with the begin token before every text."""
-    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *WORDS))}
+def word_tokenizer(vocabulary_size: int = len(SPECIAL) + len(WORDS)) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words, with the begin token before every text; an id beyond its vocabulary has no text."""
+    words = (f"w{number}" for number in range(vocabulary_size - len(SPECIAL)))
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *words))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 - a word, not a secret
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(
