@@ -33,8 +33,9 @@ import pytest
 
 from llm_pipeline.canary.envoy_process import start_router, stop_router
 from llm_pipeline.canary.router import all_to
-from llm_pipeline.config.deployment import Deployment, HubAccess, RouterPlace, ServerPorts
+from llm_pipeline.config.deployment import Deployment, HubAccess, ServerPorts
 from llm_pipeline.config.release import ModelSource
+from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
 from llm_pipeline.digest import sha256_bytes
@@ -297,7 +298,7 @@ class Parts:
 
     def _router(self) -> None:
         port, admin_port, *servers = _free_ports(4)
-        place = RouterPlace(port=port, admin_port=admin_port)
+        place = EnvoyPlace(port=port, admin_port=admin_port)
         blue, green = (ServerPorts(http=first, grpc=first + 1, metrics=first + 2) for first in servers)
         state = self.scene.left / "router"
         try:

@@ -1,4 +1,7 @@
-"""Envoy as a traffic router: routes in a watched file, acknowledged by the statistics of the running proxy."""
+"""Envoy as a traffic router: routes in a watched file, acknowledged by the statistics of the running proxy.
+
+It is the one that we start (`envoy_process`), or one that runs already (`existing_envoy`).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.canary import envoy_config
 from llm_pipeline.canary.router import (
@@ -23,7 +27,8 @@ from llm_pipeline.canary.router import (
     RouteState,
     SlotName,
 )
-from llm_pipeline.config.deployment import RouterPlace, ServerPorts
+from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace
+from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
@@ -52,61 +57,67 @@ class EndpointStatistics(BaseModel):
 class RouterFiles:
     """Where one router keeps its files; everything it needs to come back with the same weights."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, *, xds: Path | None = None, access_log: Path | None = None) -> None:
         self.state = state
-        self.xds = state / "xds"
+        self.xds = xds or state / "xds"
         self.routes = self.xds / "rds.json"
         self.clusters = self.xds / "cds.json"
         self.listeners = self.xds / "lds.json"
+        self.secrets = self.xds / "sds.json"
         self.bootstrap = state / "bootstrap.json"
         self.place = state / "place.json"
         self.lock = state / "routes.lock"  # outside the watched directory
-        self.access_log = state / "access.jsonl"
+        self.access_log = access_log or state / "access.jsonl"
         self.process_log = state / "envoy.log"
         self.record = state / "envoy.process.json"
 
 
 class EnvoyRouter:
-    """The `TrafficRouter` port on one local Envoy (file xDS)."""
+    """The `TrafficRouter` port on one Envoy whose xDS files are on this host."""
 
     def __init__(
         self,
-        state: Path,
-        place: RouterPlace,
+        files: RouterFiles,
+        place: EnvoyPlace | ExistingEnvoyPlace,
         slots: dict[SlotName, ServerPorts],
         *,
         admin_timeout_seconds: float = 2.0,
         lock_timeout_seconds: float = 5.0,
     ) -> None:
-        self.files = RouterFiles(state)
+        self.files = files
         self.place = place
         self.slots = slots
         self._admin_timeout = admin_timeout_seconds
         self._lock_timeout = lock_timeout_seconds
         self._rejected_before_write: int | None = None
 
+    def nearest(self, want: RouteState) -> RouteState:
+        """See `TrafficRouter.nearest`; it can do everything, to the basis point."""
+        return want
+
     def read(self) -> tuple[RouteState, str]:
         """See `TrafficRouter.read`."""
         document = self._read_routes()
-        revision = str(document["version_info"])
-        epoch, _, owner = revision.split(":", 2)
+        revision = str(document.get("version_info"))
         weights: dict[str, int] = {}
         candidate = None
-        for name, weight in envoy_config.weights_of(document).items():
-            slot = name.removesuffix(envoy_config.FAILOVER_SUFFIX)
-            weights[slot] = weight
-            candidate = slot if slot != name else candidate
         try:
+            epoch, _, owner = revision.split(":", 2)
+            for name, weight in envoy_config.weights_of(document).items():
+                slot = name.removesuffix(envoy_config.FAILOVER_SUFFIX)
+                weights[slot] = weight
+                candidate = slot if slot != name else candidate
             state = RouteState.model_validate(
                 {
                     "weights": weights,
                     "candidate": candidate,
                     "sticky_header": envoy_config.sticky_header_of(document),
+                    "mirror": envoy_config.mirror_of(document),
                     "owner": owner,
                     "epoch": int(epoch),
                 }
             )
-        except (ValidationError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:  # a validation error is a ValueError
             raise RouterUnavailable(f"the routes were edited into nonsense: {error}", where=self._where) from error
         return state, revision
 
@@ -123,6 +134,24 @@ class EnvoyRouter:
                     raise RouterConflict(f"the routes are at {revision}, not at {expect}", where=self._where)
             self._rejected_before_write = self._rejections()
             return self.replace_routes(want)
+
+    def write_configuration(self, initial: RouteState) -> None:
+        """Write what Envoy reads besides its routes, and those if there are none.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        files, place = self.files, self.place
+        files.xds.mkdir(parents=True, exist_ok=True)
+        host = place.slot_host if isinstance(place, ExistingEnvoyPlace) else envoy_config.LOCAL_HOST
+        replace_json(files.clusters, envoy_config.clusters(self.slots, host))
+        if place.tls is not None:
+            replace_json(files.secrets, envoy_config.secrets(place.tls))
+        if not files.routes.exists():
+            self.replace_routes(initial)
+        replace_json(files.listeners, envoy_config.listeners(files.xds, place, files.access_log))
+        admin_port = urlsplit(place.admin_url).port
+        replace_json(files.bootstrap, envoy_config.bootstrap(files.xds, admin_port or 80))
 
     def replace_routes(self, want: RouteState) -> str:
         """Write the routes without asking; for the first start, and under the lock."""
@@ -241,7 +270,7 @@ class EnvoyRouter:
             yield
 
     def _get(self, path: str) -> str:
-        connection = HTTPConnection(envoy_config.LOCAL_HOST, self.place.admin_port, timeout=self._admin_timeout)
+        connection = HTTPConnection(urlsplit(self.place.admin_url).netloc, timeout=self._admin_timeout)
         try:
             connection.request("GET", path)
             return connection.getresponse().read().decode()
@@ -275,6 +304,8 @@ def _endpoint(listing: dict[str, Any], ports: tuple[int, int]) -> EndpointStatis
     attempts = failures = active = 0
     healthy = True
     for cluster in listing.get("cluster_statuses", []):
+        if cluster["name"].endswith(envoy_config.MIRROR_SUFFIX):
+            continue  # copies are no users' requests
         for host in cluster.get("host_statuses", []):
             if host["address"]["socket_address"]["port_value"] not in ports:
                 continue

@@ -2,6 +2,7 @@
 
 Each slot has a plain cluster and, for the time it is on trial, a guarded one (outlier detection, no panic mode,
 active health checks) behind an aggregate `<slot>_failover` that falls back to the other slot's plain cluster.
+Copies for a mirror have a cluster of their own, whose breakers they cannot take from users.
 All of them exist from the start: moving traffic changes routes only, never clusters.
 """
 
@@ -12,12 +13,15 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
-from llm_pipeline.canary.router import RouteState, SlotName, other_slot
-from llm_pipeline.config.deployment import RouterPlace, ServerPorts
+from llm_pipeline.canary.router import Mirror, RouteState, SlotName, other_slot
+from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, ServerCertificate
+from llm_pipeline.config.server_ports import ServerPorts
 
 ROUTES = "main"
 STAT_PREFIX = "ingress"
 FAILOVER_SUFFIX = "_failover"
+GUARDED_SUFFIX = "_guarded"
+MIRROR_SUFFIX = "_mirror"
 LOCAL_HOST = "127.0.0.1"
 GRPC_PREFIX = "/inference.GRPCInferenceService/"
 STREAM_IDLE = "300s"
@@ -29,6 +33,12 @@ _TYPE = "type.googleapis.com/envoy"
 _BREAKERS = {
     "thresholds": [{"max_connections": 4096, "max_pending_requests": 4096, "max_requests": 4096, "max_retries": 256}]
 }
+_MIRROR_BREAKERS = {
+    "thresholds": [{"max_connections": 64, "max_pending_requests": 64, "max_requests": 64, "max_retries": 0}]
+}
+"""A slow mirror keeps at most this many copies waiting; further ones are not sent."""
+
+_CERTIFICATE = "server"
 _BUCKETS_MILLISECONDS = [1, 2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 3000, 5000, 10000, 60000]
 
 ACCESS_LOG_FIELDS: Mapping[str, str] = {
@@ -75,11 +85,11 @@ def arm_name(slot: SlotName, protocol: Protocol, *, candidate: bool) -> str:
     return cluster_name(slot, protocol) + (FAILOVER_SUFFIX if candidate else "")
 
 
-def bootstrap(directory: Path, place: RouterPlace) -> Json:
-    """The static part: admin interface, statistics, and where the dynamic files are."""
+def bootstrap(directory: Path, admin_port: int) -> Json:
+    """The static part: admin interface on loopback, statistics, and where the dynamic files are."""
     return {
         "node": {"id": "router", "cluster": "llm-pipeline"},
-        "admin": {"address": _address(place.admin_port)},
+        "admin": {"address": _address(admin_port)},
         "stats_flush_interval": "1s",
         "stats_config": {
             "histogram_bucket_settings": [{"match": {"prefix": "cluster."}, "buckets": _BUCKETS_MILLISECONDS}]
@@ -91,8 +101,8 @@ def bootstrap(directory: Path, place: RouterPlace) -> Json:
     }
 
 
-def listeners(directory: Path, place: RouterPlace, access_log: Path) -> Json:
-    """The one listener that users talk to: HTTP/1.1 and HTTP/2 (gRPC) on one port."""
+def listeners(directory: Path, place: EnvoyPlace | ExistingEnvoyPlace, access_log: Path) -> Json:
+    """The one listener that users talk to: HTTP/1.1 and HTTP/2 (gRPC) on one port, with TLS where there is a key."""
     manager = {
         "@type": f"{_TYPE}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": STAT_PREFIX,
@@ -105,22 +115,36 @@ def listeners(directory: Path, place: RouterPlace, access_log: Path) -> Json:
         "access_log": [_access_log(access_log)],
         "http_filters": [_lua(), _named("envoy.filters.http.router", "extensions.filters.http.router.v3.Router")],
     }
+    chain: Json = {"filters": [{"name": "manager", "typed_config": manager}]}
+    if place.tls is not None:
+        chain["transport_socket"] = _tls(directory)
     listener = {
         "@type": f"{_TYPE}.config.listener.v3.Listener",
         "name": STAT_PREFIX,
-        "address": _address(place.port),
-        "filter_chains": [{"filters": [{"name": "manager", "typed_config": manager}]}],
+        "address": _address(place.port, place.address),
+        "filter_chains": [chain],
     }
     return _discovery("1", [listener])
 
 
-def clusters(slots: Mapping[SlotName, ServerPorts]) -> Json:
-    """Plain, guarded and failover clusters of every slot and protocol."""
+def secrets(tls: ServerCertificate) -> Json:
+    """The listener's certificate by its paths; a rename in their directory makes Envoy read them again."""
+    certificate = {
+        "certificate_chain": {"filename": tls.certificate},
+        "private_key": {"filename": tls.key},
+        "watched_directory": {"path": tls.directory},
+    }
+    secret_type = f"{_TYPE}.extensions.transport_sockets.tls.v3.Secret"
+    return _discovery("1", [{"@type": secret_type, "name": _CERTIFICATE, "tls_certificate": certificate}])
+
+
+def clusters(slots: Mapping[SlotName, ServerPorts], host: str = LOCAL_HOST) -> Json:
+    """Plain, guarded, failover and mirror clusters of every slot and protocol; `host` is where the slots' ports are."""
     resources = [
         cluster
         for slot, ports in slots.items()
         for protocol, port in (("http", ports.http), ("grpc", ports.grpc))
-        for cluster in _slot_clusters(slot, protocol, port)  # type: ignore[arg-type]
+        for cluster in _slot_clusters(slot, protocol, _address(port, host))  # type: ignore[arg-type]
     ]
     return _discovery("1", resources)
 
@@ -160,6 +184,16 @@ def sticky_header_of(document: Json) -> str | None:
     return str(policies[0]["header"]["header_name"]) if policies else None
 
 
+def mirror_of(document: Json) -> Mirror | None:
+    """Where the routes copy requests to, if they do."""
+    action = document["resources"][0]["virtual_hosts"][0]["routes"][-1]["route"]
+    policies = action.get("request_mirror_policies")
+    if not policies:
+        return None
+    share = policies[0]["runtime_fraction"]["default_value"]["numerator"]
+    return Mirror.model_validate({"slot": policies[0]["cluster"].removesuffix(MIRROR_SUFFIX), "share": share})
+
+
 def _weighted(state: RouteState, protocol: Protocol) -> Json:
     action: Json = {
         "weighted_clusters": {"clusters": _arms(state, protocol)},
@@ -170,6 +204,10 @@ def _weighted(state: RouteState, protocol: Protocol) -> Json:
     if state.sticky_header:
         action["weighted_clusters"]["use_hash_policy"] = True
         action["hash_policy"] = [{"header": {"header_name": state.sticky_header}, "terminal": True}]
+    if state.mirror:
+        fraction = {"default_value": {"numerator": state.mirror.share, "denominator": "TEN_THOUSAND"}}
+        mirror = cluster_name(state.mirror.slot, protocol) + MIRROR_SUFFIX
+        action["request_mirror_policies"] = [{"cluster": mirror, "runtime_fraction": fraction}]
     return action
 
 
@@ -205,9 +243,11 @@ def _retry_policy(protocol: Protocol, *, on_trial: bool) -> Json:
     return {**policy, "retry_on": ",".join(conditions)}
 
 
-def _slot_clusters(slot: SlotName, protocol: Protocol, port: int) -> list[Json]:
-    plain = _static_cluster(cluster_name(slot, protocol), protocol, port)
-    guarded = {**_static_cluster(f"{cluster_name(slot, protocol)}_guarded", protocol, port), **_guard(protocol)}
+def _slot_clusters(slot: SlotName, protocol: Protocol, address: Json) -> list[Json]:
+    name = cluster_name(slot, protocol)
+    plain = _static_cluster(name, protocol, address)
+    guarded = {**_static_cluster(f"{name}{GUARDED_SUFFIX}", protocol, address), **_guard(protocol)}
+    mirror = _static_cluster(f"{name}{MIRROR_SUFFIX}", protocol, address) | {"circuit_breakers": _MIRROR_BREAKERS}
     failover = {
         "@type": f"{_TYPE}.config.cluster.v3.Cluster",
         "name": arm_name(slot, protocol, candidate=True),
@@ -220,13 +260,13 @@ def _slot_clusters(slot: SlotName, protocol: Protocol, port: int) -> list[Json]:
             clusters=[guarded["name"], cluster_name(other_slot(slot), protocol)],
         ),
     }
-    return [plain, guarded, failover]
+    return [plain, guarded, failover, mirror]
 
 
-def _static_cluster(name: str, protocol: Protocol, port: int) -> Json:
+def _static_cluster(name: str, protocol: Protocol, address: Json) -> Json:
     options = "http_protocol_options" if protocol == "http" else "http2_protocol_options"
     extension = f"{_TYPE}.extensions.upstreams.http.v3.HttpProtocolOptions"
-    endpoint = {"endpoint": {"address": _address(port)}}
+    endpoint = {"endpoint": {"address": address}}
     return {
         "@type": f"{_TYPE}.config.cluster.v3.Cluster",
         "name": name,
@@ -267,6 +307,13 @@ def _guard(protocol: Protocol) -> Json:
     return guard
 
 
+def _tls(directory: Path) -> Json:
+    certificate = {"name": _CERTIFICATE, "sds_config": _watched(directory, "sds.json")}
+    common = {"alpn_protocols": ["h2", "http/1.1"], "tls_certificate_sds_secret_configs": [certificate]}
+    message = "extensions.transport_sockets.tls.v3.DownstreamTlsContext"
+    return _named("envoy.transport_sockets.tls", message, common_tls_context=common)
+
+
 def _access_log(path: Path) -> Json:
     return _named(
         "envoy.access_loggers.file",
@@ -290,8 +337,8 @@ def _watched(directory: Path, file: str) -> Json:
     return {"resource_api_version": "V3", "path_config_source": source}
 
 
-def _address(port: int) -> Json:
-    return {"socket_address": {"address": LOCAL_HOST, "port_value": port}}
+def _address(port: int, host: str = LOCAL_HOST) -> Json:
+    return {"socket_address": {"address": host, "port_value": port}}
 
 
 def _discovery(version: str, resources: list[Json]) -> Json:

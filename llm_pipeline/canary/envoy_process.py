@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from llm_pipeline.canary import envoy_config
 from llm_pipeline.canary.envoy import EnvoyRouter, RouterFiles, replace_json
 from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName
-from llm_pipeline.config.deployment import RouterPlace, ServerPorts
+from llm_pipeline.config.router_place import EnvoyPlace
+from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.runners import detached
@@ -30,12 +31,12 @@ class _Place(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    router: RouterPlace
+    router: EnvoyPlace
     slots: dict[SlotName, ServerPorts]
 
 
 def start_router(
-    place: RouterPlace,
+    place: EnvoyPlace,
     slots: Mapping[SlotName, ServerPorts],
     state: Path,
     *,
@@ -60,12 +61,12 @@ def start_router(
     state = state.resolve()
     if (running := find_router(state)) is not None:
         return running
-    for port in (place.port, place.admin_port):
-        _require_free(port)
+    _require_free(place.port, place.address)
+    _require_free(place.admin_port, envoy_config.LOCAL_HOST)
     files = RouterFiles(state)
-    files.xds.mkdir(parents=True, exist_ok=True)
-    router = EnvoyRouter(state, place, dict(slots))
-    _write_configuration(router, initial)
+    router = EnvoyRouter(files, place, dict(slots))
+    router.write_configuration(initial)
+    replace_json(files.place, _Place(router=place, slots=router.slots).model_dump())
     _rotate(files.access_log)
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     process = detached.start(
@@ -100,17 +101,7 @@ def stop_router(state: Path) -> None:
 
 def _router_of(files: RouterFiles) -> EnvoyRouter:
     place = _Place.model_validate_json(files.place.read_text())
-    return EnvoyRouter(files.state, place.router, place.slots)
-
-
-def _write_configuration(router: EnvoyRouter, initial: RouteState) -> None:
-    files = router.files
-    replace_json(files.clusters, envoy_config.clusters(router.slots))
-    replace_json(files.listeners, envoy_config.listeners(files.xds, router.place, files.access_log))
-    replace_json(files.bootstrap, envoy_config.bootstrap(files.xds, router.place))
-    if not files.routes.exists():
-        router.replace_routes(initial)
-    replace_json(files.place, _Place(router=router.place, slots=router.slots).model_dump())
+    return EnvoyRouter(files, place.router, place.slots)
 
 
 def _command(files: RouterFiles) -> list[str]:
@@ -132,14 +123,14 @@ def _wait_until_live(router: EnvoyRouter, process: detached.DetachedProcess, wai
         time.sleep(0.05)
 
 
-def _require_free(port: int) -> None:
-    with socket.socket() as probe:
+def _require_free(port: int, address: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((envoy_config.LOCAL_HOST, port))
+            probe.bind((address, port))
         except OSError as error:
             raise ConfigError(
-                f"port {port} of the router is in use", where=f"{envoy_config.LOCAL_HOST}:{port}",
+                f"port {port} of the router is in use", where=f"{address}:{port}",
                 hint="stop what listens there, or give the target another router port in the deployment",
             ) from error  # fmt: skip
 

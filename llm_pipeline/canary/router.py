@@ -29,6 +29,20 @@ class RouterUnavailable(Transient):
     """The router cannot be read or written now."""
 
 
+class Mirror(BaseModel):
+    """A slot that gets copies of the users' requests; nobody waits for its answers, and nobody sees them.
+
+    Attributes:
+        slot: The slot; no user's request goes there.
+        share: Basis points of all requests that are copied.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    slot: SlotName
+    share: Annotated[int, Field(gt=0, le=ALL)]
+
+
 class RouteState(BaseModel):
     """What the router is asked to do.
 
@@ -37,6 +51,7 @@ class RouteState(BaseModel):
         candidate: The slot on trial: its arm fails over to the other slot, so that its failures lose no request.
             None when no release is on trial.
         sticky_header: Requests with the same value of this header stay in one arm; None splits request by request.
+        mirror: The slot that gets copies, to warm it up before its first step; None for no copies.
         owner: Who wrote it, for people.
         epoch: Fencing number: a write with a lower one is refused.
     """
@@ -46,6 +61,7 @@ class RouteState(BaseModel):
     weights: dict[SlotName, Annotated[int, Field(ge=0, le=ALL)]]
     candidate: SlotName | None = None
     sticky_header: str | None = None
+    mirror: Mirror | None = None
     owner: str
     epoch: Annotated[int, Field(ge=0)]
 
@@ -55,17 +71,19 @@ class RouteState(BaseModel):
             raise ValueError(f"weights sum to {sum(self.weights.values())} basis points, not {ALL}")
         return self
 
+    @model_validator(mode="after")
+    def _mirrors_to_an_idle_slot(self) -> RouteState:
+        if self.mirror is not None and self.weights.get(self.mirror.slot, 0):
+            raise ValueError(f"slot {self.mirror.slot} would be asked twice: it has users' requests already")
+        return self
+
     def same_traffic(self, other: RouteState) -> bool:
         """Whether both send the same traffic the same way, whoever wrote them."""
-        return (
-            {slot: weight for slot, weight in self.weights.items() if weight},
-            self.candidate,
-            self.sticky_header,
-        ) == (
-            {slot: weight for slot, weight in other.weights.items() if weight},
-            other.candidate,
-            other.sticky_header,
-        )
+        return self._traffic() == other._traffic()
+
+    def _traffic(self) -> tuple[object, ...]:
+        weights = {slot: weight for slot, weight in self.weights.items() if weight}
+        return weights, self.candidate, self.sticky_header, self.mirror
 
 
 def other_slot(slot: SlotName) -> SlotName:
@@ -80,6 +98,15 @@ def all_to(slot: SlotName, *, owner: str, epoch: int) -> RouteState:
 
 class TrafficRouter(Protocol):
     """What every router adapter offers."""
+
+    def nearest(self, want: RouteState) -> RouteState:
+        """What the router can do of it: its weights may be coarser, and it may lack sticky sessions or mirroring.
+
+        Ask before a state is recorded as intended: the split is tested against the weights that are really set.
+
+        Raises:
+            Unsupported: It cannot split like that, or not at all by that header.
+        """
 
     def read(self) -> tuple[RouteState, str]:
         """The state that the router was last told, and its revision.
@@ -99,6 +126,7 @@ class TrafficRouter(Protocol):
             Fenced: The router has seen a higher epoch.
             RouterConflict: The revision is another one.
             RouterUnavailable: It cannot be written now.
+            RouterRejected: It refuses this state.
         """
 
     def converged(self, revision: str) -> bool | None:

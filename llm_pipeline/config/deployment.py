@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator
 
 from llm_pipeline.config.environment import Environment, Interpreter
-from llm_pipeline.config.model import ConfigModel, Name, PlainUrl, Port
+from llm_pipeline.config.model import ConfigModel, Name, PlainUrl
+from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.store import StoreConfig
@@ -19,13 +20,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-class RouterPlace(ConfigModel):
-    """Loopback ports of the Envoy that faces the users of one target."""
-
-    port: Port
-    admin_port: Port
-
-
 class TargetPlace(ConfigModel):
     """Where one target's servers live.
 
@@ -35,7 +29,8 @@ class TargetPlace(ConfigModel):
             None where candidates are compared with nothing.
         blue: One production slot.
         green: The other production slot; the roles of the two flip at each promotion.
-        router: The router in front of both slots.
+        router: What splits the users' traffic between both slots: by its ports alone an Envoy of this host, else by its
+            kind.
     """
 
     staging: ServerPlace
@@ -52,7 +47,7 @@ class TargetPlace(ConfigModel):
     def ports(self) -> list[int]:
         """Every port of this place."""
         servers = self.servers_here().values()
-        return [p for s in servers for p in s.by_name().values()] + [self.router.port, self.router.admin_port]
+        return [p for s in servers for p in s.by_name().values()] + list(self.router.ports_here())
 
 
 class QuantizationHost(ConfigModel):

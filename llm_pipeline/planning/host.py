@@ -89,7 +89,7 @@ def busy_ports(deployment: Deployment, targets: tuple[str, ...]) -> tuple[str, .
         ports: dict[str, tuple[int, ...]] = {
             name: tuple(server.by_name().values()) for name, server in place.servers_here().items()
         }
-        ports["router"] = (place.router.port, place.router.admin_port)
+        ports["router"] = place.router.ports_here()
         for server, numbers in ports.items():
             if not _runs_here(Path(deployment.state_root) / target / server):
                 found += [f"places.{target}.{server}: {problem}" for problem in map(_port_problem, numbers) if problem]

@@ -20,7 +20,8 @@ from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.envoy_process import start_router, stop_router
 from llm_pipeline.canary.record import CanaryRecord, read_record
 from llm_pipeline.canary.router import SlotName, all_to
-from llm_pipeline.config.deployment import RouterPlace, ServerPorts
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.runners import detached
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.local import LocalStore
@@ -57,7 +58,7 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.root = root
         ports = free_ports(8)
-        self.place = RouterPlace(port=ports[0], admin_port=ports[1])
+        self.place = EnvoyPlace(port=ports[0], admin_port=ports[1])
         self.slots: dict[SlotName, ServerPorts] = {
             "blue": ServerPorts(http=ports[2], grpc=ports[3], metrics=ports[4]),
             "green": ServerPorts(http=ports[5], grpc=ports[6], metrics=ports[7]),

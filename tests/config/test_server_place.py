@@ -7,7 +7,8 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from llm_pipeline.config.deployment import RouterPlace, TargetPlace
+from llm_pipeline.config.deployment import TargetPlace
+from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.server_place import DockerServer, ExistingServer, KubernetesServer, LocalServer, ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 
@@ -19,7 +20,7 @@ EXISTING = {"kind": "existing", "endpoint": {"url": "http://t:8000"}, "repositor
 
 def place(staging: Any, comparison: ServerPorts | None = None) -> TargetPlace:
     blue, green = (ServerPorts(http=first, grpc=first + 1, metrics=first + 2) for first in (20000, 20010))
-    router = RouterPlace(port=20020, admin_port=20021)
+    router = EnvoyPlace(port=20020, admin_port=20021)
     return TargetPlace(staging=staging, comparison=comparison, blue=blue, green=green, router=router)
 
 

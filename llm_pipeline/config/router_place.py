@@ -1,0 +1,221 @@
+"""What splits the users' traffic of one target: an Envoy of ours, one that runs already, a mesh, or a load balancer.
+
+The kind decides; ports without a kind are an Envoy that is started on this host.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from llm_pipeline.config.model import ConfigModel, Name, PlainUrl, Port
+
+AbsolutePath = Annotated[str, Field(pattern=r"^/.+")]
+
+
+class ServerCertificate(ConfigModel):
+    """The certificate that users see.
+
+    It is read again when a file is renamed into its directory, as ACME clients and Kubernetes do; connections that
+    stand keep the old one.
+
+    Attributes:
+        certificate: PEM file with the chain.
+        key: PEM file with its private key, in the same directory.
+    """
+
+    certificate: AbsolutePath
+    key: AbsolutePath
+
+    @model_validator(mode="after")
+    def _one_directory(self) -> ServerCertificate:
+        if self.directory != self.key.rpartition("/")[0]:
+            raise ValueError("certificate and key must be in one directory, which is watched for new ones")
+        return self
+
+    @property
+    def directory(self) -> str:
+        """The directory of both."""
+        return self.certificate.rpartition("/")[0]
+
+
+class _Router(ConfigModel):
+    def ports_here(self) -> tuple[int, ...]:
+        """Ports that it takes on this host."""
+        return ()
+
+
+class EnvoyPlace(_Router):
+    """An Envoy that is started on this host, beside the slots.
+
+    Attributes:
+        port: Where users connect: HTTP/1.1, HTTP/2 and gRPC.
+        admin_port: Loopback port of its admin interface.
+        address: The address that users connect to; `0.0.0.0` for every one of this host.
+        tls: The certificate of that port; None for plain text.
+    """
+
+    kind: Literal["envoy"] = "envoy"
+    port: Port
+    admin_port: Port
+    address: str = Field(default="127.0.0.1", pattern=r"^[0-9a-fA-F.:]+$")
+    tls: ServerCertificate | None = None
+
+    @property
+    def admin_url(self) -> str:
+        """URL of its admin interface."""
+        return f"http://127.0.0.1:{self.admin_port}"
+
+    def ports_here(self) -> tuple[int, ...]:
+        """Both."""
+        return (self.port, self.admin_port)
+
+
+class ExistingEnvoyPlace(_Router):
+    """An Envoy that runs already and takes its listeners, clusters and routes from a directory that we write.
+
+    It is started with the `bootstrap.json` that is written beside that directory, or one like it. Directory, access log
+    and certificate are at the same paths for Envoy and for the workers.
+
+    Attributes:
+        directory: The directory of its xDS files; nothing else may write there.
+        admin_url: Its admin interface, as the workers reach it. Whoever reaches that can stop Envoy.
+        port: Where users connect: HTTP/1.1, HTTP/2 and gRPC.
+        address: The address of that port.
+        slot_host: IP address of the slots' servers, as Envoy reaches them.
+        access_log: File that Envoy writes and the workers read, for what is judged request by request; Envoy runs with
+            `--file-flush-interval-msec 500`, or every look waits ten seconds for its lines.
+        tls: The certificate of the port; None for plain text.
+    """
+
+    kind: Literal["existing_envoy"]
+    directory: AbsolutePath
+    admin_url: Annotated[PlainUrl, Field(pattern=r"^http://[^/]+$")]
+    port: Port
+    address: str = Field(default="127.0.0.1", pattern=r"^[0-9a-fA-F.:]+$")
+    slot_host: str = Field(default="127.0.0.1", pattern=r"^[0-9a-fA-F.:]+$")
+    access_log: AbsolutePath
+    tls: ServerCertificate | None = None
+
+    @model_validator(mode="after")
+    def _log_is_elsewhere(self) -> ExistingEnvoyPlace:
+        if self.access_log.startswith(f"{self.directory}/"):
+            raise ValueError("access_log must not be in the directory that Envoy watches")
+        return self
+
+
+class Service(ConfigModel):
+    """A Kubernetes Service that leads to a slot's servers."""
+
+    name: Name
+    port: Annotated[int, Field(ge=1, le=65535)]
+
+
+class Services(ConfigModel):
+    """The Service of each slot."""
+
+    blue: Service
+    green: Service
+
+
+class GatewayApiPlace(_Router):
+    """An HTTPRoute of the Gateway API, whose weights are moved.
+
+    Attributes:
+        namespace: Its namespace.
+        route: Its name.
+        rule: Index of the rule whose backends are the slots.
+        backends: The Service of each slot.
+        context: Context of the kubeconfig; None for the pod's own service account, or the current context.
+    """
+
+    kind: Literal["gateway_api"]
+    namespace: Name
+    route: Name
+    rule: int = Field(default=0, ge=0)
+    backends: Services
+    context: str | None = None
+
+
+class Destination(ConfigModel):
+    """Where Istio finds a slot: a host, and the subset that a DestinationRule names, if any."""
+
+    host: str
+    subset: str | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+
+
+class Destinations(ConfigModel):
+    """The destination of each slot."""
+
+    blue: Destination
+    green: Destination
+
+
+class IstioPlace(_Router):
+    """A VirtualService of Istio, whose weights are moved.
+
+    Attributes:
+        namespace: Its namespace.
+        virtual_service: Its name.
+        route: Name of the HTTP route in it; None where it has one only.
+        backends: The destination of each slot.
+        context: Context of the kubeconfig; None for the pod's own service account, or the current context.
+    """
+
+    kind: Literal["istio"]
+    namespace: Name
+    virtual_service: Name
+    route: str | None = None
+    backends: Destinations
+    context: str | None = None
+
+
+_ELB = r"^arn:aws[a-z-]*:elasticloadbalancing:[a-z0-9-]+:\d{12}:"
+TargetGroupArn = Annotated[str, Field(pattern=_ELB + r"targetgroup/[A-Za-z0-9-]+/[0-9a-f]+$")]
+
+
+class TargetGroups(ConfigModel):
+    """The target group of each slot."""
+
+    blue: TargetGroupArn
+    green: TargetGroupArn
+
+    @model_validator(mode="after")
+    def _are_two(self) -> TargetGroups:
+        if self.blue == self.green:
+            raise ValueError("blue and green must be two target groups")
+        return self
+
+
+class AwsAlbPlace(_Router):
+    """A rule of an Application Load Balancer, whose weights of target groups are moved.
+
+    Credentials come from the usual chain of AWS.
+
+    Attributes:
+        rule: ARN of a rule of its own; a listener's default rule cannot be changed by its ARN.
+        target_groups: The target group of each slot.
+        region: Its region; None for the environment's.
+        endpoint_url: URL of another API than Amazon's; for tests.
+    """
+
+    kind: Literal["aws_alb"]
+    rule: Annotated[str, Field(pattern=_ELB + r"listener-rule/app/[A-Za-z0-9-]+/[0-9a-f]+/[0-9a-f]+/[0-9a-f]+$")]
+    target_groups: TargetGroups
+    region: str | None = None
+    endpoint_url: PlainUrl | None = None
+
+
+def _envoy_by_default(value: Any) -> Any:
+    return {"kind": "envoy", **value} if isinstance(value, dict) else value
+
+
+RouterPlace = Annotated[
+    Annotated[
+        EnvoyPlace | ExistingEnvoyPlace | GatewayApiPlace | IstioPlace | AwsAlbPlace, Field(discriminator="kind")
+    ],
+    BeforeValidator(_envoy_by_default),
+]
+"""One of the kinds; ports alone are an Envoy of this host."""
