@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llm_pipeline.canary.envoy import EnvoyRouter
-from llm_pipeline.canary.envoy_process import start_router
+from llm_pipeline.canary.open_router import open_router
 from llm_pipeline.canary.record import Phase, lease_name, read_record, take_over
 from llm_pipeline.canary.rollback import LEASE_SECONDS, Patience, traffic_to
-from llm_pipeline.canary.router import SlotName, all_to
+from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.errors import ConfigError, Terminal
@@ -115,9 +114,9 @@ def _slots(store: ArtifactStore, deployment: Deployment, target: str) -> TritonS
     )
 
 
-def _router(deployment: Deployment, target: str, slot: SlotName) -> EnvoyRouter:
+def _router(deployment: Deployment, target: str, slot: SlotName) -> TrafficRouter:
     place = deployment.places[target]
-    return start_router(
+    return open_router(
         place.router,
         slot_ports(place),
         Path(deployment.state_root) / target / "router",

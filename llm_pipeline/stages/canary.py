@@ -6,13 +6,12 @@ import time
 from pathlib import Path
 
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.envoy import EnvoyRouter
-from llm_pipeline.canary.envoy_process import start_router
 from llm_pipeline.canary.observations import AccessLog
+from llm_pipeline.canary.open_router import access_log_of, open_router
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record
 from llm_pipeline.canary.rollback import LEASE_SECONDS
-from llm_pipeline.canary.router import all_to
+from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.config.deployment import TargetPlace
@@ -67,7 +66,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     if pointers.production is not None and pointers.production.repository == candidate:
         slots.ensure(pointers.production.slot, candidate)
         return StageOutput(judgement=_already_there(candidate))
-    access_log = AccessLog(router.files.access_log, router.slot_of_address)
+    access_log = access_log_of(router)
     plan = CanaryPlan(
         release_id=context.request.release_id,
         run=config.run,
@@ -113,9 +112,9 @@ def _metrics(record: CanaryRecord) -> dict[str, Metric]:
     return metrics
 
 
-def _router(config: CanaryConfig, production: Pointer | None) -> EnvoyRouter:
+def _router(config: CanaryConfig, production: Pointer | None) -> TrafficRouter:
     slot = production.slot if production else "blue"
-    return start_router(
+    return open_router(
         config.place.router,
         slot_ports(config.place),
         Path(config.state_root) / config.target / "router",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llm_pipeline.canary.envoy_process import find_router, stopped_router
+from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.rollback import Patience, ensure_rolled_back
-from llm_pipeline.canary.slots import TritonSlots
+from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.stages.contract import Metric, Stage, StageContext, StageOutput
@@ -35,7 +35,7 @@ def run(context: StageContext[RollbackConfig]) -> StageOutput:
     state_root = Path(config.state_root)
     slots = TritonSlots(context.store, config.place, target=config.target, state_root=state_root)
     router_state = state_root / config.target / "router"
-    router = find_router(router_state) or stopped_router(router_state)
+    router = router_as_it_is(config.place.router, slot_ports(config.place), router_state)
     record = ensure_rolled_back(
         context.store, context.request.release_id, config.target, router=router, slots=slots, patience=Patience()
     )
