@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from llm_pipeline.canary import evidence
-from llm_pipeline.canary.analysis import AnalysisState, StepState
+from llm_pipeline.canary.analysis import AnalysisState, StepState, parity_proven_here
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
@@ -55,13 +55,19 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
     if stable_is_bad:
         facts.append(evidence.stable_fails(step))
     facts += [evidence.requests_enough(step, policy), evidence.requests_lost(step)]
-    return _bake(step, policy, elapsed_seconds, facts)
+    early = policy.advance_early and parity_proven_here(state, policy)
+    return _bake(step, policy, elapsed_seconds, facts, early=early)
 
 
-def _bake(step: StepState, policy: CanaryPolicy, elapsed_seconds: float, facts: list[Evidence]) -> Decision:
+def _bake(
+    step: StepState, policy: CanaryPolicy, elapsed_seconds: float, facts: list[Evidence], *, early: bool
+) -> Decision:
+    """Long enough, or parity proven by the step's own traffic where the policy advances early."""
     ready = all(fact.verdict is Verdict.GO for fact in facts)
     if ready and elapsed_seconds >= policy.minimum_bake_seconds:
         return _decision(Outcome.PASS, f"no regression at {step.percent}", facts)
+    if ready and early:
+        return _decision(Outcome.PASS, f"parity proven on every metric at {step.percent}", facts)
     if elapsed_seconds >= policy.maximum_bake_seconds:
         summary = f"not decided after {elapsed_seconds:.0f} s at {step.percent}"
         return _decision(Outcome.UNDECIDED, summary, facts)

@@ -54,25 +54,86 @@ ACCESS_LOG_FIELDS: Mapping[str, str] = {
     "bytes": "%BYTES_SENT%",
     "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
     "path": "%REQ(:PATH)%",
+    "request_bytes": "%BYTES_RECEIVED%",
     "reported_error": "%DYNAMIC_METADATA(envoy.filters.http.lua:error)%",
+    "output_tokens": "%DYNAMIC_METADATA(envoy.filters.http.lua:output_tokens)%",
+    "finish_reason": "%DYNAMIC_METADATA(envoy.filters.http.lua:finish_reason)%",
+    "has_text": "%DYNAMIC_METADATA(envoy.filters.http.lua:has_text)%",
+    "session": "%DYNAMIC_METADATA(envoy.filters.http.lua:session)%",
 }
 """One JSON line a request. UPSTREAM_HOST is the final attempt's; UPSTREAM_CLUSTER names the arm that was chosen."""
 
-_FIND_REPORTED_ERRORS = """
+_LUA = "envoy.filters.http.lua"
+
+_READ_ANSWERS = """
+local FILTER = "envoy.filters.http.lua"
+local KEPT = 255
+
+local function fingerprint(value)
+  local one, other = 7, 11
+  for at = 1, math.min(#value, 256) do
+    local byte = string.byte(value, at)
+    one = (one * 131 + byte) % 2147483647
+    other = (other * 257 + byte) % 2147483629
+  end
+  return string.format("%08x%08x", one, other)
+end
+
+local function put(handle, key, value)
+  handle:streamInfo():dynamicMetadata():set(FILTER, key, value)
+end
+
+local function each(tails, pattern, text, found)
+  local joined, from = (tails[pattern] or "\\n") .. text, 1
+  while true do
+    local first, last, value = string.find(joined, pattern, from)
+    if not first then break end
+    found(value)
+    from = last + 1
+  end
+  tails[pattern] = string.sub(joined, math.max(from, #joined - KEPT + 1))
+end
+
+function envoy_on_request(handle)
+  local header = handle:metadata():get("session_header")
+  local value = header and handle:headers():get(header)
+  if value then put(handle, "session", fingerprint(value)) end
+end
+
 function envoy_on_response(handle)
+  local kind = handle:headers():get("content-type") or ""
+  if string.find(kind, "^application/grpc") then return end
+  local tails, tokens, reason, has_text = {}, nil, nil, nil
+  local function failed() put(handle, "error", "1") end
+  local function count(number) tokens = (tokens or 0) + tonumber(number) end
+  local function ended(word) reason = word end
+  local function wrote() has_text = true end
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 then
       local text = chunk:getBytes(0, length)
-      if string.find(text, "^data: *{ *\\"error\\"") or string.find(text, "\\ndata: *{ *\\"error\\"")
-          or string.find(text, "^{ *\\"error\\"") then
-        handle:streamInfo():dynamicMetadata():set("envoy.filters.http.lua", "error", "1")
+      each(tails, "\\ndata: *{ *\\"error\\"", text, failed)
+      if not tails.begun then
+        tails.begun = true
+        if string.find(text, "^%s*{ *\\"error\\"") then failed() end
       end
+      each(tails, "\\"output_tokens\\": *(%d+)%s*[,}]", text, count)
+      each(tails, "\\"finish_reason\\": *\\"([%w_]+)\\"", text, ended)
+      if not has_text then each(tails, "\\"text_output\\": *\\"[^\\"]", text, wrote) end
     end
   end
+  put(handle, "has_text", has_text and "1" or "0")
+  if tokens then put(handle, "output_tokens", tokens) end
+  if reason then put(handle, "finish_reason", string.sub(reason, 1, 32)) end
 end
 """
-"""Triton reports some failures, and all of those inside a stream, under status 200; the log must still see them."""
+"""Triton reports some failures, and all of those inside a stream, under status 200; the log must still see them.
+
+And what users got: tokens (of all chunks), the last finish reason, whether there was any text. A field may be split
+over chunks, so the end of what was searched is kept, but no more of it than a field is long. Of a session's name only
+a fingerprint leaves this filter; it is no cryptographic one, so names should be long random ones. Answers that broke
+off leave nothing: their flags tell.
+"""
 
 
 def cluster_name(slot: SlotName, protocol: Protocol) -> str:
@@ -161,13 +222,20 @@ def routes(state: RouteState, version: str) -> Json:
                 "domains": ["*"],
                 "include_attempt_count_in_response": True,
                 "routes": [
-                    {"match": {"prefix": GRPC_PREFIX}, "route": _weighted(state, "grpc")},
-                    {"match": {"prefix": "/"}, "route": _weighted(state, "http")},
+                    {"match": {"prefix": GRPC_PREFIX}, "route": _weighted(state, "grpc"), **_for_the_filter(state)},
+                    {"match": {"prefix": "/"}, "route": _weighted(state, "http"), **_for_the_filter(state)},
                 ],
             }
         ],
     }
     return _discovery(version, [table])
+
+
+def _for_the_filter(state: RouteState) -> Json:
+    """What the filter that reads answers has to know of a route: the header that names the session."""
+    if state.sticky_header is None:
+        return {}
+    return {"metadata": {"filter_metadata": {_LUA: {"session_header": state.sticky_header}}}}
 
 
 def weights_of(document: Json) -> dict[str, int]:
@@ -324,8 +392,8 @@ def _access_log(path: Path) -> Json:
 
 
 def _lua() -> Json:
-    source = {"inline_string": _FIND_REPORTED_ERRORS}
-    return _named("envoy.filters.http.lua", "extensions.filters.http.lua.v3.Lua", default_source_code=source)
+    source = {"inline_string": _READ_ANSWERS}
+    return _named(_LUA, "extensions.filters.http.lua.v3.Lua", default_source_code=source)
 
 
 def _named(name: str, message: str, **fields: Any) -> Json:

@@ -15,13 +15,24 @@ non-negative supermartingale, and so is their mean
 hence P(E ever reaches 1/alpha | null) <= alpha (Ville's inequality). Window counts enter each factor, so the
 traffic split may change between windows. Rejecting on side `hi` shows a regression, on side `lo` non-inferiority.
 
+Where events are common (half of all requests exceed the median), a ratio of shares is bounded and the binomial law is
+wasteful. There `r` is a ratio of odds, and the law of e_c given all events m of the window is Fisher's noncentral
+hypergeometric one, P(e_c) proportional to C(n_c, e_c) C(n_s, m - e_c) r^e_c. For rare events both are the same.
+
+Strata (prompts of one length, say) are windows of their own: each has its own n_c and n_s, and all their likelihood
+ratios are multiplied for each alternative. Arms with different mixes of strata are then no regression.
+
+Shares (`RareTest`). A ratio cannot be proven where nothing ever happens. That the candidate's share of events is below
+a negligible one, whatever stable's is, can: by the Bernoulli likelihood ratio of smaller shares against that one.
+
 Split (`SplitTest`). The number of requests that chose the candidate's arm is Binomial(n, w). With a
 Beta(k w, k (1 - w)) mixture over the alternative, the Bayes factor is an e-process for the same reason.
 
 Sources: Lindon and Malek, "Anytime-Valid Inference for Multinomial Count Data", NeurIPS 2022; Lindon, Sanden and
 Shirikian, "Rapid Regression Detection in Software Deployments through Sequential Testing", KDD 2022,
-arXiv:2205.14762; Ville 1939 for the bound. The unit of the counts must be the unit of randomisation: with sticky
-sessions the requests of one session are not independent, and requests must not be counted one by one.
+arXiv:2205.14762; Fisher, "The Logic of Inductive Inference", JRSS 1935; Ville 1939 for the bound. The unit of the
+counts must be the unit of randomisation: with sticky sessions the requests of one session are not independent, and
+requests must not be counted one by one.
 """
 
 from __future__ import annotations
@@ -33,11 +44,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 Side = Literal["hi", "lo"]
+Law = Literal["rates", "odds"]
+Counts = tuple[int, int, int, int]
+Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 _FACTORS: dict[Side, tuple[float, ...]] = {
     "hi": (1.25, 1.6, 2.0, 3.0, 5.0, 8.0, 15.0, 30.0),
     "lo": (1 / 1.25, 1 / 1.6, 1 / 2.0, 1 / 3.0, 1 / 5.0, 1 / 8.0),
 }
+_RARER = (0.03, 0.1, 0.3)
 _LARGEST_EXPONENT = 700.0  # exp() of more overflows a double; 1e304 is certain enough
 
 
@@ -47,24 +62,26 @@ class RateTest(BaseModel):
     Attributes:
         side: `hi` tests "not worse than `ratio` times"; `lo` tests "at least `ratio` times as bad".
         ratio: The boundary `r0` of the null hypothesis.
+        law: `rates` for events that are rare, `odds` for those that may be common; see the module.
         log_likelihood_ratios: One sum for each alternative of the grid, natural logarithm.
         largest: The largest e-value seen so far; the test rejects on it.
-        waiting: Candidate events, stable events, candidate requests and stable requests of windows in which one arm
-            had no requests; they join the next window (at 1 % of little traffic, most windows are like that).
+        waiting: By stratum: candidate events, stable events, candidate requests and stable requests of windows in which
+            one arm had no requests; they join the next window (at 1 % of little traffic, most windows are like that).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     side: Side
     ratio: Annotated[float, Field(gt=0.0)]
+    law: Law = "rates"
     log_likelihood_ratios: tuple[float, ...]
     largest: float = 1.0
-    waiting: tuple[int, int, int, int] = (0, 0, 0, 0)
+    waiting: dict[str, Counts] = {}
 
     @classmethod
-    def start(cls, side: Side, ratio: float) -> RateTest:
+    def start(cls, side: Side, ratio: float, law: Law = "rates") -> RateTest:
         """A test without data."""
-        return cls(side=side, ratio=ratio, log_likelihood_ratios=(0.0,) * len(_FACTORS[side]))
+        return cls(side=side, ratio=ratio, law=law, log_likelihood_ratios=(0.0,) * len(_FACTORS[side]))
 
     @property
     def alternatives(self) -> tuple[float, ...]:
@@ -74,14 +91,18 @@ class RateTest(BaseModel):
     @property
     def value(self) -> float:
         """The current e-value."""
-        logs = np.asarray(self.log_likelihood_ratios)
-        top = float(logs.max())
-        return float(math.exp(min(top, _LARGEST_EXPONENT)) * np.exp(logs - top).mean())
+        return _mean_of_exponentials(self.log_likelihood_ratios)
 
     def observe(
-        self, *, candidate_events: int, stable_events: int, candidate_requests: int, stable_requests: int
+        self,
+        *,
+        candidate_events: int,
+        stable_events: int,
+        candidate_requests: int,
+        stable_requests: int,
+        stratum: str = "",
     ) -> RateTest:
-        """The test after one more window.
+        """The test after one more window of one stratum.
 
         A window in which one arm has no requests says nothing by itself and waits for the next one.
 
@@ -91,18 +112,51 @@ class RateTest(BaseModel):
         if not (0 <= candidate_events <= candidate_requests and 0 <= stable_events <= stable_requests):
             raise ValueError("events must be between 0 and the arm's requests")
         new = (candidate_events, stable_events, candidate_requests, stable_requests)
-        e_c, e_s, n_c, n_s = (old + more for old, more in zip(self.waiting, new, strict=True))
-        if n_c == 0 or n_s == 0:
-            return self.model_copy(update={"waiting": (e_c, e_s, n_c, n_s)})
-        in_candidate, in_stable = _log_shares(np.asarray(self.alternatives), n_c, n_s)
-        null_candidate, null_stable = _log_shares(np.asarray([self.ratio]), n_c, n_s)
-        gained = e_c * (in_candidate - null_candidate) + e_s * (in_stable - null_stable)
+        held = self.waiting.get(stratum, (0, 0, 0, 0))
+        counts = (held[0] + new[0], held[1] + new[1], held[2] + new[2], held[3] + new[3])
+        waiting = {name: waits for name, waits in self.waiting.items() if name != stratum}
+        if not all(counts[2:]):
+            return self.model_copy(update={"waiting": {**waiting, stratum: counts}})
+        if not any(counts[:2]):  # no events: every alternative says the same of that
+            return self.model_copy(update={"waiting": waiting}) if held != (0, 0, 0, 0) else self
+        gained = (_gained_by_odds if self.law == "odds" else _gained_by_rates)(self.alternatives, self.ratio, counts)
         logs = tuple(float(value) for value in np.asarray(self.log_likelihood_ratios) + gained)
-        grown = self.model_copy(update={"log_likelihood_ratios": logs, "waiting": (0, 0, 0, 0)})
+        grown = self.model_copy(update={"log_likelihood_ratios": logs, "waiting": waiting})
         return grown.model_copy(update={"largest": max(self.largest, grown.value)})
 
     def rejects(self, alpha: float) -> bool:
         """Whether the null hypothesis is rejected, now or at any earlier look, at level `alpha`."""
+        return self.largest >= 1.0 / alpha
+
+
+class RareTest(BaseModel):
+    """State of the test "the candidate's share of events is at least `limit`"; its rejection proves that it is rare.
+
+    Attributes:
+        limit: The share that is still too much.
+        log_likelihood_ratios: One sum for each smaller share of the grid.
+        largest: The largest e-value seen so far.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    limit: Annotated[float, Field(gt=0.0, lt=1.0)]
+    log_likelihood_ratios: tuple[float, ...] = (0.0,) * len(_RARER)
+    largest: float = 1.0
+
+    def observe(self, *, events: int, requests: int) -> RareTest:
+        """The test after one more window of the candidate's."""
+        logs = tuple(
+            log
+            + events * math.log(factor)
+            + (requests - events) * math.log((1 - factor * self.limit) / (1 - self.limit))
+            for log, factor in zip(self.log_likelihood_ratios, _RARER, strict=True)
+        )
+        largest = max(self.largest, _mean_of_exponentials(logs))
+        return self.model_copy(update={"log_likelihood_ratios": logs, "largest": largest})
+
+    def rejects(self, alpha: float) -> bool:
+        """Whether events are proven to be rarer than `limit`, at level `alpha`."""
         return self.largest >= 1.0 / alpha
 
 
@@ -147,12 +201,35 @@ class SplitTest(BaseModel):
         return self.largest >= 1.0 / alpha
 
 
-def _log_shares(
-    ratios: np.ndarray[tuple[int], np.dtype[np.float64]], candidate: int, stable: int
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """Logarithms of p(r) and 1 - p(r)."""
-    both = np.log(candidate * ratios + stable)
-    return np.log(candidate * ratios) - both, np.log(float(stable)) - both
+def _mean_of_exponentials(logs: tuple[float, ...]) -> float:
+    values = np.asarray(logs)
+    top = float(values.max())
+    return float(math.exp(min(top, _LARGEST_EXPONENT)) * np.exp(values - top).mean())
+
+
+def _gained_by_rates(alternatives: tuple[float, ...], null: float, counts: Counts) -> Floats:
+    """Logarithms of the likelihood ratios under the binomial law."""
+    e_c, e_s, n_c, n_s = counts
+    ratios = np.asarray(alternatives)
+    smaller = math.log(n_c * null + n_s) - np.log(n_c * ratios + n_s)
+    gained: Floats = e_c * (np.log(ratios / null) + smaller) + e_s * smaller
+    return gained
+
+
+def _gained_by_odds(alternatives: tuple[float, ...], null: float, counts: Counts) -> Floats:
+    """Logarithms of the likelihood ratios under Fisher's noncentral hypergeometric law."""
+    e_c, e_s, n_c, n_s = counts
+    events = e_c + e_s
+    possible = np.arange(max(0, events - n_s), min(n_c, events) + 1, dtype=np.float64)
+    before = possible[:-1]
+    grows = (n_c - before) * (events - before) / ((before + 1) * (n_s - events + before + 1))
+    log_ways = np.concatenate(([0.0], np.cumsum(np.log(grows))))
+    log_odds = np.log(np.asarray((null, *alternatives)))
+    logs = log_ways + log_odds[:, None] * possible
+    top = logs.max(axis=1)
+    log_likelihoods = e_c * log_odds - top - np.log(np.exp(logs - top[:, None]).sum(axis=1))
+    gained: Floats = log_likelihoods[1:] - log_likelihoods[0]
+    return gained
 
 
 def _log_bayes_factor(successes: int, total: int, share: float, concentration: float = 50.0) -> float:

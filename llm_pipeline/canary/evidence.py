@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from llm_pipeline.canary.analysis import AnalysisState, MetricName, MetricState, StepState, parity_proven
-from llm_pipeline.canary.slow_limits import SLOW_FACTORS, Thresholds
+from llm_pipeline.canary.analysis import AnalysisState, MetricState, StepState, parity_proven
+from llm_pipeline.canary.eprocess import RateTest
+from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.verdict import Evidence, Verdict
 
@@ -64,45 +65,55 @@ def split_ratio(step: StepState) -> Evidence:
     )
 
 
-def regression_limit(state: AnalysisState, policy: CanaryPolicy) -> float:
+def regression_limit(metric: MetricState, policy: CanaryPolicy) -> float:
     """The e-value at which a metric has regressed: `alpha` is split over the metrics."""
-    return len(state.metrics) / policy.alpha
+    return 1.0 / (policy.alpha * metric.alpha_share)
 
 
 def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPolicy) -> Evidence:
     """Judged over the whole canary; at 100 % there is no concurrent stable, and what was seen before stands."""
-    required = regression_limit(state, policy)
+    required = regression_limit(metric, policy)
     if metric.largest >= required:
         verdict, words = Verdict.NO_GO, "regressed"
-    elif metric.candidate_requests and metric.stable_requests:
+    elif metric.candidate_units and metric.stable_units:
         proven = metric.name in parity_proven(state, policy)
         verdict, words = Verdict.GO, "parity proven" if proven else "no regression seen, parity not proven"
     else:
         verdict, words = Verdict.INCONCLUSIVE, "one arm has no requests"
     at = metric.telling
     limit = metric.limits[at]
-    stable = limit.stable_events / metric.stable_requests if metric.stable_requests else None
+    stable = limit.stable_events / metric.stable_units if metric.stable_units else None
     return Evidence(
         name=metric.name,
         verdict=verdict,
-        measured=limit.candidate_events / metric.candidate_requests if metric.candidate_requests else None,
-        limit=None if stable is None else stable * limit.regressed.ratio,
+        measured=limit.candidate_events / metric.candidate_units if metric.candidate_units else None,
+        limit=None if stable is None else _tolerated(stable, limit.regressed),
         unit="fraction",
-        samples=metric.candidate_requests,
+        samples=metric.candidate_units,
         detail=(
-            f"{words}: candidate {limit.candidate_events}/{metric.candidate_requests}, stable "
-            f"{limit.stable_events}/{metric.stable_requests}{slow_limit(metric.name, state.thresholds, at)}; e-value "
+            f"{words}: candidate {limit.candidate_events}/{metric.candidate_units}, stable "
+            f"{limit.stable_events}/{metric.stable_units}{limit_in_words(metric, state.thresholds, at)}; e-value "
             f"{metric.largest:.3g} (limit {required:.0f})"
         ),
     )
 
 
-def slow_limit(name: MetricName, thresholds: Thresholds, at: int) -> str:
-    """Beyond what the metric counted a request at one of its limits, as ` beyond 50 ms`; empty for errors."""
-    if name == "errors":
+def limit_in_words(metric: MetricState, thresholds: Thresholds, at: int) -> str:
+    """What the metric counted at one of its limits, as ` beyond 50 ms (p90)`; empty where events just happen."""
+    limit = next(found for found in thresholds.metrics if found.name == metric.name).limits[at]
+    if not limit.label:
         return ""
-    limit = thresholds.first_token_milliseconds if name == "slow first token" else thresholds.end_to_end_milliseconds
-    return "" if limit is None else f" beyond {SLOW_FACTORS[at] * limit:.0f} ms"
+    side = "below" if metric.name == "short answers" else "beyond"
+    unit = "tokens" if metric.name in LENGTH_QUANTILES else "ms"
+    digits = 1 if metric.name == "slow tokens" else 0
+    return f" {side} {limit.value:.{digits}f} {unit} ({limit.label})"
+
+
+def _tolerated(stable: float, test: RateTest) -> float:
+    """The candidate's share that is still tolerated beside stable's."""
+    if test.law == "rates":
+        return min(1.0, stable * test.ratio)
+    return test.ratio * stable / (1.0 - stable + test.ratio * stable)
 
 
 def stable_fails(step: StepState) -> Evidence:
@@ -120,14 +131,15 @@ def stable_fails(step: StepState) -> Evidence:
 
 def requests_enough(step: StepState, policy: CanaryPolicy) -> Evidence:
     """Whether the step saw enough of the candidate."""
-    enough = step.candidate.requests >= policy.minimum_requests
+    seen, what = step.split.candidate, f"{policy.unit}s"
+    enough = seen >= policy.minimum_requests
     return Evidence(
-        name="candidate requests at this step",
+        name=f"candidate {what} at this step",
         verdict=Verdict.GO if enough else Verdict.INCONCLUSIVE,
-        measured=float(step.candidate.requests),
+        measured=float(seen),
         limit=float(policy.minimum_requests),
-        unit="requests",
-        samples=step.candidate.requests,
+        unit=what,
+        samples=seen,
         detail="" if enough else "too little traffic to pass the step",
     )
 

@@ -25,6 +25,8 @@ _STREAMING_PATHS = ("/generate_stream", "/ModelStreamInfer")
 _SERVER_GRPC_STATUSES = frozenset({2, 4, 8, 13, 14, 15})
 _FAULT_FLAGS = frozenset({"UF", "UO", "NR", "URX", "NC", "UT", "LR", "UR", "UC", "UPE", "UMSDR", "OM", "NFCF", "UH"})
 _CANCELLED_FLAGS = frozenset({"DC", "DR"})
+_ANSWER_PATHS = ("/generate", "/generate_stream")
+_GIVEN_UP = ("", "cancelled")
 _SLOTS: dict[str, SlotName] = {"blue": "blue", "green": "green"}
 _RECENT_BYTES = 4 * 1024 * 1024
 
@@ -45,6 +47,13 @@ class ObservedRequest:
         first_byte_milliseconds: Until the answer's first byte; None without an answer.
         total_milliseconds: Until its last byte.
         bytes_sent: Size of the answer's body.
+        stream_milliseconds: From the answer's first byte to its last; None without an answer.
+        request_bytes: Size of the request's body.
+        session: Fingerprint of the session's name; None without one.
+        output_tokens: What the answer says; None where the router could not read it, as in gRPC.
+        finish_reason: Of the answer's last chunk; empty when none came.
+        empty: The answer has no text; None where it could not be read to its end.
+        truncated: The answer has no final chunk, or the server gave it up; None like `empty`.
     """
 
     started_at: float
@@ -58,6 +67,19 @@ class ObservedRequest:
     first_byte_milliseconds: float | None
     total_milliseconds: float
     bytes_sent: int
+    stream_milliseconds: float | None = None
+    request_bytes: int = 0
+    session: str | None = None
+    output_tokens: int | None = None
+    finish_reason: str = ""
+    empty: bool | None = None
+    truncated: bool | None = None
+
+    @property
+    def per_token_milliseconds(self) -> float | None:
+        """Time per output token after the first; None without a stream of two tokens or more."""
+        tokens, time = self.output_tokens or 0, self.stream_milliseconds
+        return time / (tokens - 1) if self.streaming and time is not None and tokens > 1 else None
 
 
 class LogCursor(BaseModel):
@@ -135,6 +157,10 @@ class ArmPoint(BaseModel):
     first_token_p95: float | None
     end_to_end_p50: float | None
     end_to_end_p95: float | None
+    per_token_p50: float | None = None
+    per_token_p95: float | None = None
+    truncated: int = 0
+    empty: int = 0
 
 
 class TimelinePoint(BaseModel):
@@ -202,6 +228,7 @@ def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
     answered = [request for request in requests if not request.error and not request.cancelled]
     first = [r.first_byte_milliseconds for r in answered if r.streaming and r.first_byte_milliseconds is not None]
     total = [request.total_milliseconds for request in answered]
+    each = [time for request in answered if (time := request.per_token_milliseconds) is not None]
     return ArmPoint(
         requests=len(requests),
         errors=sum(request.error for request in requests),
@@ -210,6 +237,10 @@ def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
         first_token_p95=quantile(first, 0.95),
         end_to_end_p50=quantile(total, 0.5),
         end_to_end_p95=quantile(total, 0.95),
+        per_token_p50=quantile(each, 0.5),
+        per_token_p95=quantile(each, 0.95),
+        truncated=sum(bool(request.truncated) for request in answered),
+        empty=sum(bool(request.empty) for request in answered),
     )
 
 
@@ -235,6 +266,9 @@ def _parse(line: bytes, slot_of_address: Callable[[str | None], SlotName | None]
     )
     refused = not cancelled and HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR
     hidden = not (cancelled or refused) and (attempts > 1 or slot_of_address(entry.get("host")) != arm)
+    read = code == HTTPStatus.OK and path.endswith(_ANSWER_PATHS) and entry.get("has_text") is not None
+    reason = str(entry.get("finish_reason") or "")
+    tokens = _number(entry.get("output_tokens"))
     return ObservedRequest(
         started_at=started_at,
         arm=arm,
@@ -247,6 +281,13 @@ def _parse(line: bytes, slot_of_address: Callable[[str | None], SlotName | None]
         first_byte_milliseconds=_number(entry.get("first_byte_ms")),
         total_milliseconds=_number(entry.get("total_ms")) or 0.0,
         bytes_sent=int(entry.get("bytes") or 0),
+        stream_milliseconds=_number(entry.get("stream_ms")),
+        request_bytes=int(entry.get("request_bytes") or 0),
+        session=entry.get("session") or None,
+        output_tokens=int(tokens) if read and tokens is not None else None,
+        finish_reason=reason,
+        empty=entry["has_text"] != "1" if read else None,
+        truncated=reason in _GIVEN_UP if read else None,
     )
 
 

@@ -1,48 +1,150 @@
-"""What "slow" means in a canary: fixed before the first step, from stable's own latencies."""
+"""What "slow", "short" and "long" mean in a canary: fixed before the first step, from stable's own requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, get_args
 
 from llm_pipeline.canary.observations import ObservedRequest, quantile
+from llm_pipeline.canary.sessions import by_session
+from llm_pipeline.canary.units import RARE, Limit, MetricLimits, MetricName, unit_of, value_of
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.stages.contract import Frozen
 
-SLOW_FACTORS = (1.0, 2.0, 4.0, 8.0)
-"""A request is judged against several limits at once, multiples of stable's quantile. One limit alone is blind when
-the whole machine slows down: once half of stable's requests exceed it, nothing can exceed it twice as often."""
+SLOW_FACTORS = (2.0, 4.0, 8.0)
+"""A request is judged against multiples of stable's highest quantile, too. The quantiles alone are blind when the
+whole machine slows down: once all of stable's requests exceed them, nothing can exceed them more often."""
 
-SlowCounts = tuple[int, ...]
-"""Requests beyond each limit of `SLOW_FACTORS`."""
+REQUESTS_BEYOND = 5
+"""So many of stable's requests must lie beyond a quantile before it is a limit."""
 
-NONE_SLOW: SlowCounts = (0,) * len(SLOW_FACTORS)
+LENGTH_QUANTILES: dict[MetricName, float] = {"short answers": 0.1, "long answers": 0.9}
+"""Of stable's output tokens: answers below the one are short, beyond the other long."""
+
+_OTHERS: tuple[MetricName, ...] = tuple(name for name in get_args(MetricName) if name != "errors")
+_MOSTLY = 0.5  # what most of stable's answers do says nothing: a server that gives no finish reasons, say
 
 
 class Thresholds(Frozen):
-    """Beyond what a request is slow; None where stable had too little traffic of that kind."""
+    """What is fixed before the first step.
 
-    first_token_milliseconds: float | None
-    end_to_end_milliseconds: float
+    Attributes:
+        requests: Stable's requests that it was fixed from.
+        metrics: What is compared, each with its limits; errors first.
+        strata_bytes: Largest request sizes of all classes of prompts but the last, rising.
+        unit: What counts once.
+        session_seconds: How long a session is observed.
+        cold_seconds: Latencies of requests that start so soon after a step began are not judged.
+        left_out: What is not compared, and why, for people.
+    """
+
     requests: int
+    metrics: tuple[MetricLimits, ...]
+    strata_bytes: tuple[int, ...] = ()
+    unit: Literal["request", "session"] = "request"
+    session_seconds: float = 0.0
+    cold_seconds: float = 0.0
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def first_token_milliseconds(self) -> float | None:
+        """The first limit of the time to the first token; None where it is not compared."""
+        return self._first("slow first token")
+
+    @property
+    def end_to_end_milliseconds(self) -> float | None:
+        """The first limit of the time to the last byte."""
+        return self._first("slow end to end")
+
+    def _first(self, name: MetricName) -> float | None:
+        return next((metric.limits[0].value for metric in self.metrics if metric.name == name), None)
 
 
 def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) -> Thresholds | None:
     """What "slow" will mean, from stable's requests before the first step; None while there are too few.
 
-    First tokens are judged on streamed answers only, and only if stable had enough of them.
+    A metric is compared only if stable had enough requests of that kind: first tokens and time per output token need
+    streamed answers, and what is said of answers needs ones that the router can read (not those of gRPC).
     """
     answered = [request for request in requests if not request.error and not request.cancelled]
     if len(answered) < policy.minimum_requests:
         return None
-    first = [r.first_byte_milliseconds for r in answered if r.streaming and r.first_byte_milliseconds is not None]
-    enough = len(first) * 5 >= policy.minimum_requests
+    strata = _strata([request.request_bytes for request in answered], policy.prompt_strata)
+    units = [unit_of(request, on_trial=False, strata_bytes=strata) for request in answered]
+    if policy.unit == "session":
+        units = by_session(answered, units, policy.session_seconds)
+    values = {name: [v for unit in units if (v := value_of(unit, name)) is not None] for name in _OTHERS}
+    limits = {name: _limits(name, found, policy) for name, found in values.items()}
     return Thresholds(
-        first_token_milliseconds=quantile(first, policy.slow_quantile) if enough else None,
-        end_to_end_milliseconds=quantile([r.total_milliseconds for r in answered], policy.slow_quantile) or 0.0,
         requests=len(answered),
+        metrics=_metrics(limits),
+        strata_bytes=strata,
+        unit=policy.unit,
+        session_seconds=policy.session_seconds if policy.unit == "session" else 0.0,
+        cold_seconds=policy.cold_seconds,
+        left_out=tuple(filter(None, (_left_out(name, len(values[name]), limits[name], policy) for name in _OTHERS))),
     )
 
 
-def beyond(values: Sequence[float], limit: float) -> SlowCounts:
-    """How many of the values lie beyond each multiple of a limit."""
-    return tuple(sum(value > factor * limit for value in values) for factor in SLOW_FACTORS)
+def every_metric(policy: CanaryPolicy) -> Thresholds:
+    """Thresholds for plans: as if stable had enough requests of all kinds; the limits' values mean nothing."""
+    enough = [0.0] * max(policy.minimum_requests, requests_needed(policy.slow_quantiles[-1]), requests_needed(0.9))
+    metrics = _metrics({name: _limits(name, enough, policy) for name in _OTHERS})
+    return Thresholds(requests=len(enough), metrics=metrics)
+
+
+def requests_needed(level: float) -> int:
+    """So many of stable's requests make a quantile a limit; 500 for 0.99."""
+    return math.ceil(REQUESTS_BEYOND / (1.0 - level) - 1e-9)
+
+
+def _metrics(limits: Mapping[MetricName, tuple[Limit, ...]]) -> tuple[MetricLimits, ...]:
+    others = (MetricLimits(name=name, limits=found) for name, found in limits.items() if found)
+    return (MetricLimits(name="errors"), *others)
+
+
+def _limits(name: MetricName, values: Sequence[float], policy: CanaryPolicy) -> tuple[Limit, ...]:
+    """A metric's limits; empty if stable has too few such requests."""
+    if 5 * len(values) < policy.minimum_requests:
+        return ()
+    if name in RARE:
+        return (Limit(),) if sum(values) < _MOSTLY * len(values) else ()
+    if name not in LENGTH_QUANTILES:
+        return _slow_limits(values, policy.slow_quantiles)
+    level = LENGTH_QUANTILES[name]
+    if len(values) < requests_needed(max(level, 1.0 - level)):
+        return ()
+    return (Limit(value=quantile(values, level) or 0.0, label=_label(level)),)
+
+
+def _slow_limits(values: Sequence[float], levels: Sequence[float]) -> tuple[Limit, ...]:
+    """The quantiles that are known, the first in any case, and multiples of the highest of them."""
+    known = [levels[0], *(level for level in levels[1:] if len(values) >= requests_needed(level))]
+    quantiles = [Limit(value=quantile(values, level) or 0.0, label=_label(level)) for level in known]
+    top = quantiles[-1]
+    multiples = (Limit(value=by * top.value, label=f"{by:g} x {top.label}") for by in SLOW_FACTORS)
+    return (*quantiles, *multiples)
+
+
+def _left_out(name: MetricName, requests: int, limits: Sequence[Limit], policy: CanaryPolicy) -> str | None:
+    """What of a metric is not compared; None when all of it is."""
+    if not limits:
+        return f"{name}: {requests} of stable's requests tell of them, too few or all alike"
+    if name in LENGTH_QUANTILES or name in RARE:
+        return None
+    missing = [level for level in policy.slow_quantiles[1:] if requests < requests_needed(level)]
+    if not missing:
+        return None
+    levels = " and ".join(map(_label, missing))
+    return f"{name} beyond {levels}: {requests} of stable's requests, {requests_needed(missing[0])} are needed"
+
+
+def _strata(sizes: Sequence[int], classes: int) -> tuple[int, ...]:
+    """Request sizes that part stable's requests into classes of about as many; fewer where sizes are alike."""
+    edges = {int(quantile(sizes, number / classes) or 0) for number in range(1, classes)}
+    return tuple(sorted(edges - {max(sizes)}))
+
+
+def _label(level: float) -> str:
+    return f"p{level * 100:g}"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from llm_pipeline.canary.analysis import AnalysisState, MetricState, StepState
-from llm_pipeline.canary.evidence import SPLIT_ALPHA, regression_limit, slow_limit
+from llm_pipeline.canary.evidence import SPLIT_ALPHA, limit_in_words, regression_limit
 from llm_pipeline.canary.observations import ArmPoint, ObservedRequest, arm_point
 from llm_pipeline.canary.router import SlotName, other_slot
-from llm_pipeline.canary.slow_limits import Thresholds
-from llm_pipeline.canary.windows import ArmCounts
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.verdict import Judgement
 
@@ -20,25 +19,27 @@ _NOTHING = "-"
 
 @dataclass(frozen=True)
 class StepArms:
-    """Both arms' latencies over one step, or as much of it as the newest part of the access log holds.
+    """Both arms' answers over one step, or as much of it as the newest part of the access log holds.
 
     Attributes:
         slot: The candidate's slot.
+        candidate_reasons: How many of its answers ended for which reason; empty where the router cannot tell.
+        stable_reasons: The same of stable.
     """
 
     slot: SlotName
     candidate: ArmPoint
     stable: ArmPoint
+    candidate_reasons: Mapping[str, int]
+    stable_reasons: Mapping[str, int]
 
     @classmethod
     def of(cls, requests: Iterable[ObservedRequest], slot: SlotName, since: float) -> Self:
         """The arms over requests that started at or after `since`."""
         current = [request for request in requests if request.started_at >= since]
-        return cls(
-            slot=slot,
-            candidate=arm_point([request for request in current if request.arm == slot]),
-            stable=arm_point([request for request in current if request.arm != slot]),
-        )
+        mine = [request for request in current if request.arm == slot]
+        theirs = [request for request in current if request.arm != slot]
+        return cls(slot, arm_point(mine), arm_point(theirs), _finish_reasons(mine), _finish_reasons(theirs))
 
 
 def step_in_numbers(step: StepState, arms: StepArms) -> str:
@@ -75,16 +76,17 @@ def format_step(
         *(_metric_row(metric, state, policy) for metric in state.metrics),
     ]
     lines = [
-        *_aligned([head, *_arm_rows(step, arms, state.thresholds)]),
-        _split_line(step),
+        *_aligned([head, *_arm_rows(step, arms)]),
+        _split_line(step, f"{policy.unit}s"),
         "",
         *_aligned(tests),
+        *(f"not compared: {what}" for what in state.thresholds.left_out),
         f"{judgement.verdict}: {judgement.summary}",
     ]
     return "\n" + "\n".join(lines)
 
 
-def _arm_rows(step: StepState, arms: StepArms, thresholds: Thresholds) -> list[tuple[str, ...]]:
+def _arm_rows(step: StepState, arms: StepArms) -> list[tuple[str, ...]]:
     counts = (step.candidate, step.stable)
     points = (arms.candidate, arms.stable)
     rows = [
@@ -92,25 +94,30 @@ def _arm_rows(step: StepState, arms: StepArms, thresholds: Thresholds) -> list[t
         ("errors", *(_share(arm.errors, arm.requests) for arm in counts)),
         ("failed for users", *(_share(arm.lost, arm.requests) for arm in counts)),
         ("first byte p50 / p95, ms", *(_pair(point.first_token_p50, point.first_token_p95) for point in points)),
-        ("last byte p50 / p95, ms", *(_pair(point.end_to_end_p50, point.end_to_end_p95) for point in points)),
     ]
-    if (limit := thresholds.first_token_milliseconds) is not None:
-        rows.append(
-            (f"first byte beyond {limit:.0f} ms", *(_share(arm.slow_streams[0], arm.streams) for arm in counts))
-        )
-    rows.append((f"last byte beyond {thresholds.end_to_end_milliseconds:.0f} ms", *map(_slow_share, counts)))
+    if any(point.per_token_p50 is not None for point in points):
+        rows.append(("per token p50 / p95, ms", *(_pair(point.per_token_p50, point.per_token_p95) for point in points)))
+    rows.append(("last byte p50 / p95, ms", *(_pair(point.end_to_end_p50, point.end_to_end_p95) for point in points)))
+    if arms.candidate_reasons or arms.stable_reasons:
+        rows.append(("finish reasons", *map(_reasons, (arms.candidate_reasons, arms.stable_reasons))))
     return rows
 
 
-def _slow_share(counts: ArmCounts) -> str:
-    return _share(counts.slow[0], counts.answered)
+def _finish_reasons(requests: Iterable[ObservedRequest]) -> dict[str, int]:
+    """The three that are most frequent, of answers that the router could read."""
+    seen = Counter(request.finish_reason or "none" for request in requests if request.truncated is not None)
+    return dict(seen.most_common(3))
 
 
-def _split_line(step: StepState) -> str:
+def _reasons(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in counted.items()) or _NOTHING
+
+
+def _split_line(step: StepState, what: str) -> str:
     split = step.split
     measured = _NOTHING if split.measured is None else f"{split.measured * 100:.1f} %"
     return (
-        f"split: {measured} of {split.total} requests measured, {step.percent} intended; "
+        f"split: {measured} of {split.total} {what} measured, {step.percent} intended; "
         f"e-value {split.largest:.3g}, wrong at {1 / SPLIT_ALPHA:.0f}"
     )
 
@@ -119,12 +126,12 @@ def _metric_row(metric: MetricState, state: AnalysisState, policy: CanaryPolicy)
     at = metric.telling
     limit = metric.limits[at]
     return (
-        metric.name + slow_limit(metric.name, state.thresholds, at),
-        _share(limit.candidate_events, metric.candidate_requests),
-        _share(limit.stable_events, metric.stable_requests),
+        metric.name + limit_in_words(metric, state.thresholds, at),
+        _share(limit.candidate_events, metric.candidate_units),
+        _share(limit.stable_events, metric.stable_units),
         f"{metric.largest:.3g}",
-        f"{regression_limit(state, policy):.0f}",
-        f"{metric.non_inferior.largest:.3g}",
+        f"{regression_limit(metric, policy):.0f}",
+        f"{metric.parity.largest:.3g}",
         f"{1 / policy.alpha:.0f}",
     )
 

@@ -1,26 +1,24 @@
-"""What a look at live traffic counts: both arms' requests, errors and slow answers in one window."""
+"""What a look at live traffic counts: both arms' requests and failures, and the events of every metric."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.canary.slow_limits import NONE_SLOW, SlowCounts, Thresholds, beyond
+from llm_pipeline.canary.sessions import SessionRequest
+from llm_pipeline.canary.slow_limits import Thresholds
+from llm_pipeline.canary.units import MetricLimits, MetricName, Unit, beyond, unit_of, value_of
 from llm_pipeline.stages.contract import Frozen
 
 
 class ArmCounts(Frozen):
-    """One arm in one window, or over one step."""
+    """One arm's requests in one window, or over one step."""
 
     requests: int = 0
     errors: int = 0
     faults: int = 0
     lost: int = 0
-    answered: int = 0
-    slow: SlowCounts = NONE_SLOW
-    streams: int = 0
-    slow_streams: SlowCounts = NONE_SLOW
 
     def plus(self, other: ArmCounts) -> ArmCounts:
         """Both together."""
@@ -29,11 +27,23 @@ class ArmCounts(Frozen):
             errors=self.errors + other.errors,
             faults=self.faults + other.faults,
             lost=self.lost + other.lost,
-            answered=self.answered + other.answered,
-            slow=_added(self.slow, other.slow),
-            streams=self.streams + other.streams,
-            slow_streams=_added(self.slow_streams, other.slow_streams),
         )
+
+
+class ArmEvents(Frozen):
+    """One arm's units of which a metric can be told, and how many of them have an event at each of its limits."""
+
+    units: int
+    events: tuple[int, ...]
+
+
+class MetricCounts(Frozen):
+    """One metric in one stratum of one window."""
+
+    name: MetricName
+    stratum: str
+    candidate: ArmEvents
+    stable: ArmEvents
 
 
 class Window(Frozen):
@@ -42,12 +52,22 @@ class Window(Frozen):
     Attributes:
         trailing_faults: Candidate faults in a row at the window's end.
         all_faults: Every candidate request of the window was a fault, so the run of the last window goes on.
+        candidate_units: What counts once, in the candidate's arm.
+        stable_units: The same in stable's.
+        counts: Events of those units.
+        sessions: Requests that count with their session only, in the order they started.
+        until: When the newest request ended, seconds since 1970; 0 without requests.
     """
 
     candidate: ArmCounts
     stable: ArmCounts
     trailing_faults: int
     all_faults: bool
+    candidate_units: int
+    stable_units: int
+    counts: tuple[MetricCounts, ...] = ()
+    sessions: tuple[SessionRequest, ...] = ()
+    until: float = 0.0
 
 
 def window(requests: Sequence[ObservedRequest], candidate: SlotName, thresholds: Thresholds, since: float) -> Window:
@@ -59,29 +79,56 @@ def window(requests: Sequence[ObservedRequest], candidate: SlotName, thresholds:
         if not request.fault:
             break
         trailing += 1
+    alone: list[Unit] = []
+    sessions: list[SessionRequest] = []
+    for request in current:
+        cold = request.started_at < since + thresholds.cold_seconds
+        on_trial = request.arm == candidate
+        unit = unit_of(request, on_trial=on_trial, strata_bytes=thresholds.strata_bytes, cold=cold)
+        if thresholds.unit == "session" and request.session is not None:
+            sessions.append(SessionRequest(session=request.session, started_at=request.started_at, unit=unit))
+        else:
+            alone.append(unit)
+    units = sum(unit.on_trial for unit in alone)
     return Window(
-        candidate=_count(mine, thresholds),
-        stable=_count([request for request in current if request.arm != candidate], thresholds),
+        candidate=_count(mine),
+        stable=_count([request for request in current if request.arm != candidate]),
         trailing_faults=trailing,
         all_faults=trailing == len(mine),
+        candidate_units=units,
+        stable_units=len(alone) - units,
+        counts=count(alone, thresholds),
+        sessions=tuple(sessions),
+        until=max((request.started_at + request.total_milliseconds / 1000 for request in current), default=0.0),
     )
 
 
-def _count(requests: Sequence[ObservedRequest], thresholds: Thresholds) -> ArmCounts:
-    answered = [request for request in requests if not request.error and not request.cancelled]
-    first = [r.first_byte_milliseconds for r in answered if r.streaming and r.first_byte_milliseconds is not None]
-    limit = thresholds.first_token_milliseconds
+def count(units: Iterable[Unit], thresholds: Thresholds) -> tuple[MetricCounts, ...]:
+    """The events of every metric, stratum by stratum."""
+    strata: dict[str, list[Unit]] = {}
+    for unit in units:
+        strata.setdefault(unit.stratum, []).append(unit)
+    return tuple(
+        MetricCounts(
+            name=metric.name,
+            stratum=stratum,
+            candidate=_events(metric, [unit for unit in found if unit.on_trial]),
+            stable=_events(metric, [unit for unit in found if not unit.on_trial]),
+        )
+        for metric in thresholds.metrics
+        for stratum, found in sorted(strata.items())
+    )
+
+
+def _events(metric: MetricLimits, units: Iterable[Unit]) -> ArmEvents:
+    values = [value for unit in units if (value := value_of(unit, metric.name)) is not None]
+    return ArmEvents(units=len(values), events=beyond(values, metric))
+
+
+def _count(requests: Sequence[ObservedRequest]) -> ArmCounts:
     return ArmCounts(
         requests=len(requests),
         errors=sum(request.error for request in requests),
         faults=sum(request.fault for request in requests),
         lost=sum(request.lost for request in requests),
-        answered=len(answered),
-        slow=beyond([request.total_milliseconds for request in answered], thresholds.end_to_end_milliseconds),
-        streams=len(first),
-        slow_streams=NONE_SLOW if limit is None else beyond(first, limit),
     )
-
-
-def _added(mine: SlowCounts, theirs: SlowCounts) -> SlowCounts:
-    return tuple(a + b for a, b in zip(mine, theirs, strict=True))

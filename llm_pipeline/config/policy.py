@@ -192,14 +192,41 @@ class CanaryPolicy(ConfigModel):
     Attributes:
         steps_percent: Traffic share of the candidate at each step; rising, ending at 100.
         minimum_bake_seconds: Shortest time at a step.
-        maximum_bake_seconds: A step that has not decided by then is INCONCLUSIVE and rolls back.
+        maximum_bake_seconds: A step that has not decided by then is INCONCLUSIVE; see `on_undecided`.
         minimum_requests: Candidate requests that a step must have seen before it can pass.
         alpha: Chance of a false rollback over all looks and metrics of the canary together.
         error_ratio: Tolerated ratio of the error rates, candidate to stable.
-        slow_ratio: Tolerated ratio of the shares of slow requests, candidate to stable.
-        slow_quantile: A request is slow beyond this quantile of stable's latency, fixed before step one.
+        slow_ratio: Tolerated ratio of the odds of a slow request, candidate to stable: where few are slow, the ratio of
+            their shares; at the median 1.5 tolerates 60 % for 50 %.
+        slow_quantiles: A request is slow beyond these quantiles of stable's latencies, fixed before step one. One is
+            left out if fewer than five of stable's requests lie beyond it: 0.99 needs 500 requests.
+        length_ratio: Tolerated ratio of the odds of an answer that is longer than nine tenths of stable's, or shorter.
+        unit: What counts once: a request, or a session, which has an event when any of its requests has one. Requests
+            of one session are alike, so sessions that stay in one arm have to be counted as sessions.
+        session_header: Request header that names the session; requests without it count by themselves.
+        session_seconds: A session is judged once a step, by its requests of so many seconds from its first.
+        prompt_strata: Requests are compared within so many classes of size, each with as many of stable's requests.
+        cold_seconds: Latencies of requests that start so soon after a step began are not judged: the candidate's
+            caches do not know the sessions yet that moved to it.
+        advance_early: A step passes before `minimum_bake_seconds` when parity is proven on every metric by the step's
+            own requests.
+        negligible_share: Errors, truncated and empty answers are no worse, too, where they are shown to be rarer.
         consecutive_failures: This many candidate failures in a row roll back at once.
         look_seconds: Time between two looks at the data.
+        on_undecided: What follows a step that has not decided: `pause` keeps the weights and asks a person, `advance`
+            goes on if the candidate answered requests of the step and failed no larger share of them than stable (and
+            else pauses), `roll_back` ends the canary.
+        on_regression: What follows a comparison that shows the candidate to be worse: `freeze` keeps the weights and
+            asks a person. A candidate that fails request after request, or whose server ended, is always rolled back.
+        approve_before_percent: Steps that begin only after a person approved each of them.
+        pause_deadline_seconds: A canary that waits for a person longer than this is rolled back, whatever its share:
+            it holds a slot and the way to production, and nobody watches those it serves.
+        unwatched_seconds: A canary that no controller was heard of for so long is rolled back by the guard. It must be
+            longer than the time between two steps.
+        rollback_window_hours: How long the version before stays warm after a promotion, to be brought back in seconds.
+            Then its server is stopped, and bringing it back starts it anew.
+        warm_up_mirror_seconds: How long a candidate is sent copies of stable's requests before the first step, where
+            the router can do that; 0 warms it up by golden prompts only.
     """
 
     steps_percent: tuple[Percent, ...] = (5.0, 25.0, 50.0, 100.0)
@@ -208,10 +235,25 @@ class CanaryPolicy(ConfigModel):
     minimum_requests: int = Field(default=50, ge=1)
     alpha: Annotated[float, Field(gt=0.0, lt=0.5)] = 0.05
     error_ratio: Annotated[float, Field(ge=1.0)] = 1.5
-    slow_ratio: Annotated[float, Field(ge=1.0)] = 2.0
-    slow_quantile: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.9
+    slow_ratio: Annotated[float, Field(ge=1.0)] = 1.5
+    slow_quantiles: tuple[Annotated[float, Field(ge=0.5, lt=1.0)], ...] = Field((0.5, 0.9, 0.99), min_length=1)
+    length_ratio: Annotated[float, Field(ge=1.0)] = 2.0
+    unit: Literal["request", "session"] = "request"
+    session_header: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = None
+    session_seconds: PositiveSeconds = 30.0
+    prompt_strata: Annotated[int, Field(ge=1, le=10)] = 3
+    cold_seconds: Annotated[float, Field(ge=0.0)] = 0.0
+    advance_early: bool = False
+    negligible_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.005
     consecutive_failures: int = Field(default=5, ge=1)
     look_seconds: PositiveSeconds = 1.0
+    on_undecided: Literal["pause", "advance", "roll_back"] = "pause"
+    on_regression: Literal["roll_back", "freeze"] = "roll_back"
+    approve_before_percent: tuple[Percent, ...] = ()
+    pause_deadline_seconds: PositiveSeconds = 14_400.0
+    unwatched_seconds: PositiveSeconds = 300.0
+    rollback_window_hours: Annotated[float, Field(ge=0.0)] = 24.0
+    warm_up_mirror_seconds: Annotated[float, Field(ge=0.0)] = 0.0
 
     @model_validator(mode="after")
     def _steps_rise_to_all(self) -> CanaryPolicy:
@@ -220,6 +262,20 @@ class CanaryPolicy(ConfigModel):
             raise ValueError("steps_percent must rise and end at 100")
         if self.maximum_bake_seconds < self.minimum_bake_seconds:
             raise ValueError("maximum_bake_seconds is shorter than minimum_bake_seconds")
+        return self
+
+    @model_validator(mode="after")
+    def _approved_steps_exist(self) -> CanaryPolicy:
+        if unknown := sorted(set(self.approve_before_percent) - set(self.steps_percent)):
+            raise ValueError(f"approve_before_percent names {unknown}, which are no steps of steps_percent")
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_compared(self) -> CanaryPolicy:
+        if any(low >= high for low, high in pairwise(self.slow_quantiles)):
+            raise ValueError("slow_quantiles must rise")
+        if (self.unit == "session") != (self.session_header is not None):
+            raise ValueError("unit: session and session_header need each other: requests of one session are alike")
         return self
 
 

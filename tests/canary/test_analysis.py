@@ -9,12 +9,24 @@ from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, obser
 from llm_pipeline.canary.decision import Decision, Outcome, decide
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
+from llm_pipeline.canary.units import Limit, MetricLimits
 from llm_pipeline.canary.windows import window
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.verdict import Verdict
 
 POLICY = CanaryPolicy(minimum_bake_seconds=10, maximum_bake_seconds=60, minimum_requests=20)
-LIMITS = Thresholds(first_token_milliseconds=50.0, end_to_end_milliseconds=100.0, requests=100)
+LIMITS = Thresholds(
+    requests=100,
+    metrics=(
+        MetricLimits(name="errors"),
+        MetricLimits(
+            name="slow first token", limits=tuple(Limit(value=by * 50.0, label=f"{by} x") for by in (1, 2, 4, 8))
+        ),
+        MetricLimits(
+            name="slow end to end", limits=tuple(Limit(value=by * 100.0, label=f"{by} x") for by in (1, 2, 4, 8))
+        ),
+    ),
+)
 
 
 def request(arm="blue", *, at=0.0, fault=False, refused=False, total=20.0, first=10.0, **changes) -> ObservedRequest:
@@ -168,7 +180,8 @@ def test_requests_that_started_before_the_step_do_not_count() -> None:
 
 def test_cancelled_requests_count_for_the_split_and_nothing_else() -> None:
     seen = window([request("green", cancelled=True, total=900.0)], "green", LIMITS, 0.0)
-    assert (seen.candidate.requests, seen.candidate.answered, sum(seen.candidate.slow)) == (1, 0, 0)
+    slow = next(counts for counts in seen.counts if counts.name == "slow end to end")
+    assert (seen.candidate.requests, slow.candidate.units, slow.candidate.events) == (1, 0, (0, 0, 0, 0))
 
 
 def test_a_small_clean_step_says_that_parity_is_not_proven_and_a_large_one_that_it_is() -> None:
@@ -188,9 +201,10 @@ def test_at_100_percent_there_is_nothing_to_compare_with_and_the_earlier_compari
     assert decision.outcome is Outcome.PASS
 
 
-def test_alpha_is_split_over_the_metrics() -> None:
+def test_errors_have_half_of_alpha_and_the_other_metrics_share_the_rest() -> None:
     _, decision = look(started(), mixed(50, 50))
-    assert "(limit 60)" in next(fact.detail for fact in decision.judgement.evidence if fact.name == "errors")
+    limits = {fact.name: fact.detail.rpartition("limit ")[2] for fact in decision.judgement.evidence[1:4]}
+    assert limits == {"errors": "40)", "slow first token": "80)", "slow end to end": "80)"}
 
 
 def test_the_state_survives_storage() -> None:
@@ -198,9 +212,26 @@ def test_the_state_survives_storage() -> None:
     assert AnalysisState.model_validate_json(state.model_dump_json()) == state
 
 
-def test_slow_is_stables_quantile() -> None:
+def limits_of(found: Thresholds | None) -> dict[str, list[tuple[str, float]]]:
+    assert found is not None
+    return {metric.name: [(limit.label, limit.value) for limit in metric.limits] for metric in found.metrics}
+
+
+def test_slow_is_stables_quantiles_and_multiples_of_the_highest() -> None:
     found = fix_thresholds([request(total=float(number), first=number / 2) for number in range(1, 101)], POLICY)
-    assert found == Thresholds(first_token_milliseconds=45.0, end_to_end_milliseconds=90.0, requests=100)
+    assert limits_of(found) == {
+        "errors": [("", 0.0)],
+        "slow first token": [("p50", 25.0), ("p90", 45.0), ("2 x p90", 90.0), ("4 x p90", 180.0), ("8 x p90", 360.0)],
+        "slow end to end": [("p50", 50.0), ("p90", 90.0), ("2 x p90", 180.0), ("4 x p90", 360.0), ("8 x p90", 720.0)],
+    }
+
+
+def test_the_99th_percentile_needs_500_requests_and_is_said_to_be_missing_before() -> None:
+    few, enough = (fix_thresholds([request(total=float(n)) for n in range(count)], POLICY) for count in (499, 500))
+    assert "p99" not in dict(limits_of(few)["slow end to end"])
+    assert "slow end to end beyond p99: 499 of stable's requests, 500 are needed" in few.left_out
+    assert dict(limits_of(enough)["slow end to end"])["p99"] == 494.0
+    assert not any("p99" in what for what in enough.left_out)
 
 
 def test_too_little_traffic_fixes_no_threshold() -> None:

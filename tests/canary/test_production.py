@@ -39,7 +39,7 @@ POLICY = {
     "maximum_bake_seconds": 30,
     "minimum_requests": 10,
     "slow_ratio": 4.0,
-    "slow_quantile": 0.95,
+    "slow_quantiles": [0.95],
     "look_seconds": 0.4,
 }
 

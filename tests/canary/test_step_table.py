@@ -5,11 +5,23 @@ from llm_pipeline.canary.decision import decide
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds
 from llm_pipeline.canary.step_table import StepArms, format_step, step_in_numbers
+from llm_pipeline.canary.units import Limit, MetricLimits
 from llm_pipeline.canary.windows import window
 from llm_pipeline.config.policy import CanaryPolicy
 
 POLICY = CanaryPolicy(minimum_bake_seconds=10, maximum_bake_seconds=60, minimum_requests=20)
-LIMITS = Thresholds(first_token_milliseconds=50.0, end_to_end_milliseconds=100.0, requests=100)
+LIMITS = Thresholds(
+    requests=100,
+    metrics=(
+        MetricLimits(name="errors"),
+        MetricLimits(
+            name="slow first token", limits=tuple(Limit(value=by * 50.0, label=f"{by} x") for by in (1, 2, 4, 8))
+        ),
+        MetricLimits(
+            name="slow end to end", limits=tuple(Limit(value=by * 100.0, label=f"{by} x") for by in (1, 2, 4, 8))
+        ),
+    ),
+)
 
 
 def request(arm: str, *, at: float = 1.0, fault: bool = False, first: float = 10.0, **changes) -> ObservedRequest:
@@ -68,11 +80,11 @@ def test_the_table_is_one_text_with_both_arms_the_split_the_e_values_and_the_ver
     assert "requests 100 300" in lines
     assert "errors 1/100 (1.0 %) 0/300 (0.0 %)" in lines
     assert "first byte p50 / p95, ms 24 / 60 22 / 22" in lines
-    assert "first byte beyond 50 ms 5/99 (5.1 %) 0/300 (0.0 %)" in lines
-    assert "last byte beyond 100 ms 5/99 (5.1 %) 0/300 (0.0 %)" in lines
+    assert any(line.startswith("slow first token beyond 50 ms (1 x) 5/99 (5.1 %) 0/300 (0.0 %) ") for line in lines)
+    assert any(line.startswith("slow end to end beyond 100 ms (1 x) 5/99 (5.1 %) 0/300 (0.0 %) ") for line in lines)
     assert any(line.startswith("split: 25.0 % of 400 requests measured, 25 % intended; e-value") for line in lines)
     errors = next(line for line in lines if line.startswith("errors 1/100 (1.0 %) 0/300 (0.0 %) "))
-    assert errors.split()[-3] == "60", "alpha is split over three metrics"
+    assert errors.split()[-3] == "40", "errors have half of alpha"
     assert lines[-1] == f"{judgement.verdict}: {judgement.summary}"
 
 

@@ -1,0 +1,149 @@
+"""What a canary counts: a request, or a session with all that its requests showed; and what is an event of it.
+
+An event is a value beyond a limit that was fixed before the first step. A session has an event when any of its
+requests has one, and stable's limits are taken from stable's sessions in the same way, so that a session of many
+requests is no more suspicious than another.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.stages.contract import Frozen
+
+MetricName = Literal[
+    "errors",
+    "slow first token",
+    "slow tokens",
+    "slow end to end",
+    "truncated answers",
+    "empty answers",
+    "short answers",
+    "long answers",
+]
+
+RARE: frozenset[MetricName] = frozenset({"errors", "truncated answers", "empty answers"})
+"""Metrics whose events happen or do not; the others are values beyond limits."""
+
+
+_JUDGED: dict[MetricName, str] = {
+    "errors": "error",
+    "slow first token": "first_token",
+    "slow tokens": "per_token",
+    "slow end to end": "end_to_end",
+    "truncated answers": "truncated",
+    "empty answers": "empty",
+    "short answers": "shortest",
+    "long answers": "longest",
+}
+"""The value of a unit that each metric is about."""
+
+
+class Limit(Frozen):
+    """Beyond what a unit has an event.
+
+    Attributes:
+        value: Milliseconds or tokens; for short answers an event is below it.
+        label: Where it comes from, e.g. `p90` or `2 x p99` of stable's; empty for metrics without a limit.
+    """
+
+    value: float = 0.0
+    label: str = ""
+
+
+class MetricLimits(Frozen):
+    """A metric with its limits; a single one of zero where events happen or do not."""
+
+    name: MetricName
+    limits: tuple[Limit, ...] = (Limit(),)
+
+
+class Unit(Frozen):
+    """A request or a session; a value is None where there is nothing to judge.
+
+    Attributes:
+        on_trial: It belongs to the candidate's arm.
+        stratum: Its class of prompt size.
+        first_token: Of a streamed answer, milliseconds.
+        per_token: Milliseconds for each output token after the first, of a streamed answer.
+        end_to_end: Of an answer, milliseconds.
+        truncated: The answer ended without its final chunk, or because the server gave it up.
+        empty: The answer has no text.
+        shortest: Output tokens of the shortest answer.
+        longest: Output tokens of the longest answer.
+    """
+
+    on_trial: bool
+    stratum: str = ""
+    error: bool = False
+    first_token: float | None = None
+    per_token: float | None = None
+    end_to_end: float | None = None
+    truncated: bool | None = None
+    empty: bool | None = None
+    shortest: int | None = None
+    longest: int | None = None
+
+
+def unit_of(request: ObservedRequest, *, on_trial: bool, strata_bytes: Sequence[int] = (), cold: bool = False) -> Unit:
+    """One request. The latencies of a failed or cancelled one are not judged, nor those of a cold one."""
+    stratum = str(bisect_left(strata_bytes, request.request_bytes))
+    if request.error or request.cancelled:
+        return Unit(on_trial=on_trial, stratum=stratum, error=request.error)
+    unit = Unit(
+        on_trial=on_trial,
+        stratum=stratum,
+        truncated=request.truncated,
+        empty=request.empty,
+        shortest=request.output_tokens,
+        longest=request.output_tokens,
+    )
+    if cold:
+        return unit
+    latencies = {
+        "first_token": request.first_byte_milliseconds if request.streaming else None,
+        "per_token": request.per_token_milliseconds,
+        "end_to_end": request.total_milliseconds,
+    }
+    return unit.model_copy(update=latencies)
+
+
+def joined(one: Unit, other: Unit) -> Unit:
+    """Both as one: what either showed, in the arm and the stratum of the first."""
+    return Unit(
+        on_trial=one.on_trial,
+        stratum=one.stratum,
+        error=one.error or other.error,
+        first_token=_largest(one.first_token, other.first_token),
+        per_token=_largest(one.per_token, other.per_token),
+        end_to_end=_largest(one.end_to_end, other.end_to_end),
+        truncated=_either(one.truncated, other.truncated),
+        empty=_either(one.empty, other.empty),
+        shortest=min((length for length in (one.shortest, other.shortest) if length is not None), default=None),
+        longest=max((length for length in (one.longest, other.longest) if length is not None), default=None),
+    )
+
+
+def value_of(unit: Unit, name: MetricName) -> float | None:
+    """What the metric judges, to be compared with its limits (see `beyond`); None where there is nothing to judge."""
+    value = getattr(unit, _JUDGED[name])
+    return None if value is None else float(value)
+
+
+def beyond(values: Iterable[float], metric: MetricLimits) -> tuple[int, ...]:
+    """How many of the values are events at each of the metric's limits."""
+    found = list(values)
+    if metric.name == "short answers":
+        return tuple(sum(value < limit.value for value in found) for limit in metric.limits)
+    return tuple(sum(value > limit.value for value in found) for limit in metric.limits)
+
+
+def _largest(one: float | None, other: float | None) -> float | None:
+    return max((value for value in (one, other) if value is not None), default=None)
+
+
+def _either(one: bool | None, other: bool | None) -> bool | None:
+    return other if one is None else one or bool(other)
