@@ -2,13 +2,16 @@
 
     claim -> resolve -> review_license -> download -> baseline -> recipes_1[quantize -> accuracy] -> recipes_2[...] ...
       -> targets[choose -> build -> package -> staging -> served_accuracy -> load_test -> staging_down]
-      -> approve -> promotion[canary_5 -> ... -> canary_100 -> settle, rollback] -> report -> give_back
+      -> approve -> promotion_1[canary_5 -> ... -> canary_100 -> settle, rollback] -> promotion_2[...] ...
+      -> report -> give_back
 
 Groups in brackets are mapped, over recipes or targets. A failed index stops only itself. Recipes are the rungs of a
 ladder, one group each, the cheapest first: the next one begins when the one before has ended, however it did, and
 skips itself when nothing needs it any more. `strategy: every` tries them side by side, in one group `recipes`.
+Targets are promoted one after the other, in the order of the config, one group each: the first promotion that fails
+stops those after it.
 
-The run fails when no recipe passed, or when any target was not promoted, because `settle` is its only leaf that
+The run fails when no recipe passed, or when any target was not promoted, because `settle` is the only kind of leaf that
 counts: `staging_down`, `rollback`, `report` and `give_back` are teardowns, which always run and never hide a failure.
 `claim` is the setup of `give_back`: whatever is cleared, the run takes its turn among the model's releases again, and
 gives it back.
@@ -18,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, BaseOperator, Param, TaskGroup, TriggerRule, chain, task_group
@@ -28,17 +30,15 @@ from llm_pipeline.config.release import ModelSource
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline_airflow.approvals import LicenseReviewOperator, ReleaseApprovalOperator
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
-from llm_pipeline_airflow.ladder import ChooseOperator, RecipeOperator
-from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
-from llm_pipeline_airflow.placement import placement_arguments
-from llm_pipeline_airflow.promotion import CanaryStepOperator, RollbackOperator
+from llm_pipeline_airflow.ladder import ChooseOperator
+from llm_pipeline_airflow.promotion_group import LAST_GATE, PromotionGroup
+from llm_pipeline_airflow.release_tasks import ReleaseTasks
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
 from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.runs import dag_id_of
-from llm_pipeline_airflow.task_docs import TASK_DOCS, dag_doc
+from llm_pipeline_airflow.task_docs import dag_doc
 from llm_pipeline_airflow.watch import release_schedule
 
-_LAST_GATE = "targets.load_test"
 _NEEDED = ("download", "baseline")
 _RUNS_AT_ONCE = {"wait": 1, "supersede": 16}
 """A run that is queued supersedes nobody; between those that run, the claim decides."""
@@ -64,39 +64,11 @@ def release_dag(config_path: Path) -> DAG:
         default_args=task_defaults(),
     )
     with dag:
-        _add_tasks(_Tasks(loaded), loaded)
+        _add_tasks(ReleaseTasks(loaded), loaded)
     return dag
 
 
-class _Tasks:
-    """Makes tasks with what all of them share."""
-
-    def __init__(self, loaded: LoadedRelease) -> None:
-        self._loaded = loaded
-
-    def stage(self, name: str, subject: str = "", **options: Any) -> StageOperator:
-        """The task of a stage, named after it."""
-        return StageOperator(stage=name, subject=subject, **self.shared(name), **options)
-
-    def recipe(self, name: str, recipe: str, **options: Any) -> RecipeOperator:
-        """The task of a stage that works on a recipe."""
-        options["max_active_tis_per_dagrun"] = self._loaded.deployment.computing_at_once
-        return RecipeOperator(stage=name, subject=recipe, **self.shared(name), **options)
-
-    def shared(self, name: str) -> dict[str, Any]:
-        """Arguments of every task of a stage."""
-        display_name, documentation = TASK_DOCS[name]
-        return {
-            "task_id": name,
-            "task_display_name": display_name,
-            "doc_md": documentation,
-            "config_path": str(self._loaded.path),
-            "map_index_template": LABEL_TEMPLATE,
-            **placement_arguments(name, self._loaded),
-        }
-
-
-def _add_tasks(tasks: _Tasks, loaded: LoadedRelease) -> None:
+def _add_tasks(tasks: ReleaseTasks, loaded: LoadedRelease) -> None:
     claim = ClaimSensor(**tasks.shared("claim"))
     resolve = ResolveOperator(**tasks.shared("resolve"))
     download = tasks.stage("download")
@@ -107,11 +79,11 @@ def _add_tasks(tasks: _Tasks, loaded: LoadedRelease) -> None:
     chain(claim, resolve, *_license_review(tasks, loaded), download, baseline)
     judged = _add_recipes(tasks, loaded, after=(download, baseline), before=report)
     _add_targets(tasks, loaded, after=(baseline, *judged), before=(approve, report))
-    _add_promotion(tasks, loaded, after=approve, before=report)
+    _add_promotions(tasks, loaded, after=approve, before=report)
     report >> give_back
 
 
-def _license_review(tasks: _Tasks, loaded: LoadedRelease) -> list[BaseOperator]:
+def _license_review(tasks: ReleaseTasks, loaded: LoadedRelease) -> list[BaseOperator]:
     approval = loaded.config.approval
     if not approval.on_license_change:
         return []
@@ -119,7 +91,7 @@ def _license_review(tasks: _Tasks, loaded: LoadedRelease) -> list[BaseOperator]:
 
 
 def _add_recipes(
-    tasks: _Tasks, loaded: LoadedRelease, *, after: tuple[BaseOperator, BaseOperator], before: BaseOperator
+    tasks: ReleaseTasks, loaded: LoadedRelease, *, after: tuple[BaseOperator, BaseOperator], before: BaseOperator
 ) -> list[BaseOperator]:
     """The rungs, each behind the one before; their gates are returned."""
     order = climbing_order(loaded.release)
@@ -133,7 +105,7 @@ def _add_recipes(
 
 
 def _add_rung(
-    tasks: _Tasks,
+    tasks: ReleaseTasks,
     group_id: str,
     recipes: tuple[str, ...],
     *,
@@ -164,7 +136,7 @@ def _add_rung(
 
 
 def _add_targets(
-    tasks: _Tasks, loaded: LoadedRelease, *, after: Sequence[BaseOperator], before: Sequence[BaseOperator]
+    tasks: ReleaseTasks, loaded: LoadedRelease, *, after: Sequence[BaseOperator], before: Sequence[BaseOperator]
 ) -> TaskGroup:
     approve, report = before
 
@@ -187,36 +159,24 @@ def _add_targets(
     return targets.expand(target=list(loaded.config.targets))  # type: ignore[return-value]
 
 
-def _add_promotion(tasks: _Tasks, loaded: LoadedRelease, *, after: BaseOperator, before: BaseOperator) -> TaskGroup:
-    percents = [f"{percent:g}" for percent in loaded.release.policy.canary.steps_percent]
-
-    @task_group(group_id="promotion", group_display_name="Promotion", tooltip="Canary and production, target by target")
-    def promotion(target: str) -> None:
-        steps = [_canary_step(tasks, target, percent) for percent in percents]
-        settle = tasks.stage("settle", target)
-        rollback = RollbackOperator(
-            subject=target, canary_steps=tuple(step.task_id for step in steps), **tasks.shared("rollback")
-        ).as_teardown(on_failure_fail_dagrun=False)
-        chain(after, *steps, settle, rollback, before)
-        settle >> before
-
-    return promotion.expand(target=list(loaded.config.targets))  # type: ignore[return-value]
+def _add_promotions(tasks: ReleaseTasks, loaded: LoadedRelease, *, after: BaseOperator, before: BaseOperator) -> None:
+    """Each target behind the way back of the one before it: a `settle` with only teardowns below it is a leaf."""
+    settled: dict[str, str] = {}
+    turn: list[BaseOperator] = [after]
+    for number, target in enumerate(loaded.config.targets, start=1):
+        group = PromotionGroup(tasks, loaded, group_id=f"promotion_{number}", name=target)
+        settle, rollback = group.add(after=turn, behind=settled)
+        [settle, rollback] >> before
+        settled[target] = settle.task_id
+        turn = [after, rollback]
 
 
-def _canary_step(tasks: _Tasks, target: str, percent: str) -> CanaryStepOperator:
-    shared = tasks.shared("canary") | {
-        "task_id": f"canary_{percent.replace('.', '_')}",
-        "task_display_name": f"Canary {percent} %",
-    }
-    return CanaryStepOperator(subject=target, step=percent, last_gate=_LAST_GATE, **shared)
-
-
-def _approval(tasks: _Tasks, loaded: LoadedRelease) -> BaseOperator:
+def _approval(tasks: ReleaseTasks, loaded: LoadedRelease) -> BaseOperator:
     shared = tasks.shared("approve")
     rule = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS  # one target that passed is enough to ask
     if loaded.config.approval.required:
         hours = loaded.config.approval.timeout_hours
-        return ReleaseApprovalOperator(last_gate=_LAST_GATE, timeout_hours=hours, trigger_rule=rule, **shared)
+        return ReleaseApprovalOperator(last_gate=LAST_GATE, timeout_hours=hours, trigger_rule=rule, **shared)
     automatic = {name: value for name, value in shared.items() if name not in ("config_path", "map_index_template")}
     return EmptyOperator(trigger_rule=rule, **automatic)
 

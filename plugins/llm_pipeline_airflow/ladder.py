@@ -38,7 +38,7 @@ class RecipeOperator(StageOperator):
         Raises:
             AirflowSkipException: The recipe is passed over, or what it needs did not end well.
         """
-        if missing := _unsuccessful(context, self.needs):
+        if missing := unsuccessful(context, self.needs):
             raise self._skipped("not tried", f"{missing} did not end well in this run")
         if self.release_id and (why := self.flow().passed_over(self.subject)):
             raise self._skipped("passed over", why)
@@ -69,12 +69,12 @@ class ChooseOperator(StageOperator):
         Raises:
             AirflowFailException: What it needs did not end well; a choice of an earlier run is none of this one.
         """
-        if missing := _unsuccessful(context, self.needs):
+        if missing := unsuccessful(context, self.needs):
             raise AirflowFailException(f"nothing is chosen: {missing} did not end well in this run")
         return super().request(context)
 
 
-def _unsuccessful(context: Context, task_ids: tuple[str, ...]) -> str:
+def unsuccessful(context: Context, task_ids: tuple[str, ...]) -> str:
     """Those of some unmapped tasks that have not succeeded in this run."""
     if not task_ids:
         return ""

@@ -22,8 +22,14 @@ _OF_TARGETS = _ON_GPUS_OF_TARGETS | {"choose", "package", "staging_down", "canar
 free. Production's own servers hold their GPUs all the time, so a pool has slots for what is left of its host."""
 
 
-def placement_arguments(stage: str, loaded: LoadedRelease) -> dict[str, Any]:
-    """Operator arguments that say where a stage runs; none where the deployment leaves it to Airflow."""
+def placement_arguments(stage: str, loaded: LoadedRelease, *, only: str = "") -> dict[str, Any]:
+    """Operator arguments that say where a stage runs; none where the deployment leaves it to Airflow.
+
+    Args:
+        stage: Name of the stage.
+        loaded: The release config.
+        only: The target of a group that is mapped over it alone; empty for one that is mapped over all of them.
+    """
     workers = loaded.deployment.workers
     if stage in _OF_QUANTIZATION:
         host = loaded.deployment.quantization_host
@@ -34,6 +40,7 @@ def placement_arguments(stage: str, loaded: LoadedRelease) -> dict[str, Any]:
     table = [
         _arguments(workers.targets.get(target.name), slots=max(1, target.accelerator_count) if on_gpus else 0)
         for target in loaded.release.targets  # the groups are mapped in this order
+        if only in ("", target.name)
     ]
     return {"executor_config": {TABLE_KEY: table}} if any(table) else {}
 

@@ -39,7 +39,7 @@ targets: [cpu-a, cpu-b]
 policy: quick
 deployment: here
 evaluation: {{ tasks: [a_task], served_tasks: [a_task] }}
-workload: {{ prompts: prompts.jsonl, rate_per_second: 1, duration_seconds: 1 }}
+workload: {{ prompts: prompts.jsonl, rate_per_second: 20, duration_seconds: 30 }}
 approval: {{ required: {approval} }}
 """
 POLICY = """

@@ -64,13 +64,24 @@ def test_one_recipe_that_passed_is_enough_to_choose(dag):
 
 
 def test_no_traffic_moves_before_the_approval(dag):
-    assert upstream(dag, "promotion.canary_5") == {"approve"}
+    assert upstream(dag, "promotion_1.canary_5") == {"approve"}
     assert upstream(dag, "approve") == {"targets.load_test"}
 
 
 def test_there_is_one_task_for_each_canary_step(dag):
     steps = [task.task_id for task in dag.topological_sort() if "canary" in task.task_id]
-    assert steps == ["promotion.canary_5", "promotion.canary_100"]
+    assert steps == [f"promotion_{number}.canary_{percent}" for number in (1, 2) for percent in (5, 100)]
+
+
+def test_targets_are_promoted_one_after_the_other_in_the_order_of_the_config(dag):
+    groups = dag.task_group.get_task_group_dict()
+    promoted = [groups[f"promotion_{number}"]._expand_input.value for number in (1, 2)]
+    assert promoted == [{"target": ["cpu-a"]}, {"target": ["cpu-b"]}]
+    assert upstream(dag, "promotion_2.canary_5") == {"approve", "promotion_1.rollback"}
+    second = dag.get_task("promotion_2.canary_5")
+    assert (second.trigger_rule, second.needs) == ("all_done", ("approve",))
+    assert second.promoted_before == {"cpu-a": "promotion_1.settle"}
+    assert groups["promotion_2"].group_display_name == "Promotion cpu-b"
 
 
 def test_the_staging_server_is_taken_down_also_when_its_own_gate_failed(dag):
@@ -81,19 +92,19 @@ def test_the_staging_server_is_taken_down_also_when_its_own_gate_failed(dag):
 
 
 def test_rollback_and_report_always_run_and_never_hide_a_failure(dag):
-    for task_id in ("promotion.rollback", "report", "targets.staging_down"):
+    for task_id in ("promotion_1.rollback", "report", "targets.staging_down"):
         task = dag.get_task(task_id)
         assert task.is_teardown
         assert not task.on_failure_fail_dagrun
 
 
-def test_promotion_is_the_only_leaf_that_decides_about_the_run(dag):
+def test_only_the_promotions_decide_about_the_run(dag):
     leaves = [
         task.task_id
         for task in dag.tasks
         if not task.is_teardown and all(dag.get_task(below).is_teardown for below in task.downstream_task_ids)
     ]
-    assert leaves == ["promotion.settle"]
+    assert leaves == ["promotion_1.settle", "promotion_2.settle"]
 
 
 def test_every_task_says_what_it_does(dag):
@@ -105,7 +116,6 @@ def test_every_task_says_what_it_does(dag):
 def test_groups_are_mapped_over_the_names_in_the_config(dag):
     groups = dag.task_group.get_task_group_dict()
     assert groups["targets"]._expand_input.value == {"target": ["cpu-a", "cpu-b"]}
-    assert groups["promotion"]._expand_input.value == {"target": ["cpu-a", "cpu-b"]}
 
 
 def test_the_form_offers_another_revision(dag):
@@ -149,7 +159,9 @@ def test_the_turn_is_given_back_last_whatever_happened(dag):
     assert "recipes_1.quantize" in dag.get_task("report").upstream_task_ids  # may outlive a baseline that failed
 
 
-@pytest.mark.parametrize("cleared", ["download", "recipes_2.accuracy", "targets.load_test", "promotion.canary_5"])
+@pytest.mark.parametrize(
+    "cleared", ["download", "recipes_2.accuracy", "targets.load_test", "promotion_1.canary_5", "promotion_2.canary_100"]
+)
 def test_whatever_is_cleared_the_turn_is_taken_again(dag, cleared):
     from airflow.serialization.serialized_objects import DagSerialization
 

@@ -56,7 +56,7 @@ def test_one_failed_recipe_does_not_stop_the_release(promoted):
     assert promoted.state == "success"
     assert seen["recipes_1.accuracy", 0] == "failed"
     assert seen["recipes_2.accuracy", 0] == "success"
-    assert {seen["promotion.settle", index] for index in (0, 1)} == {"success"}
+    assert {seen[f"promotion_{number}.settle", 0] for number in (1, 2)} == {"success"}
 
 
 def test_a_mapped_task_is_labelled_with_its_subject_and_verdict(promoted):
@@ -81,8 +81,8 @@ def test_a_target_that_fails_a_gate_is_not_promoted_though_others_are_approved(s
     assert stopped.state == "failed"
     assert seen["targets.load_test", 0] == "upstream_failed"
     assert seen["approve", -1] == "success"
-    assert seen["promotion.canary_5", 0] == "failed"
-    assert seen["promotion.settle", 0] == "upstream_failed"
+    assert seen["promotion_1.canary_5", 0] == "failed"
+    assert seen["promotion_1.settle", 0] == "upstream_failed"
 
 
 def test_a_staging_server_whose_gate_failed_is_stopped(stopped):
@@ -92,10 +92,10 @@ def test_a_staging_server_whose_gate_failed_is_stopped(stopped):
 
 def test_a_canary_that_fails_is_rolled_back(stopped):
     seen = states(stopped)
-    assert seen["promotion.canary_5", 1] == "success"
-    assert seen["promotion.canary_100", 1] == "failed"
-    assert seen["promotion.settle", 1] == "upstream_failed"
-    assert seen["promotion.rollback", 1] == "success"
+    assert seen["promotion_2.canary_5", 0] == "success"
+    assert seen["promotion_2.canary_100", 0] == "failed"
+    assert seen["promotion_2.settle", 0] == "upstream_failed"
+    assert seen["promotion_2.rollback", 0] == "success"
 
 
 def test_no_recipe_that_passes_fails_the_run_and_builds_nothing(release, caplog):
@@ -105,7 +105,7 @@ def test_no_recipe_that_passes_fails_the_run_and_builds_nothing(release, caplog)
     assert (seen["recipes_1.quantize", 0], seen["recipes_1.accuracy", 0]) == ("failed", "upstream_failed")
     assert (seen["recipes_2.quantize", 0], seen["recipes_2.accuracy", 0]) == ("success", "failed")
     assert (seen["targets.choose", 0], seen["targets.build", 0]) == ("failed", "upstream_failed")
-    assert seen["promotion.rollback", 0] == "skipped"
+    assert seen["promotion_1.rollback", 0] == "skipped"
     assert seen["report", -1] == "success"
     assert "INCONCLUSIVE: the test says INCONCLUSIVE" in caplog.text
     assert "a fact  INCONCLUSIVE  0.5 fraction          0.1 fraction  7" in caplog.text

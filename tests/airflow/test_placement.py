@@ -95,10 +95,11 @@ def placed(run_id: str) -> Placed:
 def test_each_target_has_the_queue_and_the_gpus_of_its_own_host(workers, airflow_database):
     found = placed(created(release_dag(workers.config)))
     on_gpus = {f"targets.{name}" for name in ("build", "staging", "served_accuracy", "load_test")}
-    of_targets = {key: place for key, place in found.items() if key[0].startswith(("targets.", "promotion."))}
+    of_targets = {key: place for key, place in found.items() if key[0].startswith(("targets.", "promotion_"))}
     assert len(of_targets) == 22
     for (task_id, index), place in of_targets.items():
-        assert place == (ON_A if index == 0 else ON_GPUS_OF_B if task_id in on_gpus else ON_B), (task_id, index)
+        of_a = (index == 0 and task_id.startswith("targets.")) or task_id.startswith("promotion_1.")
+        assert place == (ON_A if of_a else ON_GPUS_OF_B if task_id in on_gpus else ON_B), (task_id, index)
 
 
 def test_what_runs_over_recipes_has_the_workers_of_quantization_and_the_rest_has_any(workers):
@@ -130,8 +131,8 @@ def test_targets_without_workers_of_their_own_stay_where_they_were(project, airf
     append(project, "workers: { targets: { cpu-b: { queue: on-b } } }")
     another = project.config.rename(project.config.with_name("another.yaml"))  # one DAG is stored once in ten seconds
     found = placed(created(release_dag(another)))
-    assert {found["targets.build", 0], found["promotion.rollback", 0]} == {DEFAULT}
-    assert {found["targets.build", 1], found["promotion.rollback", 1]} == {ON_B}
+    assert {found["targets.build", 0], found["promotion_1.rollback", 0]} == {DEFAULT}
+    assert {found["targets.build", 1], found["promotion_2.rollback", 0]} == {ON_B}
 
 
 def test_dags_of_others_are_left_alone(airflow_database):

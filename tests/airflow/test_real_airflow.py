@@ -128,7 +128,7 @@ def test_a_killed_worker_finds_its_stage_again_and_a_rejection_moves_no_traffic(
     assert (passed_over["state"], passed_over["rendered_map_index"]) == ("skipped", "large · passed over")
     log = run.log("recipes_2.quantize", 1)
     assert any("large is passed over: a cheaper recipe passed (small)" in line for line in log)
-    assert run.task("promotion.canary_5", 0).state == "skipped"
+    assert run.task("promotion_1.canary_5", 0).state == "skipped"
     assert run.task("report", -1).state == "success"
 
 
