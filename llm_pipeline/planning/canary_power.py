@@ -14,9 +14,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from llm_pipeline.canary.analysis import MetricState, begin
+from llm_pipeline.canary.analysis import Parity as ParityTests
 from llm_pipeline.canary.eprocess import RateTest
+from llm_pipeline.canary.evidence import regression_limit
+from llm_pipeline.canary.slow_limits import every_metric
+from llm_pipeline.canary.units import MetricName
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.planning.sequential_power import Arms, chance_within, median_requests
+from llm_pipeline.planning.sequential_power import Arms, chance_within, median_requests, median_requests_if_rare
 from llm_pipeline.stages.contract import Frozen
 
 BASE_ERROR_SHARE = 0.002
@@ -26,7 +31,8 @@ POWER = 0.9
 SERIOUS_RISE = 50.0
 """A step should catch at least this rise of errors: at 0.2 % before, one request in ten fails."""
 
-_METRICS, _LEAST_PROVEN, _TYPICAL_QUANTILE = 8, 1.1, 0.9
+_JUDGED: tuple[MetricName, MetricName] = ("errors", "slow end to end")
+_TYPICAL_QUANTILE = 0.9
 _FINER = 1.1
 _SHARES_PERCENT = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0)
 _LONGEST_BAKE_SECONDS = 3600.0
@@ -53,11 +59,9 @@ class Parity(Frozen):
     """What it takes to prove that a candidate which is as good as stable is not worse, in half of all cases.
 
     Attributes:
-        ratio: What is refuted: events of the candidate this many times as often as of stable.
         requests: Of both arms.
     """
 
-    ratio: float
     requests: float
     seconds: float
 
@@ -114,11 +118,11 @@ class CanaryPower(Frozen):
 
 @dataclass(frozen=True)
 class _Test:
-    """A metric's test for regression with the e-value that it must reach, the one for parity, and the base share."""
+    """A metric's test for regression with the e-value that it must reach, those for parity, and the event share."""
 
     regressed: RateTest
     limit: float
-    non_inferior: RateTest
+    parity: ParityTests
     event_share: float
 
 
@@ -142,22 +146,20 @@ def canary_power(policy: CanaryPolicy, rate_per_second: float) -> CanaryPower:
 
 
 def _tests(policy: CanaryPolicy) -> tuple[_Test, _Test]:
-    """The analysis' own tests and limits, with every metric that it may have."""
-    limit = _METRICS / policy.alpha
-    errors = _Test(
-        regressed=RateTest.start("hi", policy.error_ratio),
-        limit=limit,
-        non_inferior=RateTest.start("lo", max(_LEAST_PROVEN, policy.error_ratio)),
-        event_share=BASE_ERROR_SHARE,
-    )
+    """The analysis' own tests of errors and of the time to the last byte, when every metric is compared."""
+    state = begin(every_metric(policy), policy)
+    errors, slow = (next(metric for metric in state.metrics if metric.name == name) for name in _JUDGED)
     quantile = min(policy.slow_quantiles, key=lambda level: abs(level - _TYPICAL_QUANTILE))
-    slow = _Test(
-        regressed=RateTest.start("hi", policy.slow_ratio, "odds"),
-        limit=limit * len(policy.slow_quantiles),  # their mean counts, and one may have to do it alone
-        non_inferior=RateTest.start("lo", max(_LEAST_PROVEN, policy.slow_ratio), "odds"),
-        event_share=1.0 - quantile,
+    return _test(errors, BASE_ERROR_SHARE, policy), _test(slow, 1.0 - quantile, policy)
+
+
+def _test(metric: MetricState, event_share: float, policy: CanaryPolicy) -> _Test:
+    return _Test(
+        regressed=metric.limits[0].regressed,
+        limit=regression_limit(metric, policy) * len(metric.limits),  # their mean counts, and one may have to do it
+        parity=metric.parity,
+        event_share=event_share,
     )
-    return errors, slow
 
 
 def _step(policy: CanaryPolicy, percent: float, rate: float, errors: _Test, slow: _Test) -> StepPower:
@@ -204,10 +206,12 @@ def _smallest_ratio(test: _Test, share: float, requests: float) -> float | None:
 
 
 def _parity(test: _Test, policy: CanaryPolicy, share: float, rate: float) -> Parity | None:
-    requests = median_requests(test.non_inferior, 1.0 / policy.alpha, Arms(share, test.event_share, 1.0))
-    if math.isinf(requests):
-        return None
-    return Parity(ratio=test.non_inferior.ratio, requests=requests, seconds=requests / rate)
+    """The sooner of the ways to prove it, which share `alpha`."""
+    tests, ways = test.parity, 1 if test.parity.rare is None else 2
+    requests = median_requests(tests.non_inferior, ways / policy.alpha, Arms(share, test.event_share, 1.0))
+    if tests.rare is not None:
+        requests = min(requests, median_requests_if_rare(tests.rare, ways / policy.alpha, test.event_share) / share)
+    return None if math.isinf(requests) else Parity(requests=requests, seconds=requests / rate)
 
 
 def _expected_for(count: int) -> float:

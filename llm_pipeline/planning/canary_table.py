@@ -10,12 +10,21 @@ def canary_lines(power: CanaryPower) -> list[str]:
     """A row for each step and bake; nothing for a canary that takes all traffic at once."""
     if not power.steps:
         return []
-    header = ("step", "bake", "requests", "errors caught", "slow caught", "outage ends", "same errors", "same latency")
+    header = (
+        "step",
+        "bake",
+        "requests",
+        "errors caught",
+        "slow caught",
+        "outage ends",
+        "errors no worse",
+        "latency no worse",
+    )
     rows = [row for step in power.steps for row in _rows(step, power)]
     title = (
         f"canary at {power.rate_per_second:g} requests/s (smallest rise that the comparison catches with a power of "
         f"{POWER:g}, if {_percent(power.error_share)} of stable's requests fail and {_percent(power.slow_share)} are "
-        "slow; requests that prove the same, in half of all cases)"
+        "slow; requests that prove it to be no worse, in half of all cases)"
     )
     return [title, *aligned([header, *rows], 1)]
 

@@ -18,13 +18,15 @@ null and each alternative, at the traffic's own shares.
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.canary.eprocess import RateTest
+from llm_pipeline.canary.eprocess import RareTest, RateTest
 
 _EXACT_EVENTS, _EXACT_MEDIAN_EVENTS = 250, 1000
 """A chance is asked for many times by a search, a median once."""
@@ -97,6 +99,15 @@ def median_requests(test: RateTest, limit: float, arms: Arms) -> float:
         if reached >= 0.5:  # noqa: PLR2004 - half
             return number / arms.events_per_request
     drift = _drift(test, limit, arms)
+    return drift.median() if drift else math.inf
+
+
+def median_requests_if_rare(test: RareTest, limit: float, event_share: float) -> float:
+    """The candidate's requests by which events are shown to be rare in half of all cases; infinite for never."""
+    events, others = (test.observe(events=event, requests=1).log_likelihood_ratios for event in (1, 0))
+    gains = tuple(map(operator.sub, events, others))
+    means = tuple(other + event_share * gain for other, gain in zip(others, gains, strict=True))
+    drift = _mixture(means, [gains], [event_share * (1.0 - event_share)], limit)
     return drift.median() if drift else math.inf
 
 
@@ -174,6 +185,21 @@ def _drift(test: RateTest, limit: float, arms: Arms) -> _Drift | None:
     else:
         candidate, stable = _gains(test, arms.share)
         means = tuple(mine * a + theirs * b for a, b in zip(candidate, stable, strict=True))
+    spreads = (mine * (1.0 - arms.candidate_event_share), theirs * (1.0 - arms.event_share))
+    return _mixture(means, (candidate, stable), spreads, limit)
+
+
+def _mixture(
+    means: Sequence[float], gains: Sequence[Sequence[float]], spreads: Sequence[float], limit: float
+) -> _Drift | None:
+    """The motion of a mean of likelihood ratios.
+
+    Args:
+        means: What a request adds to the logarithm of each.
+        gains: What an event adds to each, by kind of event.
+        spreads: Variance of the number of events that a request adds, by kind of event.
+        limit: What the mean must reach.
+    """
     if max(means) <= 0.0:
         return None
     few, many = 0.0, math.log(limit * len(means)) / max(means)
@@ -181,16 +207,12 @@ def _drift(test: RateTest, limit: float, arms: Arms) -> _Drift | None:
         middle = (few + many) / 2.0
         few, many = (middle, many) if _log_mean(means, middle) < math.log(limit) else (few, middle)
     weights = [math.exp(many * mean - _log_mean(means, many)) / len(means) for mean in means]
-    gain_candidate, gain_stable, mean = (
-        sum(weight * value for weight, value in zip(weights, values, strict=True))
-        for values in (candidate, stable, means)
-    )
-    variance = mine * (1.0 - arms.candidate_event_share) * gain_candidate**2
-    variance += theirs * (1.0 - arms.event_share) * gain_stable**2
+    mean, *together = (sum(map(operator.mul, weights, values)) for values in (means, *gains))
+    variance = sum(spread * gain**2 for spread, gain in zip(spreads, together, strict=True))
     return _Drift(mean, variance, mean * many)
 
 
-def _log_mean(means: tuple[float, ...], requests: float) -> float:
+def _log_mean(means: Sequence[float], requests: float) -> float:
     top = requests * max(means)
     return top + math.log(sum(math.exp(requests * mean - top) for mean in means) / len(means))
 

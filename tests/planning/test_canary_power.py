@@ -5,11 +5,11 @@ import time
 import numpy as np
 import pytest
 
-from llm_pipeline.canary.eprocess import RateTest
+from llm_pipeline.canary.eprocess import RareTest, RateTest
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.planning.canary_power import CanaryPower, canary_power
 from llm_pipeline.planning.canary_table import canary_lines
-from llm_pipeline.planning.sequential_power import Arms, chance_within, median_requests
+from llm_pipeline.planning.sequential_power import Arms, chance_within, median_requests, median_requests_if_rare
 
 CAREFUL = CanaryPolicy(steps_percent=(1, 5, 25, 50, 100))
 
@@ -136,7 +136,19 @@ def test_a_plan_has_the_time_for_it():
     assert time.process_time() - started < 2.0
 
 
+def test_rare_errors_are_proven_to_be_rare_when_half_of_the_simulated_runs_do():
+    random, runs, median = np.random.default_rng(7), 400, median_requests_if_rare(RareTest(limit=0.005), 40.0, 0.001)
+    proven = 0
+    for _ in range(runs):
+        test = RareTest(limit=0.005)
+        for _ in range(20):
+            requests = round(median / 20)
+            test = test.observe(events=int(random.binomial(requests, 0.001)), requests=requests)
+        proven += test.rejects(1.0 / 40.0)
+    assert proven / runs == pytest.approx(0.5, abs=0.12)
+
+
 def test_a_tolerance_of_nothing_is_never_proven():
-    strict = canary_power(CanaryPolicy(error_ratio=1.0), 20.0)
-    assert all(step.errors is None for step in strict.steps)
+    strict = canary_power(CanaryPolicy(error_ratio=1.0, slow_ratio=1.0, negligible_share=0.002), 20.0)
+    assert all(step.errors is None and step.slow is None for step in strict.steps)
     assert "never" in canary_lines(strict)[2]
