@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from llm_pipeline.canary.observations import LogCursor
 from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryRecord, PastAttempt, Phase
+from llm_pipeline.canary.record import CanaryRecord, GuardRules, PastAttempt, Phase
 from llm_pipeline.canary.router import RouteState, other_slot
 
 HISTORY_LENGTH = 10
@@ -23,11 +23,18 @@ def first_attempt(plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
     return CanaryRecord(
         release_id=plan.release_id,
         run=plan.run,
+        began_run=plan.run,
         target=plan.target,
         repository=plan.candidate,
         stable=production.slot if production else None,
         candidate=other_slot(production.slot) if production else "blue",
         production_since=plan.production_since,
+        rules=GuardRules(
+            unwatched_seconds=plan.policy.unwatched_seconds,
+            pause_deadline_seconds=plan.policy.pause_deadline_seconds,
+            consecutive_failures=plan.policy.consecutive_failures,
+            rollback_window_hours=plan.policy.rollback_window_hours,
+        ),
         began_at=time.time(),
         began_cursor=cursor,
         cursor=cursor,

@@ -2,6 +2,7 @@
 
     PENDING -> WARM -> SHIFTING(k) -> BAKING(k) -> PASSED(k) -> ... -> PROMOTED
     any -> ROLLING_BACK -> ROLLED_BACK;  SHIFTING or BAKING -> PAUSED (hold) -> SHIFTING again
+    BAKING -> PAUSED (undecided, frozen) or PASSED -> PAUSED (approval) -> as a person answers (see `approvals`)
     PROMOTED or ROLLED_BACK by an earlier run of the release -> PENDING (see `attempts`)
 
 Each turn of the loop reads the record, does what its phase asks for, and records the next phase. Intent is
@@ -17,16 +18,27 @@ import os
 import socket
 import time
 
-from llm_pipeline.canary import analysis, attempts, findings
+from llm_pipeline.canary import analysis, approvals, attempts, evidence, findings
 from llm_pipeline.canary.analysis import AnalysisState
+from llm_pipeline.canary.approvals import StepApproval
 from llm_pipeline.canary.decision import Decision, Outcome, decide
-from llm_pipeline.canary.observations import AccessLog
+from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.observations import AccessLog, LogCursor, ObservedRequest
 from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
-from llm_pipeline.canary.rollback import retire, traffic_to, wait_converged, wait_usable
+from llm_pipeline.canary.record import (
+    CanaryJournal,
+    CanaryRecord,
+    Pause,
+    PauseReason,
+    Phase,
+    current_canary,
+    set_current_canary,
+)
+from llm_pipeline.canary.rollback import end_canary, retire, traffic_to, wait_converged, wait_usable
 from llm_pipeline.canary.router import (
     ALL,
     Fenced,
+    Mirror,
     RouterUnavailable,
     RouteState,
     SlotName,
@@ -37,16 +49,24 @@ from llm_pipeline.canary.router import (
 from llm_pipeline.canary.slots import SlotControl, WarmUp
 from llm_pipeline.canary.slow_limits import fix_thresholds
 from llm_pipeline.canary.step_table import StepArms, format_step, step_in_numbers
+from llm_pipeline.canary.watch_clock import WatchClock
 from llm_pipeline.canary.windows import window
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.verdict import Judgement
+from llm_pipeline.verdict import Judgement, Verdict
 
 log = get_logger(__name__)
 
 BASELINE_SECONDS = 120.0
 """Stable's requests of this long before the first step fix what "slow" means."""
+
+SOURCE_PATIENCE_LOOKS = 30
+"""A source of metrics that is down for longer than so many looks pauses the canary."""
+
+MIRRORED = "warmed up by copies"
+MIRRORED_SHARE = ALL // 4
+"""Basis points of stable's requests that are copied to a candidate that warms up: enough for its caches."""
 
 _SETTLED = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
 
@@ -73,6 +93,8 @@ class CanaryController:
         self._slots = slots
         self._owner = f"{plan.release_id}@{socket.gethostname()}.{os.getpid()}"
         self._epoch = lease.epoch
+        self._clock = WatchClock()
+        self._blind_since: float | None = None
 
     def run_step(self, percent: float) -> Judgement:
         """Bring the canary to the end of one step, from wherever it stands.
@@ -98,11 +120,14 @@ class CanaryController:
         """Do what the phase asks for; returns the record as saved."""
         match record.phase:
             case Phase.PENDING:
-                return self._start_candidate(record)
+                approved = self._with_approval(record, percent)
+                return self._start_candidate(approved) if approved.phase is Phase.PENDING else approved
             case Phase.WARM:
                 return self._warm_up(record, percent)
             case Phase.PASSED:
-                return self._begin_step(record, percent, _tests(record))
+                approved = self._with_approval(record, percent)
+                passed = approved.phase is Phase.PASSED
+                return self._begin_step(approved, percent, _tests(record)) if passed else approved
             case Phase.SHIFTING:
                 return self._shift(record)
             case Phase.BAKING:
@@ -114,18 +139,112 @@ class CanaryController:
 
     def _adopt(self, percent: float) -> CanaryRecord:
         """Load the record, or make it; writing it with our epoch fences whoever wrote it before."""
+        self._end_older_release()
         record = self._journal.load() or attempts.first_attempt(self._plan, self._access_log.end())
         self._epoch = max(self._lease.epoch, record.epoch + 1, self._router_epoch() + 1)
         if attempts.is_over(record, self._plan, lambda: self._router.read()[0]):
             record = self._try_again(record)
         self._check_order(record, percent)
         record = record.model_copy(update={"run": self._plan.run})
-        if record.phase is Phase.PAUSED and record.analysis is None:
-            return self._save(record, phase=Phase.PENDING)
-        if record.phase is Phase.PAUSED:
-            log.info("going on after a pause", percent=record.step_percent)
-            return self._begin_step(record, record.step_percent, _tests(record))
-        return self._save(record)
+        if not record.settled:
+            set_current_canary(self._journal.store, self._plan.target, self._plan.release_id)
+        return self._resume(record) if record.phase is Phase.PAUSED else self._save(record)
+
+    def _end_older_release(self) -> None:
+        """Another release's canary on this target is rolled back first, however its controller ended."""
+        other = current_canary(self._journal.store, self._plan.target)
+        if other is None or other == self._plan.release_id:
+            return
+        journal = CanaryJournal(self._journal.store, other, self._plan.target)
+        if (record := journal.load()) is None or record.settled:
+            return
+        log.warning("rolling another release back", release=other, phase=record.phase.value)
+        end_canary(
+            journal,
+            self._router,
+            self._slots,
+            self._plan.patience,
+            lease_epoch=self._lease.epoch,
+            by=self._owner,
+            reason=findings.superseded(self._plan.release_id),
+        )
+
+    def _resume(self, record: CanaryRecord) -> CanaryRecord:
+        """Go on after a pause, if what it waited for has come."""
+        pause = record.pause
+        if pause is not None and pause.asks:
+            return self._act_on_answer(record, pause)
+        if pause is not None and pause.over(time.time()):
+            return self._condemn(record, findings.nobody_answered(pause.percent, pause.deadline_seconds))
+        log.info("going on after a pause", percent=record.step_percent)
+        record = record.with_event(EventKind.RESUMED, "going on after a pause", by=self._owner)
+        if record.analysis is None:
+            return self._save(record, phase=Phase.PENDING, pause=None)
+        return self._begin_step(record, record.step_percent, _tests(record))
+
+    def _act_on_answer(self, record: CanaryRecord, pause: Pause) -> CanaryRecord:
+        """Do what a person said; without an answer it stays paused until its deadline."""
+        approval = self._ask(record, pause.percent, pause.reason)
+        if approval.answer == "waiting" and (pause.over(time.time()) or approval.overdue(time.time())):
+            store, plan = self._journal.store, self._plan
+            approval = approvals.time_out(store, plan.release_id, plan.target, pause.percent) or approval
+        match approval.answer:
+            case "waiting":
+                return self._save(record)
+            case "approved" if pause.reason is PauseReason.APPROVAL:
+                return self._save(record, phase=Phase.PASSED if record.passed_percent else Phase.PENDING, pause=None)
+            case "approved":
+                return self._accept(record, approval, pause)
+            case "denied" | "timed out":
+                return self._refuse(record, approval)
+
+    def _accept(self, record: CanaryRecord, approval: StepApproval, pause: Pause) -> CanaryRecord:
+        """A person lets the step pass; tests that showed a regression begin anew, or they would show it for ever."""
+        tests = _tests(record)
+        requests = tests.step.candidate.requests if tests.step else 0
+        if pause.reason is PauseReason.REGRESSED:
+            record = record.model_copy(update={"analysis": analysis.begin(tests.thresholds, self._policy)})
+        record = record.with_event(EventKind.APPROVED, f"go on after step {pause.percent:g} %", by=approval.by)
+        return self._pass(record, findings.accepted(pause.percent, approval.by, requests))
+
+    def _refuse(self, record: CanaryRecord, approval: StepApproval) -> CanaryRecord:
+        if approval.answer == "timed out":
+            return self._condemn(record, findings.nobody_answered(approval.percent, approval.deadline_seconds))
+        words = f"denied: step {approval.percent:g} %"
+        record = record.with_event(EventKind.DENIED, words, by=approval.by, verdict=Verdict.NO_GO)
+        return self._condemn(record, findings.denied(approval.percent, approval.by))
+
+    def _with_approval(self, record: CanaryRecord, percent: float) -> CanaryRecord:
+        """The record, if the step may begin; otherwise it is paused, or rolled back by a denial."""
+        if percent not in self._policy.approve_before_percent or record.stable is None:
+            return record
+        approval = self._ask(record, percent, PauseReason.APPROVAL)
+        match approval.answer:
+            case "approved":
+                return record.with_event(EventKind.APPROVED, f"step {percent:g} % may begin", by=approval.by)
+            case "waiting":
+                asked = findings.approval_asked(percent, self._command(percent))
+                return self._pause(record, asked, PauseReason.APPROVAL, percent)
+            case "denied" | "timed out":
+                return self._refuse(record, approval)
+
+    def _ask(self, record: CanaryRecord, percent: float, reason: PauseReason, *, anew: bool = False) -> StepApproval:
+        begin = reason is PauseReason.APPROVAL
+        why = "the step begins after an approval" if begin or record.judgement is None else record.judgement.summary
+        return approvals.ask(
+            self._journal.store,
+            self._plan.release_id,
+            self._plan.target,
+            percent,
+            runs=[self._plan.run, *approvals.runs_of(record)],
+            question="begin" if begin else "go on",
+            summary=f"{why}. {self._command(percent)}",
+            deadline_seconds=self._policy.pause_deadline_seconds,
+            anew=anew,
+        )
+
+    def _command(self, percent: float) -> str:
+        return f"llm-pipeline approve-step {self._plan.release_id} {self._plan.target} {percent:g} [--deny]"
 
     def _try_again(self, record: CanaryRecord) -> CanaryRecord:
         """A fresh attempt, not yet saved; what an earlier run left half rolled back is rolled back first."""
@@ -157,10 +276,12 @@ class CanaryController:
         if self._plan.production is not None:
             self._slots.ensure(self._plan.production.slot, self._plan.production.repository)
             if (drift := self._drift(record, self._router.read()[0])) is not None:
-                return self._pause(record, drift)  # the idle slot may not be idle: nothing is started or stopped
+                return self._drifted(record, drift)  # the idle slot may not be idle: nothing is started or stopped
+        self._clock.start()
         record = self._save(record, candidate_started=True)
         self._slots.replace(record.candidate, record.repository)
         log.info("candidate started", slot=record.candidate, repository=str(record.repository))
+        record = record.with_event(EventKind.STARTED, f"candidate started in {record.candidate}", by=self._owner)
         return self._save(record.marked("candidate started", share=0.0), phase=Phase.WARM)
 
     def _warm_up(self, record: CanaryRecord, percent: float) -> CanaryRecord:
@@ -172,13 +293,38 @@ class CanaryController:
             return self._condemn(record, findings.not_reached())
         if record.stable is None:
             return self._deploy_first(record, warm)
-        return self._begin_tests(record, percent)
+        return self._begin_tests(self._mirrored(record), percent)
+
+    def _mirrored(self, record: CanaryRecord) -> CanaryRecord:
+        """Warm the candidate up by copies of stable's requests, once, where policy and router offer it."""
+        seconds = self._policy.warm_up_mirror_seconds
+        if seconds == 0 or record.stable is None or any(mark.label == MIRRORED for mark in record.marks):
+            return record
+        alone = self._state(record.stable, 1.0, on_trial=False)
+        mirror = Mirror(slot=record.candidate, share=MIRRORED_SHARE)
+        want = self._router.nearest(alone.model_copy(update={"mirror": mirror}))
+        if want.mirror is None:
+            log.info("this router copies no requests: golden prompts warm the candidate up")
+            return record
+        record = self._save(record, intended=want)
+        traffic_to(self._router, want, self._plan.patience)
+        log.info("copies of requests warm the candidate up", seconds=seconds, slot=record.candidate)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._lease.check()
+            time.sleep(min(self._policy.look_seconds, seconds))
+        record = self._save(record, applied=want, intended=alone)
+        traffic_to(self._router, alone, self._plan.patience)
+        return self._save(record.marked(MIRRORED, share=0.0), applied=alone)
 
     def _deploy_first(self, record: CanaryRecord, warm: WarmUp) -> CanaryRecord:
         """Nothing serves yet, so there is nothing to compare with and no user to protect: all traffic at once."""
         want = self._state(record.candidate, 1.0, on_trial=False)
         record = self._save(record, intended=want)
         traffic_to(self._router, want, self._plan.patience)
+        record = record.with_event(
+            EventKind.PROMOTED, "first deployment: all traffic at once", by=self._owner, percent=100.0
+        )
         return self._save(
             record.marked("first deployment", share=1.0),
             phase=Phase.PROMOTED,
@@ -204,20 +350,22 @@ class CanaryController:
         return self._begin_step(record, percent, analysis.begin(thresholds, self._policy))
 
     def _begin_step(self, record: CanaryRecord, percent: float, tests: AnalysisState) -> CanaryRecord:
-        step = analysis.begin_step(tests, percent / 100)
-        return self._save(record, phase=Phase.SHIFTING, step_percent=percent, step_began_at=0.0, analysis=step)
+        want = self._state(record.candidate, percent / 100, on_trial=True)
+        step = analysis.begin_step(tests, want.weights[record.candidate] / ALL)
+        begun = {"step_percent": percent, "step_began_at": 0.0, "watched_seconds": 0.0, "pause": None}
+        return self._save(record, phase=Phase.SHIFTING, analysis=step, **begun)
 
     def _wait_for_traffic(self, record: CanaryRecord, seen: int) -> CanaryRecord:
-        if time.time() - record.began_at > self._policy.maximum_bake_seconds:
+        if record.watched_seconds > self._policy.maximum_bake_seconds:
             return self._condemn(record, findings.too_little_traffic(seen, self._policy.minimum_requests))
         time.sleep(self._policy.look_seconds)
-        return record
+        return self._save(record, watched_seconds=record.watched_seconds + self._clock.look(self._policy.look_seconds))
 
     def _shift(self, record: CanaryRecord) -> CanaryRecord:
         """Record the intent, tell the router, wait for its word, record that."""
         current, revision = self._router.read()
         if (drift := self._drift(record, current)) is not None:
-            return self._pause(record, drift)
+            return self._drifted(record, drift)
         want = self._state(record.candidate, record.step_percent / 100, on_trial=True)
         record = self._save(record, intended=want)
         revision = self._router.write(want, revision)
@@ -226,40 +374,81 @@ class CanaryController:
         log.info("traffic shifted", percent=record.step_percent, slot=record.candidate, revision=revision)
         now = time.time()
         resumed = record.applied is not None and record.applied.same_traffic(want) and record.step_began_at > 0
+        self._clock.start()
         return self._save(
-            record if resumed else record.marked(f"{record.step_percent:g} %", share=record.step_percent / 100),
+            record if resumed else self._shifted(record),
             phase=Phase.BAKING,
             applied=want,
             step_began_at=record.step_began_at if resumed else now,
         )
 
+    def _shifted(self, record: CanaryRecord) -> CanaryRecord:
+        percent = f"{record.step_percent:g} %"
+        record = record.with_event(EventKind.SHIFTED, f"{percent} of the traffic to {record.candidate}", by=self._owner)
+        return record.marked(percent, share=record.step_percent / 100)
+
     def _look(self, record: CanaryRecord) -> CanaryRecord:
         time.sleep(self._policy.look_seconds)
         current, _ = self._router.read()
         if (drift := self._drift(record, current)) is not None:
-            return self._pause(record, drift)
+            return self._drifted(record, drift)
+        elapsed = self._clock.look(self._policy.look_seconds)
+        if (seen_now := self._read_requests(record)) is None:
+            return self._without_source(record)
+        watched = record.watched_seconds + elapsed
+        began = self._clock.began(record.step_began_at, watched)
+        record = record.model_copy(update={"watched_seconds": watched, "step_began_at": began})
         tests = _tests(record)
-        requests, cursor = self._access_log.read(record.cursor)
+        requests, cursor = seen_now
         seen = window(requests, record.candidate, tests.thresholds, record.step_began_at)
         record = record.model_copy(update={"analysis": analysis.observe(tests, seen), "cursor": cursor})
         return self._act_on(record, self._decide(record))
 
+    def _read_requests(self, record: CanaryRecord) -> tuple[list[ObservedRequest], LogCursor] | None:
+        """What was served since the last look; None while the source is down."""
+        try:
+            found = self._access_log.read(record.cursor)
+        except Transient as error:
+            self._blind_since = time.monotonic() if self._blind_since is None else self._blind_since
+            log.warning("the source of metrics is down", reason=str(error))
+            return None
+        self._blind_since = None
+        return found
+
+    def _without_source(self, record: CanaryRecord) -> CanaryRecord:
+        """Nothing is concluded from silence; it is waited for, outside of the bake, and then the canary pauses."""
+        blind = time.monotonic() - (self._blind_since or time.monotonic())
+        if not self._slots.alive(record.candidate):
+            return self._condemn(record, findings.server_ended(f"{record.step_percent:g} %"))
+        if blind <= SOURCE_PATIENCE_LOOKS * self._policy.look_seconds:
+            return self._save(record)
+        down = findings.source_down(f"no answer for {blind:.0f} s")
+        return self._pause(record, down, PauseReason.NO_SOURCE)
+
     def _decide(self, record: CanaryRecord) -> Decision:
         """What the step's data say; a final decision is told in numbers, and the log gets the whole table."""
-        tests, seconds = _tests(record), time.time() - record.step_began_at
+        tests, seconds = _tests(record), record.watched_seconds
         decision = decide(tests, self._policy, seconds)
         if not self._slots.alive(record.candidate):
             ended = findings.server_ended(f"{record.step_percent:g} %")
             decision = Decision(outcome=Outcome.REGRESSED, judgement=ended)
         if decision.outcome is Outcome.CONTINUE or tests.step is None:
             return decision
-        requests = self._access_log.recent(record.step_began_at)  # bounded: a rollback must not wait for a long log
+        requests = self._recent(record.step_began_at)
         arms = StepArms.of(requests, record.candidate, record.step_began_at)
         summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, arms)}"
         judgement = decision.judgement.model_copy(update={"summary": summary})
         table = format_step(tests, tests.step, arms, judgement=judgement, policy=self._policy, seconds=seconds)
         log.info(table)
         return decision.model_copy(update={"judgement": judgement})
+
+    def _recent(self, since: float) -> list[ObservedRequest]:
+        """For the numbers beside a decision: bounded, and never in the way of a rollback."""
+        try:
+            return self._access_log.recent(since)
+        except Transient as error:
+            log.warning("the decision is told without its numbers", reason=str(error))
+            return []
 
     def _act_on(self, record: CanaryRecord, decision: Decision) -> CanaryRecord:
         judgement = decision.judgement
@@ -269,20 +458,44 @@ class CanaryController:
             case Outcome.PASS:
                 return self._pass(record, judgement)
             case Outcome.ANOMALOUS:
-                return self._pause(record, judgement)
-            case Outcome.REGRESSED | Outcome.UNDECIDED:
-                return self._condemn(record, judgement)
+                return self._pause(record, judgement, PauseReason.WRONG_SPLIT)
+            case Outcome.REGRESSED:
+                return self._regressed(record, judgement)
+            case Outcome.UNDECIDED:
+                return self._undecided(record, judgement)
+
+    def _regressed(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
+        """Roll back, or keep the weights and ask; a fault that users would meet is never kept."""
+        step = _tests(record).step
+        fails = step is None or evidence.guard(step, self._policy) is not None
+        if fails or self._policy.on_regression == "roll_back" or not self._slots.alive(record.candidate):
+            return self._condemn(record, judgement)
+        return self._pause(record, judgement, PauseReason.REGRESSED)
+
+    def _undecided(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
+        step = _tests(record).step
+        if self._policy.on_undecided == "roll_back":
+            return self._condemn(record, judgement)
+        clean = findings.undecided_and_clean(step) if step is not None else None
+        if self._policy.on_undecided == "advance" and clean is not None:
+            words = f"{judgement.summary}; advancing"
+            record = record.with_event(EventKind.VERDICT, words, by=self._owner, verdict=judgement.verdict)
+            return self._pass(record, clean)
+        return self._pause(record, judgement, PauseReason.UNDECIDED)
 
     def _pass(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
         if record.step_percent < 100.0:  # noqa: PLR2004
-            return self._save(record, phase=Phase.PASSED, passed_percent=record.step_percent, judgement=judgement)
+            record = record.with_event(EventKind.PASSED, judgement.summary, by=self._owner, verdict=judgement.verdict)
+            passed = {"passed_percent": record.step_percent, "pause": None}
+            return self._save(record, phase=Phase.PASSED, judgement=judgement, **passed)
         want = self._state(record.candidate, 1.0, on_trial=False)
         if (drift := self._drift(record, self._router.read()[0])) is not None:
-            return self._pause(record, drift)
+            return self._drifted(record, drift)
         record = self._save(record, intended=want, judgement=judgement)
         traffic_to(self._router, want, self._plan.patience)
         record = record.marked("promoted", share=1.0)
-        return self._save(record, phase=Phase.PROMOTED, applied=want, passed_percent=100.0)
+        record = record.with_event(EventKind.PROMOTED, judgement.summary, by=self._owner, verdict=judgement.verdict)
+        return self._save(record, phase=Phase.PROMOTED, applied=want, passed_percent=100.0, pause=None)
 
     def _drift(self, record: CanaryRecord, current: RouteState) -> Judgement | None:
         """Why the router is in a state that nobody of ours asked for; None when it is not.
@@ -297,15 +510,30 @@ class CanaryController:
             known.append(all_to(record.stable or record.candidate, owner=self._owner, epoch=self._epoch))
         return findings.changed_from_outside(current, known)
 
-    def _pause(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
-        log.warning(judgement.summary, percent=record.step_percent)
-        marked = record.marked("paused", share=record.step_percent / 100)
-        return self._save(marked, phase=Phase.PAUSED, judgement=judgement)
+    def _drifted(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
+        return self._pause(record, judgement, PauseReason.CHANGED_OUTSIDE)
+
+    def _pause(
+        self, record: CanaryRecord, judgement: Judgement, reason: PauseReason, percent: float | None = None
+    ) -> CanaryRecord:
+        """Keep the weights and wait for a person; where only an answer ends it, the question is put first."""
+        about = record.step_percent if percent is None else percent
+        deadline = self._policy.pause_deadline_seconds
+        pause = Pause(reason=reason, percent=about, since=time.time(), deadline_seconds=deadline)
+        record = record.model_copy(update={"judgement": judgement})
+        if pause.asks and reason is not PauseReason.APPROVAL:
+            self._ask(record, about, reason, anew=True)
+        log.warning(judgement.summary, percent=record.step_percent, reason=reason.value)
+        kind = EventKind.APPROVAL_ASKED if reason is PauseReason.APPROVAL else EventKind.PAUSED
+        record = record.with_event(kind, judgement.summary, by=self._owner, verdict=judgement.verdict)
+        marked = record.marked("paused", share=record.share_percent / 100)
+        return self._save(marked, phase=Phase.PAUSED, pause=pause)
 
     def _condemn(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
         log.warning(f"rolling back: {judgement.summary}", percent=record.step_percent)
         marked = record.marked(f"rolling back: {judgement.summary}", share=record.step_percent / 100)
-        return self._save(marked, phase=Phase.ROLLING_BACK, judgement=judgement)
+        told = marked.with_event(EventKind.ROLLING_BACK, judgement.summary, by=self._owner, verdict=judgement.verdict)
+        return self._save(told, phase=Phase.ROLLING_BACK, judgement=judgement, pause=None)
 
     def _roll_back(self, record: CanaryRecord) -> CanaryRecord:
         confirmed = True
@@ -314,6 +542,7 @@ class CanaryController:
             confirmed = traffic_to(self._router, want, self._plan.patience)
             record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
         record = record.marked("traffic on stable", share=0.0)
+        record = record.with_event(EventKind.ROLLED_BACK, "all traffic is on stable", by=self._owner, percent=0.0)
         retire(self._router, self._slots, record.candidate, self._plan.patience)
         return self._save(record, phase=Phase.ROLLED_BACK, traffic_confirmed=confirmed)
 
@@ -321,10 +550,12 @@ class CanaryController:
         mine = round(share * ALL)
         weights = {slot: mine} if mine == ALL else {slot: mine, other_slot(slot): ALL - mine}
         candidate = slot if on_trial else None
-        return RouteState(weights=weights, candidate=candidate, owner=self._owner, epoch=self._epoch)
+        wanted = RouteState(weights=weights, candidate=candidate, owner=self._owner, epoch=self._epoch)
+        return self._router.nearest(wanted)
 
     def _save(self, record: CanaryRecord, **changes: object) -> CanaryRecord:
-        return self._journal.save(record.model_copy(update={**changes, "epoch": self._epoch}))
+        heard = {"epoch": self._epoch, "heard_at": time.time()}
+        return self._journal.save(record.model_copy(update={**changes, **heard}))
 
 
 def _tests(record: CanaryRecord) -> AnalysisState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.router import RouteState
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
@@ -51,6 +52,64 @@ def server_ended(percent: str) -> Judgement:
     """The candidate's process is gone."""
     fact = _fact("candidate's process", Verdict.NO_GO, 0.0, samples=1, detail="the candidate's server ended")
     return judge(f"the candidate's server ended at {percent}", [fact])
+
+
+def source_down(reason: str) -> Judgement:
+    """What the users get cannot be seen: nothing is concluded from silence."""
+    fact = _fact("source of metrics", Verdict.INCONCLUSIVE, None, samples=0, detail=reason)
+    return judge("paused: the source of metrics is down", [fact])
+
+
+def approval_asked(percent: float, command: str) -> Judgement:
+    """A step that begins only after a person approved it."""
+    detail = f"step {percent:g} % begins after a person approved it: {command}"
+    fact = _fact("approval", Verdict.INCONCLUSIVE, None, samples=0, detail=detail)
+    return judge(f"step {percent:g} % waits for an approval", [fact])
+
+
+def denied(percent: float, by: str) -> Judgement:
+    """A person said no."""
+    fact = _fact("approval", Verdict.NO_GO, percent, samples=1, detail=f"denied by {by}")
+    return judge(f"{by} denied step {percent:g} %", [fact])
+
+
+def nobody_answered(percent: float, seconds: float) -> Judgement:
+    """A canary waited for a person for as long as it may."""
+    detail = f"nobody answered within {seconds:.0f} s"
+    fact = _fact("approval", Verdict.INCONCLUSIVE, percent, samples=0, detail=detail)
+    return judge(f"waited at {percent:g} % and {detail}", [fact])
+
+
+def accepted(percent: float, by: str, requests: int) -> Judgement:
+    """A person let a step pass that the tests did not pass."""
+    fact = _fact("a person's decision", Verdict.GO, percent, samples=max(1, requests), detail=f"accepted by {by}")
+    return judge(f"{by} let step {percent:g} % pass", [fact])
+
+
+def undecided_and_clean(step: StepState) -> Judgement | None:
+    """What lets an undecided step pass where the policy says so; None while anything speaks against the candidate.
+
+    The candidate must have answered, and failed no larger a share of its requests than stable did of its own.
+    """
+    mine, theirs = step.candidate, step.stable
+    if not mine.requests or mine.errors * max(1, theirs.requests) > theirs.errors * mine.requests:
+        return None
+    detail = f"candidate {mine.errors}/{mine.requests}, stable {theirs.errors}/{theirs.requests}"
+    rate = mine.errors / mine.requests
+    fact = _fact("errors beyond stable's", Verdict.GO, rate, samples=mine.requests, detail=detail)
+    return judge(f"undecided at {step.percent}, and nothing speaks against the candidate: the policy advances", [fact])
+
+
+def superseded(by_release: str) -> Judgement:
+    """A newer release takes the target."""
+    fact = _fact("canary", Verdict.INCONCLUSIVE, None, samples=0, detail=f"superseded by release {by_release}")
+    return judge(f"superseded by release {by_release}", [fact])
+
+
+def unwatched(why: str, percent: float) -> Judgement:
+    """The guard found a canary that nobody drives."""
+    fact = _fact("controller", Verdict.INCONCLUSIVE, percent, samples=0, detail=why)
+    return judge(f"rolled back by the guard at {percent:g} %: {why}", [fact])
 
 
 def taken_back(phase: str, percent: float) -> Judgement:

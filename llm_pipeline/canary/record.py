@@ -32,6 +32,43 @@ class Phase(StrEnum):
     ROLLED_BACK = "rolled back"
 
 
+class PauseReason(StrEnum):
+    """Why a canary waits."""
+
+    CHANGED_OUTSIDE = "changed from outside"
+    WRONG_SPLIT = "wrong split"
+    NO_SOURCE = "no source of metrics"
+    UNDECIDED = "undecided"
+    REGRESSED = "regressed"
+    APPROVAL = "approval"
+
+
+class Pause(BaseModel):
+    """A canary that keeps its weights and waits for a person.
+
+    Attributes:
+        percent: The step that the question is about.
+        since: Seconds since 1970.
+        deadline_seconds: So long it may wait; then it is rolled back.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reason: PauseReason
+    percent: float
+    since: float
+    deadline_seconds: float
+
+    @property
+    def asks(self) -> bool:
+        """Whether only a person's answer ends it; other pauses end with what caused them."""
+        return self.reason in (PauseReason.UNDECIDED, PauseReason.REGRESSED, PauseReason.APPROVAL)
+
+    def over(self, now: float) -> bool:
+        """Whether it has lasted too long."""
+        return now - self.since > self.deadline_seconds
+
+
 class Mark(BaseModel):
     """A moment of the canary: what happened, and the candidate's share from then on."""
 
@@ -63,11 +100,23 @@ class PastAttempt(BaseModel):
     summary: str
 
 
+class GuardRules(BaseModel):
+    """What of a canary's policy matters once its controller is gone; see `CanaryPolicy`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    unwatched_seconds: float = 300.0
+    pause_deadline_seconds: float = 14_400.0
+    consecutive_failures: int = 5
+    rollback_window_hours: float = 24.0
+
+
 class CanaryRecord(BaseModel):
     """One canary as stored. Times are seconds since 1970.
 
     Attributes:
         run: The run of the release that drove it last; empty when it did not say.
+        began_run: The run that began it.
         repository: The candidate's model repository.
         stable: The slot that served when the canary began; None for the first deployment on a target.
         candidate: The slot that the candidate was started in.
@@ -75,6 +124,12 @@ class CanaryRecord(BaseModel):
         candidate_started: The candidate's slot was touched; before that a rollback must leave it alone.
         step_percent: The step in force; 0 before the first.
         passed_percent: The highest step that passed.
+        step_began_at: When the step's weights were in force.
+        watched_seconds: How long the step in force was watched, by the controllers' own clocks: the wall clock may
+            jump, and what nobody watched is no bake. Before the first step: how long traffic was waited for.
+        pause: Why it waits, while it is paused.
+        rules: What the guard goes by.
+        heard_at: When its controller wrote last.
         began_cursor: Where in the access log the canary begins.
         cursor: How far the access log is analysed; written together with the analysis, so nothing counts twice.
         intended: What the router is about to be told; recorded before it is told.
@@ -90,6 +145,7 @@ class CanaryRecord(BaseModel):
 
     release_id: str
     run: str = ""
+    began_run: str = ""
     target: str
     repository: ArtifactRef
     stable: SlotName | None
@@ -101,6 +157,10 @@ class CanaryRecord(BaseModel):
     passed_percent: float = 0.0
     began_at: float
     step_began_at: float = 0.0
+    watched_seconds: float = 0.0
+    pause: Pause | None = None
+    rules: GuardRules = GuardRules()
+    heard_at: float = 0.0
     began_cursor: LogCursor = LogCursor()
     cursor: LogCursor = LogCursor()
     intended: RouteState | None = None
@@ -112,6 +172,17 @@ class CanaryRecord(BaseModel):
     marks: tuple[Mark, ...] = ()
     history: tuple[PastAttempt, ...] = ()
     events: tuple[CanaryEvent, ...] = ()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to be done: promoted, or all traffic is on stable."""
+        return self.phase in (Phase.PROMOTED, Phase.ROLLED_BACK)
+
+    @property
+    def share_percent(self) -> float:
+        """The candidate's share of the traffic by what the router was told last, in percent."""
+        told = self.intended or self.applied
+        return told.weights.get(self.candidate, 0) / 100 if told else 0.0
 
     def marked(self, label: str, *, share: float) -> CanaryRecord:
         """The record with one more moment."""
@@ -130,13 +201,13 @@ class CanaryJournal:
     """Reads and writes one canary's record as one owner; a write that finds another owner's is fenced."""
 
     def __init__(self, store: ArtifactStore, release_id: str, target: str) -> None:
-        self._store = store
+        self.store = store
         self._name = record_name(release_id, target)
         self._revision: str | None = None
 
     def load(self) -> CanaryRecord | None:
         """The record as it is now; later writes expect this revision."""
-        document = self._store.read_document(self._name)
+        document = self.store.read_document(self._name)
         self._revision = document.revision if document else None
         return CanaryRecord.model_validate(document.value) if document else None
 
@@ -147,7 +218,7 @@ class CanaryJournal:
             Fenced: Somebody else wrote it since this journal last did.
         """
         try:
-            self._revision = self._store.write_document(self._name, record.model_dump(mode="json"), self._revision)
+            self._revision = self.store.write_document(self._name, record.model_dump(mode="json"), self._revision)
         except Conflict as error:
             raise Fenced("another controller took this canary over", where=self._name) from error
         return record
@@ -156,6 +227,40 @@ class CanaryJournal:
 def record_name(release_id: str, target: str) -> str:
     """Name of a canary's document."""
     return f"releases/{release_id}/canary-{target}.json"
+
+
+class CurrentCanary(BaseModel):
+    """Which release's canary a target had last: one a target, so that it is found without a search."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    release_id: str
+
+
+def current_canary(store: ArtifactStore, target: str) -> str | None:
+    """The release that was on trial last on a target, or still is; None before the first."""
+    document = store.read_document(_current_name(target))
+    return CurrentCanary.model_validate(document.value).release_id if document else None
+
+
+def set_current_canary(store: ArtifactStore, target: str, release_id: str) -> None:
+    """Note which release is on trial; for the holder of the target's lease.
+
+    Raises:
+        Fenced: Somebody else did at the same moment.
+    """
+    document = store.read_document(_current_name(target))
+    wanted = CurrentCanary(release_id=release_id).model_dump()
+    if document is not None and document.value == wanted:
+        return
+    try:
+        store.write_document(_current_name(target), wanted, document.revision if document else None)
+    except Conflict as error:
+        raise Fenced("another controller took this target over", where=_current_name(target)) from error
+
+
+def _current_name(target: str) -> str:
+    return f"canaries/{target}.json"
 
 
 def lease_name(target: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llm_pipeline.canary import findings
+from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, take_over
 from llm_pipeline.canary.router import (
     RouterRejected,
@@ -26,6 +27,7 @@ from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
+from llm_pipeline.verdict import Judgement
 
 log = get_logger(__name__)
 
@@ -66,6 +68,8 @@ def ensure_rolled_back(
     router: TrafficRouter | None,
     slots: SlotControl,
     patience: Patience,
+    by: str = "rollback",
+    leave_paused: bool = False,
 ) -> CanaryRecord | None:
     """End a release's canary with all traffic on stable, unless it was promoted or rolled back already.
 
@@ -79,6 +83,8 @@ def ensure_rolled_back(
         router: The target's router, running or not; None where none ever ran.
         slots: The target's slots.
         patience: How long each part is tried.
+        by: Who asks for it, for the canary's events.
+        leave_paused: A canary that waits for a person is left to wait: where a guard watches its deadline.
 
     Returns:
         The canary's record; None when it never began.
@@ -93,9 +99,12 @@ def ensure_rolled_back(
         if record is None or (record.phase in _NOTHING_TO_DO and record.traffic_confirmed is not False):
             log.info("nothing to roll back", phase=record.phase.value if record else "never began")
             return record
+        if leave_paused and record.phase is Phase.PAUSED:
+            log.info("the canary waits for a person; the guard watches its deadline", percent=record.share_percent)
+            return record
         take_over(store, target)
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
-            return _roll_back(journal, router, slots, patience, lease.epoch)
+            return end_canary(journal, router, slots, patience, lease_epoch=lease.epoch, by=by)
     except Transient:
         _roll_back_blind(router, release_id, patience)
         raise
@@ -155,17 +164,43 @@ def retire(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, pat
     slots.stop(slot)
 
 
-def _roll_back(
-    journal: CanaryJournal, router: TrafficRouter | None, slots: SlotControl, patience: Patience, lease_epoch: int
+def end_canary(
+    journal: CanaryJournal,
+    router: TrafficRouter | None,
+    slots: SlotControl,
+    patience: Patience,
+    *,
+    lease_epoch: int,
+    by: str,
+    reason: Judgement | None = None,
 ) -> CanaryRecord | None:
+    """Roll an unfinished canary back, for the holder of the target's lease; returns its record.
+
+    Args:
+        journal: The canary's.
+        router: The target's router; None where none ever ran.
+        slots: The target's slots.
+        patience: How long each part is tried.
+        lease_epoch: Epoch of the lease that the caller holds.
+        by: Who asks for it.
+        reason: What the canary's judgement becomes; by default that somebody asked for it, if it was not judged.
+
+    Raises:
+        RouterUnavailable: The routes could not be written for as long as `patience` allows.
+    """
     record = journal.load()
     if record is None or record.phase is Phase.PROMOTED:
         return record
     epoch = max(lease_epoch, record.epoch + 1, _router_epoch(router) + 1)
     if record.phase not in _JUDGED:
-        taken_back = findings.taken_back(record.phase.value, record.step_percent)
+        taken_back = reason or findings.taken_back(record.phase.value, record.step_percent)
         record = record.model_copy(update={"judgement": taken_back})
+    elif reason is not None:
+        record = record.model_copy(update={"judgement": reason})
+    record = record.model_copy(update={"pause": None})
+    record = record.with_event(EventKind.ROLLING_BACK, _words(record), by=by)
     if not record.candidate_started:  # it touched neither slots nor traffic, and what is there is not ours
+        record = record.with_event(EventKind.ROLLED_BACK, "it had moved no traffic", by=by, percent=0.0)
         return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "epoch": epoch}))
     record = journal.save(record.model_copy(update={"phase": Phase.ROLLING_BACK, "epoch": epoch}))
     confirmed = True
@@ -174,8 +209,14 @@ def _roll_back(
         confirmed = traffic_to(router, want, patience)
         log.info("traffic is on stable", slot=record.stable, confirmed=confirmed)
     record = record.marked("traffic on stable", share=0.0)
+    words = "all traffic is on stable" if confirmed else "all traffic was sent to stable, the router did not confirm it"
+    record = record.with_event(EventKind.ROLLED_BACK, words, by=by, percent=0.0)
     retire(router, slots, record.candidate, patience)
     return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "traffic_confirmed": confirmed}))
+
+
+def _words(record: CanaryRecord) -> str:
+    return record.judgement.summary if record.judgement else "rolled back on request"
 
 
 def _roll_back_blind(router: TrafficRouter | None, release_id: str, patience: Patience) -> None:

@@ -5,6 +5,7 @@
 | `plan`, `run`, `report`, `rollback` | a release (`releasing`) |
 | `ls`, `show`, `verify`, `diff` | what a deployment's store holds (`inspecting`) |
 | `claims` | which release of each model is on its way (`claiming`) |
+| `approve-step`, `guard` | canaries that wait, or that nobody watches (`guarding`) |
 | `gc` | what it need not hold any more (`retaining`) |
 | `tune` | settings of a target that hold more traffic (`tuning`) |
 | `formats` | what runs on which GPU, without a release (`formats`) |
@@ -29,6 +30,7 @@ from llm_pipeline.cli import (
     claiming,
     diagnosing,
     formats,
+    guarding,
     inspecting,
     linting,
     manifests,
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         formats,
         inspecting,
         claiming,
+        guarding,
         retaining,
         diagnosing,
         linting,

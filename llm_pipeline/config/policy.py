@@ -193,7 +193,7 @@ class CanaryPolicy(ConfigModel):
         steps_percent: Traffic share of the candidate at each step; rising, ending at 100.
         minimum_bake_seconds: Shortest time at a step.
         maximum_bake_seconds: A step that has not decided by then is INCONCLUSIVE; see `on_undecided`.
-        minimum_requests: Candidate requests that a step must have seen before it can pass.
+        minimum_requests: Candidate requests, or sessions, that a step must have seen before it can pass.
         alpha: Chance of a false rollback over all looks and metrics of the canary together.
         error_ratio: Tolerated ratio of the error rates, candidate to stable.
         slow_ratio: Tolerated ratio of the odds of a slow request, candidate to stable: where few are slow, the ratio of
@@ -210,7 +210,7 @@ class CanaryPolicy(ConfigModel):
             caches do not know the sessions yet that moved to it.
         advance_early: A step passes before `minimum_bake_seconds` when parity is proven on every metric by the step's
             own requests.
-        negligible_share: Errors, truncated and empty answers are no worse, too, where they are shown to be rarer.
+        negligible_share: Errors and odd answers are no worse, too, where they are shown to be rarer than this.
         consecutive_failures: This many candidate failures in a row roll back at once.
         look_seconds: Time between two looks at the data.
         on_undecided: What follows a step that has not decided: `pause` keeps the weights and asks a person, `advance`

@@ -157,6 +157,12 @@ def process_start_ticks(pid: int) -> int | None:
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 
 
+def process_is_stopped(pid: int, start_ticks: int) -> bool:
+    """Whether the process that started then is stopped by a signal."""
+    fields = _stat_fields(pid)
+    return fields is not None and fields[0] == "T" and int(fields[19]) == start_ticks
+
+
 def _group_members(group: int, started: int) -> list[int]:
     members = []
     for entry in Path("/proc").iterdir():

@@ -21,12 +21,14 @@ class RollbackConfig(ConfigModel):
         target: The target's name.
         place: Ports of the slots and of the router.
         state_root: Directory of the running servers' state.
+        leave_paused: A canary that waits for a person is left to wait, where a guard watches its deadline.
     """
 
     model_id: str
     target: Name
     place: TargetPlace
     state_root: str
+    leave_paused: bool = False
 
 
 def run(context: StageContext[RollbackConfig]) -> StageOutput:
@@ -37,7 +39,13 @@ def run(context: StageContext[RollbackConfig]) -> StageOutput:
     router_state = state_root / config.target / "router"
     router = router_as_it_is(config.place.router, slot_ports(config.place), router_state)
     record = ensure_rolled_back(
-        context.store, context.request.release_id, config.target, router=router, slots=slots, patience=Patience()
+        context.store,
+        context.request.release_id,
+        config.target,
+        router=router,
+        slots=slots,
+        patience=Patience(),
+        leave_paused=config.leave_paused,
     )
     metrics: dict[str, Metric] = {"phase": record.phase.value if record else "never began"}
     if record is not None and record.phase is Phase.ROLLED_BACK:

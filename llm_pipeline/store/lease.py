@@ -19,7 +19,7 @@ from pydantic import JsonValue
 
 from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
-from llm_pipeline.runners.detached import process_start_ticks
+from llm_pipeline.runners.detached import process_is_stopped, process_start_ticks
 from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 
@@ -62,6 +62,11 @@ class LeaseState(Frozen):
         if self.expires_at <= time.time():
             return True
         return self.pids == _visible_processes() and process_start_ticks(self.pid) != self.start_ticks
+
+    @property
+    def frozen_here(self) -> bool:
+        """Whether its holder can be seen from here and is stopped, as by SIGSTOP: it runs no more, and is not gone."""
+        return self.pids == _visible_processes() and process_is_stopped(self.pid, self.start_ticks)
 
 
 def _visible_processes() -> str:

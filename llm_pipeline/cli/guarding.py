@@ -1,0 +1,55 @@
+"""Commands for canaries that wait or are left alone: `approve-step` answers one, `guard` looks after all."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import socket
+import sys
+
+from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.errors import ExitCode
+
+
+def add_commands(commands: Commands) -> None:
+    """Add them to the parser."""
+    approve = commands.add_parser("approve-step", help="let a canary's step begin, or a paused canary go on")
+    approve.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
+    approve.add_argument("gpu_target", metavar="target", help="the target's name, e.g. cpu")
+    approve.add_argument("percent", type=float, help="the step, e.g. 25")
+    approve.add_argument("--deny", action="store_true", help="roll the canary back instead")
+    add_deployment_option(approve)
+    approve.set_defaults(run=_approve)
+
+    guard = commands.add_parser("guard", help="roll back canaries that nobody watches, on the host of their servers")
+    add_deployment_option(guard)
+    guard.set_defaults(run=_guard)
+
+
+def _approve(options: argparse.Namespace) -> int:
+    from llm_pipeline.canary.approvals import answer
+    from llm_pipeline.store import open_store
+    from llm_pipeline.store.references import release_of, resolve_reference
+
+    deployment = deployment_of(options)
+    store = open_store(deployment.store)
+    release_id = release_of(resolve_reference(store, options.release_id))
+    by = f"{getpass.getuser()}@{socket.gethostname()}"
+    answered = answer(store, release_id, options.gpu_target, options.percent, approved=not options.deny, by=by)
+    sys.stdout.write(f"{answered.message}\n")
+    if answered.counted and options.deny:
+        sys.stdout.write("whoever drives the canary, or the guard, rolls it back: `llm-pipeline guard` does it now\n")
+    return ExitCode.GO if answered.counted else ExitCode.INCONCLUSIVE
+
+
+def _guard(options: argparse.Namespace) -> int:
+    from llm_pipeline.canary.guard import guard_once
+    from llm_pipeline.store import open_store
+
+    deployment = deployment_of(options)
+    actions = guard_once(open_store(deployment.store), deployment)
+    for action in actions:
+        sys.stdout.write(f"{action.gpu_target}  {action.release_id}  {action.what}: {action.detail}\n")
+    if not actions:
+        sys.stdout.write("nothing to do\n")
+    return ExitCode.INFRASTRUCTURE if any(action.what == "failed" for action in actions) else ExitCode.GO
