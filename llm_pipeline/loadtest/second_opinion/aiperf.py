@@ -1,0 +1,159 @@
+"""Running aiperf as a program of its own: the same requests at the same times, as a trace that it replays.
+
+aiperf (github.com/ai-dynamo/aiperf) has no endpoint of Triton's. Its template endpoint reads the answers of
+`generate_stream`, and a trace of format `mooncake_trace` may hold whole request bodies, so that it sends ours as they
+are. It is never imported: its dependencies are pinned against ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.loadtest.client.target import request_body
+from llm_pipeline.loadtest.second_opinion.exports import ToolRun, read_aiperf
+from llm_pipeline.loadtest.traffic import Traffic
+from llm_pipeline.runners import detached
+from llm_pipeline.serving.repository_layout import MODEL_NAME
+
+PROGRAM_VARIABLE = "LLM_PIPELINE_AIPERF"
+REQUEST_TIMEOUT_SECONDS = 60
+_START_SECONDS = 120.0  # it starts a dozen processes and loads a tokenizer
+_POLL_SECONDS = 0.1
+_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR")
+_WORDS_TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "pre_tokenizer": {"type": "WhitespaceSplit"},
+    "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"},
+}
+
+
+def require_tool(endpoint: Endpoint) -> Path:
+    """The aiperf program, named by the environment variable `LLM_PIPELINE_AIPERF` or found on the PATH.
+
+    Raises:
+        ConfigError: It is not installed, or cannot be let to this endpoint.
+    """
+    named = os.environ.get(PROGRAM_VARIABLE, "")
+    found = shutil.which(named or "aiperf")
+    if found is None:
+        raise ConfigError(
+            "the policy wants a second opinion of aiperf, which is not installed",
+            where=named or "PATH",
+            hint=f"pip install aiperf==0.13.0 in an environment of its own and name its program in {PROGRAM_VARIABLE}",
+        )
+    if endpoint.header_variables:
+        raise ConfigError(
+            "aiperf cannot be asked about this endpoint: it would show the values of the headers on its command line",
+            where=endpoint.url,
+            hint="leave second_opinion out of the policy, or stage where no headers are needed",
+        )
+    return Path(found)
+
+
+def run_aiperf(
+    program: Path, endpoint: Endpoint, traffic: Traffic, directory: Path, *, tokenizer: Path | None = None
+) -> ToolRun:
+    """Have aiperf send the traffic of an open loop, and read what it measured.
+
+    Args:
+        program: What `require_tool` found.
+        endpoint: The server.
+        traffic: Streamed requests with their times.
+        directory: Empty; keeps what aiperf reads, writes and says.
+        tokenizer: Directory of the model's tokenizer; without it aiperf counts words.
+
+    Raises:
+        ConfigError: The program cannot be started.
+        Transient: It did not end in time.
+        IntegrityError: It ended without results.
+    """
+    if traffic.arrivals is None:
+        raise ValueError("aiperf replays the times of an open loop; a closed loop has none")
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_trace(directory / "trace.jsonl", traffic)
+    tokenizer = (tokenizer or _write_words_tokenizer(directory / "tokenizer")).resolve()
+    command = [str(program), *_arguments(endpoint, directory.resolve(), tokenizer)]
+    limit = traffic.duration_seconds + REQUEST_TIMEOUT_SECONDS + _START_SECONDS
+    _run(command, directory, endpoint, limit)
+    return read_aiperf(directory)
+
+
+def _arguments(endpoint: Endpoint, directory: Path, tokenizer: Path) -> list[str]:
+    url = urlsplit(endpoint.url)
+    template = directory / "template.json"
+    template.write_text('{"text_input": {{ text|tojson }}}', encoding="utf-8")  # wanted, though each body is given
+    options = {
+        "--model": MODEL_NAME,
+        "--endpoint-type": "template",
+        "--url": f"{url.scheme}://{url.netloc}",
+        "--custom-endpoint": f"{url.path.rstrip('/')}/v2/models/{MODEL_NAME}/generate_stream",
+        "--tokenizer": str(tokenizer),
+        "--input-file": str(directory / "trace.jsonl"),
+        "--custom-dataset-type": "mooncake_trace",
+        "--request-timeout-seconds": str(REQUEST_TIMEOUT_SECONDS),
+        "--workers-max": str(max(1, len(os.sched_getaffinity(0)) // 2)),
+        "--record-processor-service-count": "1",
+        "--ui-type": "none",
+        "--output-artifact-dir": str(directory),
+    }
+    extra = [f"payload_template:{template}", "response_field:text_output"]
+    return [
+        "profile",
+        *(word for option in options.items() for word in option),
+        *(word for value in extra for word in ("--extra-inputs", value)),
+        "--streaming",
+        "--fixed-schedule",
+        "--no-gpu-telemetry",
+        "--no-server-metrics",
+    ]
+
+
+def _write_trace(path: Path, traffic: Traffic) -> None:
+    arrivals = [] if traffic.arrivals is None else traffic.arrivals.tolist()
+    with path.open("w", encoding="utf-8") as stream:
+        for arrival, request in zip(arrivals, traffic.requests, strict=True):
+            row = {"timestamp": round(1e3 * arrival, 3), "payload": json.loads(request_body(request))}
+            stream.write(json.dumps(row) + "\n")
+
+
+def _write_words_tokenizer(directory: Path) -> Path:
+    """A tokenizer that needs no network, unlike the one that aiperf has built in."""
+    directory.mkdir(exist_ok=True)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "?"}
+    (directory / "tokenizer.json").write_text(json.dumps(_WORDS_TOKENIZER), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return directory
+
+
+def _run(command: list[str], directory: Path, endpoint: Endpoint, limit_seconds: float) -> None:
+    """Run a program to its end; whatever it started in its process group ends with it.
+
+    Its environment holds none of our credentials, and no `HF_HUB_OFFLINE`, with which it refuses a local tokenizer.
+    """
+    environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    if endpoint.ca_file:
+        environment["SSL_CERT_FILE"] = endpoint.ca_file
+    deadline = time.monotonic() + limit_seconds
+    process = detached.start(
+        "aiperf",
+        command,
+        directory / "process.json",
+        log=directory / "console.log",
+        environment=environment,
+        directory=directory,
+    )
+    try:
+        while process.alive:
+            if time.monotonic() > deadline:
+                raise Transient(f"aiperf did not end within {limit_seconds:.0f} s", where=str(directory))
+            time.sleep(_POLL_SECONDS)
+    finally:
+        detached.stop(process)
