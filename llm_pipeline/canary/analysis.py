@@ -17,7 +17,7 @@ from pydantic import model_validator
 from llm_pipeline.canary.eprocess import RareTest, RateTest, SplitTest
 from llm_pipeline.canary.sessions import Sessions
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, SLOW_FACTORS, Thresholds
-from llm_pipeline.canary.units import RARE, Limit, MetricLimits, MetricName
+from llm_pipeline.canary.units import LATENCIES, RARE, Limit, MetricLimits, MetricName
 from llm_pipeline.canary.windows import ArmCounts, MetricCounts, Window, count
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.stages.contract import Frozen
@@ -38,7 +38,7 @@ class LimitState(Frozen):
 
 
 class Parity(Frozen):
-    """Whether the candidate is no worse: by the ratio to stable or, where events are rare, by their share alone.
+    """Whether the candidate is no worse: by the ratio to stable or, where events may never happen, by their rarity.
 
     Attributes:
         at: Index of the limit that is tested.
@@ -141,7 +141,7 @@ class AnalysisState(Frozen):
     @classmethod
     def _read_earlier_form(cls, stored: Any) -> Any:
         earlier = isinstance(stored, Mapping) and isinstance(stored.get("thresholds"), Mapping)
-        return _begun_anew(stored) if earlier and "metrics" not in stored["thresholds"] else stored
+        return dict(_begun_anew(stored)) if earlier and "metrics" not in stored["thresholds"] else stored
 
 
 def begin(thresholds: Thresholds, policy: CanaryPolicy) -> AnalysisState:
@@ -211,7 +211,7 @@ def _begin_metric(metric: MetricLimits, alpha_share: float, policy: CanaryPolicy
     labels = [limit.label for limit in metric.limits]
     parity = Parity(
         non_inferior=RateTest.start("lo", _above(ratio), law),  # type: ignore[arg-type]
-        rare=RareTest(limit=policy.negligible_share) if rare else None,
+        rare=RareTest(limit=policy.negligible_share) if metric.name not in LATENCIES else None,
         at=next((labels.index(label) for label in _PARITY_QUANTILES if label in labels), 0),
     )
     return MetricState(

@@ -28,6 +28,8 @@ MetricName = Literal[
 RARE: frozenset[MetricName] = frozenset({"errors", "truncated answers", "empty answers"})
 """Metrics whose events happen or do not; the others are values beyond limits."""
 
+LATENCIES: frozenset[MetricName] = frozenset({"slow first token", "slow tokens", "slow end to end"})
+
 
 _JUDGED: dict[MetricName, str] = {
     "errors": "error",

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from llm_pipeline.canary.eprocess import RateTest, SplitTest
+from llm_pipeline.canary.eprocess import RareTest, RateTest, SplitTest
 
 Windows = list[tuple[int, int, int, int]]
 
@@ -26,6 +26,22 @@ def direct(test: RateTest, windows: Windows) -> float:
             product *= (p / p0) ** e_c * ((1 - p) / (1 - p0)) ** e_s
         total += product
     return total / len(test.alternatives)
+
+
+def exactly(test: RateTest, windows: Windows) -> float:
+    """Fisher's noncentral hypergeometric law, written out."""
+
+    def chance(ratio: float, e_c: int, e_s: int, n_c: int, n_s: int) -> float:
+        ways = {
+            k: math.comb(n_c, k) * math.comb(n_s, e_c + e_s - k) * ratio**k for k in range(n_c + 1) if k <= e_c + e_s
+        }
+        return ways[e_c] / sum(ways.values())
+
+    products = [
+        math.prod(chance(ratio, *window) / chance(test.ratio, *window) for window in windows)
+        for ratio in test.alternatives
+    ]
+    return sum(products) / len(products)
 
 
 def rejections(
@@ -50,6 +66,59 @@ def test_it_is_the_formula(side) -> None:
     windows = [(2, 3, 10, 190), (0, 1, 7, 150), (4, 2, 60, 140)]
     test = after(RateTest.start(side, 1.5), windows)
     assert test.value == pytest.approx(direct(test, windows), rel=1e-9)
+
+
+@pytest.mark.parametrize("side", ["hi", "lo"])
+def test_for_odds_it_is_fishers_law(side) -> None:
+    windows = [(6, 70, 10, 140), (0, 1, 7, 50), (40, 60, 60, 140), (5, 9, 5, 9), (3, 0, 4, 2)]
+    test = after(RateTest.start(side, 1.5, "odds"), windows)
+    assert test.value == pytest.approx(exactly(test, windows), rel=1e-9)
+
+
+def test_both_laws_agree_where_events_are_rare() -> None:
+    windows = [(1, 3, 2_000, 18_000), (2, 2, 2_000, 18_000)]
+    rates, odds = (after(RateTest.start("hi", 1.5, law), windows).value for law in ("rates", "odds"))
+    assert rates == pytest.approx(odds, rel=0.02)
+
+
+@pytest.mark.parametrize("base", [0.5, 0.1])
+def test_odds_at_the_tolerated_limit_are_rejected_no_more_often_than_alpha(base) -> None:
+    tolerated = 1.5 / (1.0 - base + 1.5 * base)  # this ratio of shares is that ratio of odds
+    test = RateTest.start("hi", 1.5, "odds")
+    found = rejections(test, base=base, ratio=tolerated, rate=20, share=0.25, looks=120, runs=150, alpha=0.05)
+    assert found <= 0.05
+
+
+def test_a_common_event_that_is_more_common_is_found_sooner_by_its_odds() -> None:
+    windows = [(18, 240, 25, 475)] * 24
+    rates, odds = (after(RateTest.start("hi", ratio, law), windows) for ratio, law in ((1.2, "rates"), (1.5, "odds")))
+    assert odds.value > 5 * rates.value > 5
+
+
+def test_a_stratum_waits_for_its_own_arms() -> None:
+    test = RateTest.start("hi", 1.5)
+    for stratum, e_c, e_s, n_c, n_s in [("0", 0, 2, 0, 30), ("1", 1, 1, 9, 40), ("0", 3, 1, 12, 40)]:
+        test = test.observe(
+            candidate_events=e_c, stable_events=e_s, candidate_requests=n_c, stable_requests=n_s, stratum=stratum
+        )
+    assert test.value == pytest.approx(after(RateTest.start("hi", 1.5), [(3, 3, 12, 70), (1, 1, 9, 40)]).value)
+
+
+def test_events_are_proven_to_be_rare_by_their_absence() -> None:
+    none = RareTest(limit=0.005)
+    assert not none.observe(events=0, requests=500).rejects(0.05)
+    assert none.observe(events=0, requests=1_000).rejects(0.05)
+    assert not none.observe(events=5, requests=1_000).rejects(0.05)
+
+
+def test_events_at_the_limit_are_called_rare_no_more_often_than_alpha() -> None:
+    draws, rejected = np.random.default_rng(6), 0
+    for _ in range(300):
+        test = RareTest(limit=0.02)
+        for events in draws.binomial(20, 0.02, 60):
+            test = test.observe(events=int(events), requests=20)
+        rejected += test.rejects(0.05)
+    assert rejected / 300 <= 0.05
 
 
 def test_without_data_the_e_value_is_one() -> None:

@@ -86,6 +86,48 @@ def test_a_user_who_goes_away_is_no_failure(path) -> None:
     assert (request.cancelled, request.error, request.fault) == (True, False, False)
 
 
+STREAM = "/v2/models/llm/generate_stream"
+
+
+def test_an_answer_is_read_with_what_it_told(path) -> None:
+    told = {"has_text": "1", "output_tokens": 12, "finish_reason": "stop", "stream_ms": 55, "request_bytes": 321}
+    request = one(path, path=STREAM, session="0a1b", **told)
+    assert (request.output_tokens, request.finish_reason, request.session) == (12, "stop", "0a1b")
+    assert (request.empty, request.truncated, request.request_bytes) == (False, False, 321)
+    assert request.per_token_milliseconds == 5.0
+
+
+@pytest.mark.parametrize(
+    ("reason", "truncated"), [(None, True), ("cancelled", True), ("stop", False), ("length", False)]
+)
+def test_an_answer_without_a_final_chunk_or_given_up_by_the_server_is_truncated(path, reason, truncated) -> None:
+    assert one(path, path=STREAM, has_text="1", finish_reason=reason).truncated is truncated
+
+
+def test_an_answer_without_text_is_empty(path) -> None:
+    assert one(path, has_text="0", output_tokens=3).empty is True
+
+
+@pytest.mark.parametrize(
+    "unread",
+    [
+        {"path": "/inference.GRPCInferenceService/ModelStreamInfer"},
+        {"path": "/v2/models", "has_text": "0"},
+        {"has_text": None},
+        {"has_text": "0", "code": 503},
+    ],
+    ids=["gRPC", "no answer", "broken off", "an error"],
+)
+def test_of_an_answer_that_was_not_read_nothing_is_known(path, unread) -> None:
+    request = one(path, **unread)
+    assert (request.output_tokens, request.empty, request.truncated) == (None, None, None)
+
+
+@pytest.mark.parametrize("tokens", [None, 0, 1])
+def test_time_per_output_token_needs_two_tokens(path, tokens) -> None:
+    assert one(path, path=STREAM, has_text="1", output_tokens=tokens, stream_ms=9).per_token_milliseconds is None
+
+
 def test_requests_without_an_arm_and_damaged_lines_are_left_out(path) -> None:
     path.write_text(line(cluster=None) + '{"half":\n' + line())
     assert len(log(path).read(LogCursor())[0]) == 1
@@ -144,3 +186,4 @@ def test_the_timeline_shows_both_arms_and_the_intended_share(path) -> None:
     assert (points[1].candidate.errors, points[1].candidate.lost) == (1, 0)
     assert points[1].candidate.first_token_p50 == 30.0
     assert points[0].candidate.first_token_p50 is None
+    assert points[0].candidate.per_token_p50 is None

@@ -88,6 +88,31 @@ def test_the_table_is_one_text_with_both_arms_the_split_the_e_values_and_the_ver
     assert lines[-1] == f"{judgement.verdict}: {judgement.summary}"
 
 
+def table(requests: list[ObservedRequest]) -> list[str]:
+    state, step, arms = step_of(requests)
+    judgement = decide(state, POLICY, 30.0).judgement
+    text = format_step(state, step, arms, judgement=judgement, policy=POLICY, seconds=30.0)
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_what_answers_tell_is_in_the_table_and_left_out_where_nothing_is_told() -> None:
+    told = {"output_tokens": 11, "stream_milliseconds": 200.0, "truncated": False, "empty": False}
+    answers = [*seen(candidate=2, finish_reason="stop", **told), request("green", finish_reason="length", **told)]
+    lines = table(answers)
+    assert "per token p50 / p95, ms 20 / 20 20 / 20" in lines
+    assert "finish reasons stop 2, length 1 stop 300" in lines
+    assert not any(line.startswith(("per token", "finish reasons")) for line in table(seen()))
+
+
+def test_what_is_not_compared_is_said() -> None:
+    limits = LIMITS.model_copy(update={"left_out": ("slow end to end beyond p99: 99 of 500 requests",)})
+    state = begin_step(begin(limits, POLICY), 0.25)
+    _, step, arms = step_of(seen())
+    judgement = decide(state, POLICY, 30.0).judgement
+    text = format_step(state, step, arms, judgement=judgement, policy=POLICY, seconds=30.0)
+    assert "\nnot compared: slow end to end beyond p99: 99 of 500 requests\n" in text
+
+
 def test_a_step_without_any_request_still_has_a_table() -> None:
     state, step, arms = step_of([])
     judgement = decide(state, POLICY, 60.0).judgement

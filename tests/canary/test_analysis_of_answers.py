@@ -1,0 +1,267 @@
+"""What makes requests comparable (strata, sessions, warm caches), and what is compared beyond errors and latency."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
+from llm_pipeline.canary.decision import Decision, Outcome, decide
+from llm_pipeline.canary.observations import ObservedRequest
+from llm_pipeline.canary.slow_limits import Thresholds, every_metric, fix_thresholds
+from llm_pipeline.canary.units import MetricLimits
+from llm_pipeline.canary.windows import window
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.verdict import Verdict
+
+POLICY = CanaryPolicy(minimum_bake_seconds=10, maximum_bake_seconds=60, minimum_requests=20)
+BY_SESSION = POLICY.model_copy(update={"unit": "session", "session_header": "x-user", "session_seconds": 5.0})
+
+
+def request(arm: str = "blue", at: float = 0.0, **changes: object) -> ObservedRequest:
+    values = {"started_at": at, "arm": arm, "on_trial": arm == "green", "fault": False, "error": False, "lost": False}
+    values |= {"cancelled": False, "streaming": True, "first_byte_milliseconds": 10.0, "total_milliseconds": 50.0}
+    values |= {"bytes_sent": 100, "stream_milliseconds": 100.0, "request_bytes": 100, "output_tokens": 21}
+    values |= {"finish_reason": "stop", "empty": False, "truncated": False}
+    return ObservedRequest(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def fixed(requests: Iterable[ObservedRequest], policy: CanaryPolicy = POLICY) -> Thresholds:
+    thresholds = fix_thresholds(requests, policy)
+    assert thresholds is not None
+    return thresholds
+
+
+def tokens(count: int, arm: str = "blue", **changes: object) -> list[ObservedRequest]:
+    """Answers of 11, 12, ... tokens, 5 ms each after the first."""
+    lengths = (11 + n % 20 for n in range(count))
+    return [
+        request(arm, n, **{"output_tokens": length, "stream_milliseconds": 5.0 * (length - 1), **changes})
+        for n, length in enumerate(lengths)
+    ]
+
+
+def compared(requests: Iterable[ObservedRequest], thresholds: Thresholds, policy: CanaryPolicy = POLICY) -> Decision:
+    return decide(seen(requests, thresholds, policy), policy, 30.0)
+
+
+def seen(
+    requests: Iterable[ObservedRequest], thresholds: Thresholds, policy: CanaryPolicy, share: float = 0.5
+) -> AnalysisState:
+    state = begin_step(begin(thresholds, policy), share)
+    return observe(state, window(list(requests), "green", thresholds, 0.0))
+
+
+def regressed(decision: Decision) -> list[str]:
+    return [fact.name for fact in decision.judgement.evidence if fact.verdict is Verdict.NO_GO]
+
+
+def test_all_that_answers_tell_is_compared() -> None:
+    assert [metric.name for metric in fixed(tokens(100)).metrics] == [
+        "errors",
+        "slow first token",
+        "slow tokens",
+        "slow end to end",
+        "truncated answers",
+        "empty answers",
+        "short answers",
+        "long answers",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "worse"),
+    [
+        ({}, []),
+        ({"truncated": True, "finish_reason": ""}, ["truncated answers"]),
+        ({"empty": True}, ["empty answers"]),
+        ({"output_tokens": 4, "stream_milliseconds": 15.0}, ["short answers"]),
+        ({"output_tokens": 99, "stream_milliseconds": 490.0}, ["long answers"]),
+        ({"stream_milliseconds": 900.0}, ["slow tokens"]),
+    ],
+    ids=["nothing", "truncated", "empty", "short", "long", "slow tokens"],
+)
+def test_a_candidate_whose_answers_are_odd_regresses_by_the_metric_that_says_so(change, worse) -> None:
+    assert regressed(compared(tokens(60) + tokens(60, "green", **change), fixed(tokens(100)))) == worse
+
+
+def test_time_per_output_token_is_that_after_the_first() -> None:
+    thresholds = fixed([request(stream_milliseconds=200.0) for _ in range(20)])
+    slow = next(metric for metric in thresholds.metrics if metric.name == "slow tokens")
+    assert slow.limits[0].value == 10.0
+
+
+def test_what_the_router_cannot_read_is_not_compared_and_said_to_be_missing() -> None:
+    unread = {"output_tokens": None, "empty": None, "truncated": None, "finish_reason": ""}
+    thresholds = fixed([request(**unread) for _ in range(100)])
+    assert [metric.name for metric in thresholds.metrics] == ["errors", "slow first token", "slow end to end"]
+    assert [what.partition(":")[0] for what in thresholds.left_out if "answers" in what] == [
+        "truncated answers",
+        "empty answers",
+        "short answers",
+        "long answers",
+    ]
+
+
+def test_a_server_that_gives_no_finish_reasons_is_not_held_to_them() -> None:
+    thresholds = fixed([request(truncated=True, finish_reason="") for _ in range(100)])
+    assert "truncated answers" not in [metric.name for metric in thresholds.metrics]
+
+
+def test_other_prompts_in_the_candidates_arm_are_no_regression_within_sizes_of_prompts_and_one_without() -> None:
+    draws = random.Random(5)  # noqa: S311
+
+    def one(arm: str, long_share: float) -> ObservedRequest:
+        long = draws.random() < long_share
+        total = (4.0 if long else 1.0) * math.exp(draws.gauss(4.0, 0.4))
+        return request(arm, total_milliseconds=total, request_bytes=4_000 if long else 200)
+
+    stable = [one("blue", 0.3) for _ in range(600)]
+    arms = [one("blue", 0.3) for _ in range(900)] + [one("green", 0.8) for _ in range(900)]
+    assert regressed(compared(arms, fixed(stable))) == []
+    alone = POLICY.model_copy(update={"prompt_strata": 1})
+    assert regressed(compared(arms, fixed(stable, alone), alone)) == ["slow end to end"]
+
+
+def test_a_regression_of_one_size_of_prompts_alone_is_seen() -> None:
+    def half_long(arm: str, long_takes: float) -> list[ObservedRequest]:
+        sizes = [(100, 50.0), (4_000, long_takes)] * 60
+        return [request(arm, request_bytes=size, total_milliseconds=total) for size, total in sizes]
+
+    thresholds = fixed(half_long("blue", 70.0))
+    assert thresholds.strata_bytes == (100,)
+    assert regressed(compared(half_long("blue", 70.0) + half_long("green", 300.0), thresholds)) == ["slow end to end"]
+
+
+def test_latencies_of_a_cold_candidate_are_not_judged_and_its_errors_are() -> None:
+    policy = POLICY.model_copy(update={"cold_seconds": 60.0})
+    slow = [request("green", at, total_milliseconds=900.0, first_byte_milliseconds=800.0) for at in range(50)]
+    wrong = [request("green", at, error=True, lost=True) for at in range(50)]
+    thresholds = fixed(tokens(100), policy)
+    assert regressed(compared(slow + tokens(50), thresholds, policy)) == []
+    assert regressed(compared(slow + wrong + tokens(100), thresholds, policy)) == ["errors"]
+    late = [request("green", 60.0 + at, total_milliseconds=900.0) for at in range(60)]
+    assert regressed(compared([*late, *(request(at=60.0 + at) for at in range(60))], thresholds, policy)) == [
+        "slow end to end"
+    ]
+
+
+def visits(arm: str, session: str, outcomes: Iterable[bool], began: float = 0.0) -> list[ObservedRequest]:
+    return [request(arm, began + n / 10, session=session, error=bad, lost=bad) for n, bad in enumerate(outcomes)]
+
+
+def test_a_session_counts_once_with_what_any_of_its_requests_showed() -> None:
+    requests = visits("green", "a1", [False, True, True]) + visits("blue", "b2", [False] * 4)
+    state = seen([*requests, request(at=9.0)], fixed(tokens(100), BY_SESSION), BY_SESSION)
+    errors = state.metrics[0]
+    assert (errors.candidate_units, errors.stable_units, errors.limits[0].candidate_events) == (1, 2, 1)
+    assert state.step is not None
+    assert (state.step.split.candidate, state.step.split.total, state.step.candidate.errors) == (1, 3, 2)
+
+
+def test_a_session_counts_when_its_time_is_over_and_then_no_more() -> None:
+    thresholds = fixed(tokens(100), BY_SESSION)
+    state = begin_step(begin(thresholds, BY_SESSION), 0.5)
+    counted = []
+    for at in (0.0, 4.0, 6.0, 12.0, 30.0):
+        look = window([request("green", at, session="a1", error=at == 4.0)], "green", thresholds, 0.0)
+        state = AnalysisState.model_validate_json(observe(state, look).model_dump_json())
+        counted.append((state.metrics[0].candidate_units, state.metrics[0].limits[0].candidate_events))
+    assert counted == [(0, 0), (0, 0), (1, 1), (1, 1), (1, 1)]
+
+
+def test_stables_limits_are_those_of_its_sessions() -> None:
+    visits = [
+        request(at=float(n), session=f"{session:x}", total_milliseconds=100.0 if n == 3 else 10.0)
+        for session in range(30)
+        for n in range(4)
+    ]
+    limits = {metric.name: metric.limits for metric in fixed(visits, BY_SESSION).metrics}
+    assert limits["slow end to end"][0].value == 100.0, "each session has one slow request"
+
+
+@pytest.mark.parametrize(("policy", "least", "most"), [(POLICY, 5, 24), (BY_SESSION, 0, 1)], ids=["request", "session"])
+def test_sessions_that_fail_as_a_whole_roll_good_candidates_back_only_where_requests_count(policy, least, most) -> None:
+    assert least <= sum(rolled_back(random.Random(seed), policy) for seed in range(24)) <= most  # noqa: S311
+
+
+def rolled_back(draws: random.Random, policy: CanaryPolicy) -> bool:
+    """A step of 20 % without any difference between the arms; 5 % of the sessions fail, all five requests of each."""
+    thresholds = fixed(tokens(40), policy).model_copy(update={"metrics": (MetricLimits(name="errors"),)})
+    state = begin_step(begin(thresholds, policy.model_copy(update={"error_ratio": 1.0})), 0.2)
+    for second in range(0, 60, 6):
+        requests = []
+        for _ in range(40):
+            arm, name = "green" if draws.random() < 0.2 else "blue", f"{draws.getrandbits(60):x}"
+            requests += visits(arm, name, [draws.random() < 0.05] * 5, float(second))
+        state = observe(state, window(requests, "green", thresholds, 0.0))
+    return state.metrics[0].largest >= 1 / policy.alpha
+
+
+def early(policy: CanaryPolicy, requests: Callable[[int], list[ObservedRequest]], seconds: float = 3.0) -> Outcome:
+    return decide(seen(requests(3_000), fixed(requests(1_000), policy), policy), policy, seconds).outcome
+
+
+def both_arms(count: int) -> list[ObservedRequest]:
+    """Equal arms in which one answer of twenty is slow in every way."""
+    return [
+        request(
+            "green" if n % 2 else "blue",
+            n / count,
+            total_milliseconds=50.0 + n % 199,
+            first_byte_milliseconds=10.0 + n % 199,
+            stream_milliseconds=40.0 + n % 199,
+            output_tokens=30,
+        )
+        for n in range(count)
+    ]
+
+
+def test_proven_parity_on_every_metric_passes_a_step_before_its_time_where_the_policy_says_so() -> None:
+    in_haste = POLICY.model_copy(update={"advance_early": True})
+    assert early(POLICY, both_arms) is Outcome.CONTINUE
+    assert early(in_haste, both_arms) is Outcome.PASS
+    assert early(in_haste, lambda count: both_arms(count)[: count // 20]) is Outcome.CONTINUE
+
+
+def test_parity_of_an_earlier_step_does_not_hasten_the_next_one() -> None:
+    in_haste = POLICY.model_copy(update={"advance_early": True})
+    thresholds = fixed(both_arms(1_000), in_haste)
+    state = begin_step(seen(both_arms(3_000), thresholds, in_haste, share=0.5), 0.5)
+    state = observe(state, window(both_arms(100), "green", thresholds, 0.0))
+    decision = decide(state, in_haste, 3.0)
+    assert decision.outcome is Outcome.CONTINUE
+    assert all("parity proven" in fact.detail for fact in decision.judgement.evidence[1:9])
+
+
+def test_all_metrics_together_spend_alpha() -> None:
+    state = begin(every_metric(POLICY), POLICY)
+    assert len(state.metrics) == 8
+    assert sum(metric.alpha_share for metric in state.metrics) == pytest.approx(1.0)
+
+
+def test_a_canary_in_flight_over_an_upgrade_goes_on_with_the_same_limits_and_begins_its_tests_anew() -> None:
+    test = {"side": "hi", "ratio": 1.7, "log_likelihood_ratios": [0.5] * 8, "largest": 3.0, "waiting": [0, 1, 0, 30]}
+    limit = {"regressed": test, "candidate_events": 1, "stable_events": 2}
+    names = {"errors": 1, "slow first token": 4, "slow end to end": 4}
+    arm = {"requests": 9, "errors": 0, "faults": 0, "lost": 0, "answered": 9, "slow": [0] * 4, "streams": 0}
+    arm |= {"slow_streams": [0] * 4}
+    split = {"intended": 0.25, "candidate": 9, "total": 40, "largest": 1.0}
+    stored = {
+        "thresholds": {"first_token_milliseconds": 50.0, "end_to_end_milliseconds": 100.0, "requests": 99},
+        "metrics": [
+            {"name": name, "limits": [limit] * count, "non_inferior": test, "candidate_requests": 9}
+            for name, count in names.items()
+        ],
+        "step": {"share": 0.25, "split": split, "candidate": arm, "stable": arm, "faults_in_a_row": 2},
+    }
+    state = AnalysisState.model_validate(stored)
+    assert state.step is not None
+    assert (state.step.share, state.step.split.total) == (0.25, 0)
+    assert [metric.name for metric in state.metrics] == list(names)
+    assert [limit.value for limit in state.thresholds.metrics[1].limits] == [50.0, 100.0, 200.0, 400.0]
+    assert {metric.limits[0].regressed.ratio for metric in state.metrics} == {1.7}
+    assert AnalysisState.model_validate_json(state.model_dump_json()) == state
