@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator
 
 from llm_pipeline.config.environment import Environment, Interpreter
 from llm_pipeline.config.model import ConfigModel, Name, PlainUrl
+from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
@@ -15,8 +16,8 @@ from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import ConfigError
 
 __all__ = [
-    "Deployment", "HubAccess", "QuantizationHost", "Retention", "RouterPlace", "ServerPorts", "TargetPlace",
-    "WorkerGroup", "Workers",
+    "Deployment", "GuardSchedule", "HubAccess", "QuantizationHost", "Retention", "RouterPlace", "ServerPorts",
+    "TargetPlace", "WorkerGroup", "Workers",
 ]  # fmt: skip
 
 
@@ -132,6 +133,16 @@ class Retention(ConfigModel):
     delete: bool = False
 
 
+class GuardSchedule(ConfigModel):
+    """When the guard looks for canaries that nobody drives.
+
+    Attributes:
+        schedule: Cron expression of the guard DAG (UTC); None for runs by hand only.
+    """
+
+    schedule: str | None = "* * * * *"
+
+
 class Deployment(ConfigModel):
     """One place to run releases.
 
@@ -149,6 +160,8 @@ class Deployment(ConfigModel):
         computing_at_once: Mapped tasks of one kind (quantize, accuracy, build) that a run has going at a time;
             None leaves it to Airflow's pools and parallelism.
         retention: What the retention keeps.
+        guard: When the guard runs.
+        notifications: Who is told what happens to canaries.
     """
 
     name: Name
@@ -165,6 +178,8 @@ class Deployment(ConfigModel):
     workers: Workers = Workers()
     computing_at_once: int | None = Field(default=None, ge=1)
     retention: Retention = Retention()
+    guard: GuardSchedule = GuardSchedule()
+    notifications: Notifications = Notifications()
 
     @field_validator("places")
     @classmethod

@@ -19,7 +19,7 @@ class TaskInstance:
     run_id: str = "a run"
     map_index: int = 0
 
-    def get_task_states(self, *, dag_id, task_ids, run_ids, map_index=None):
+    def get_task_states(self, *, task_ids, **_run):
         found = {name: state for name, state in self.states.items() if name.rpartition("_0")[0] in task_ids}
         found |= {name: state for name, state in self.states.items() if name in task_ids}
         return {self.run_id: found}

@@ -1,0 +1,130 @@
+"""Telling each event of a canary once on each channel: how far it was told is a document in the store.
+
+Whoever tells events claims the channel first, by compare-and-swap, and writes down each one that was taken, so several
+senders side by side (a step's task, the guard, a local run) tell nothing twice. One that dies between sending and
+writing it down leaves that one event to be told again by the next, once its claim has run out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from pydantic import ValidationError
+
+from llm_pipeline.canary.events import CanaryEvent
+from llm_pipeline.canary.record import read_events
+from llm_pipeline.config.notifications import Notifications
+from llm_pipeline.errors import PipelineError
+from llm_pipeline.logging import get_logger
+from llm_pipeline.notifications.channels import Channel, NotSent, Refused, Secrets, channels
+from llm_pipeline.notifications.message import kind_of, message_of
+from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+
+MOST_ATTEMPTS = 8
+CLAIM_SECONDS = 60.0
+FIRST_PAUSE_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 600.0
+STALE_SECONDS = 24 * 3600.0
+"""What is older is told to nobody any more."""
+
+log = get_logger(__name__)
+
+
+class Told(Frozen):
+    """How far one channel was told. Times are seconds since 1970.
+
+    Attributes:
+        through: Number of the last event that needs no telling any more.
+        attempts: How often the one after it was tried in vain.
+        not_before: When it may be tried again.
+        claimed_until: Somebody is sending until then.
+    """
+
+    through: int = 0
+    attempts: int = 0
+    not_before: float = 0.0
+    claimed_until: float = 0.0
+
+
+def notify(store: ArtifactStore, config: Notifications, secrets: Secrets, release_id: str, target: str) -> int:
+    """Tell what was not told yet of a canary; how many messages were taken. Never fails: the log says what went wrong.
+
+    Args:
+        store: Where the canary's record is.
+        config: Who is to be told.
+        secrets: Where they are reached; channels that it does not know are left to others.
+        release_id: The release on trial.
+        target: The target's name.
+    """
+    try:
+        found = tuple(channels(config, secrets))
+        events = read_events(store, release_id, target) if found else ()
+        return sum(_Outbox(store, one, release_id, target).tell(events, config.events) for one in found)
+    except (PipelineError, OSError, ValidationError) as error:
+        log.warning("people could not be told of the canary", release=release_id, reason=type(error).__name__)
+        return 0
+
+
+class _Outbox:
+    """One channel and what it was told of one canary."""
+
+    def __init__(self, store: ArtifactStore, channel: Channel, release_id: str, target: str) -> None:
+        self._store = store
+        self._channel = channel
+        self._release_id = release_id
+        self._target = target
+        self._name = f"releases/{release_id}/told/{target}.{channel.name}.json"
+        self._revision: str | None = None
+
+    def tell(self, events: Sequence[CanaryEvent], wanted: Iterable[str]) -> int:
+        """Send what is new, oldest first, until one is not taken."""
+        told, now = self._load(), time.time()
+        new = [event for event in events if event.number > told.through]
+        if not new or max(told.not_before, told.claimed_until) > now:
+            return 0
+        try:
+            return self._tell(new, told, frozenset(wanted))
+        except Conflict:
+            log.info("somebody else tells it", channel=self._channel.name)
+            return 0
+
+    def _tell(self, new: Sequence[CanaryEvent], told: Told, wanted: frozenset[str]) -> int:
+        sent = 0
+        for event in new:
+            told = self._save(told.model_copy(update={"claimed_until": time.time() + CLAIM_SECONDS}))
+            if kind_of(event) in wanted and time.time() - event.at <= STALE_SECONDS:
+                try:
+                    self._channel.send(message_of(event, release_id=self._release_id, target=self._target))
+                except (NotSent, Refused) as error:
+                    told = self._after_failure(error, event, told)
+                    if told.through < event.number:
+                        break
+                    continue
+                sent += 1
+            told = Told(through=event.number)
+        self._save(told.model_copy(update={"claimed_until": 0.0}))
+        return sent
+
+    def _after_failure(self, error: NotSent | Refused, event: CanaryEvent, told: Told) -> Told:
+        """Later again, or never: an event that is not taken for long holds up those after it no longer."""
+        attempts = told.attempts + 1
+        gives_up = isinstance(error, Refused) or attempts >= MOST_ATTEMPTS
+        log.warning(
+            "nobody could be told" if gives_up else "nobody could be told yet",
+            channel=self._channel.name, about=event.kind.value, attempt=attempts, reason=str(error),
+        )  # fmt: skip
+        if gives_up:
+            return Told(through=event.number)
+        pause = min(FIRST_PAUSE_SECONDS * 2 ** (attempts - 1), LONGEST_PAUSE_SECONDS)
+        return told.model_copy(update={"attempts": attempts, "not_before": time.time() + pause})
+
+    def _load(self) -> Told:
+        document = self._store.read_document(self._name)
+        self._revision = document.revision if document else None
+        return Told.model_validate(document.value) if document else Told()
+
+    def _save(self, told: Told) -> Told:
+        self._revision = self._store.write_document(self._name, told.model_dump(), self._revision)
+        return told

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from llm_pipeline.canary.events import CanaryEvent, EventKind
+from llm_pipeline.canary.record import CanaryRecord, record_name
+from llm_pipeline.config.notifications import Notifications
+from llm_pipeline.notifications import outbox
+from llm_pipeline.notifications.channels import MailServer, Secrets, secrets_here
+from llm_pipeline.notifications.message import kind_of, message_of
+from llm_pipeline.notifications.outbox import notify
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store import open_store
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from message_servers import mail_server, webhook_server
+
+CONFIG = Notifications(webhook_variable="CHAT_WEBHOOK", email_to=("ops@example.org",))
+STORY = (EventKind.STARTED, EventKind.SHIFTED, EventKind.PASSED, EventKind.APPROVAL_ASKED, EventKind.ROLLED_BACK)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(f"file://{tmp_path}/store")
+
+
+@pytest.fixture
+def chat():
+    with webhook_server() as received:
+        yield received
+
+
+def happened(store, *kinds: EventKind, summary: str = "it happened", ago: float = 0.0) -> None:
+    """The canary's record, with these events and no others."""
+    events = tuple(event(kind, number, summary=summary, ago=ago) for number, kind in enumerate(kinds, start=1))
+    record = CanaryRecord(
+        release_id="tiny-1", target="cpu-a", repository=ArtifactRef(kind="model_repository", digest="0" * 64),
+        stable="blue", candidate="green", began_at=0.0, events=events,
+    )  # fmt: skip
+    name = record_name("tiny-1", "cpu-a")
+    known = store.read_document(name)
+    store.write_document(name, record.model_dump(mode="json"), known.revision if known else None)
+
+
+def event(kind: EventKind, number: int = 1, *, summary: str = "it happened", ago: float = 0.0) -> CanaryEvent:
+    return CanaryEvent(number=number, at=time.time() - ago, kind=kind, percent=5.0, summary=summary, by="somebody")
+
+
+def told(store, chat, config: Notifications = CONFIG) -> int:
+    return notify(store, config, Secrets(webhook_url=chat.url), "tiny-1", "cpu-a")
+
+
+def test_each_event_is_told_once_however_often_and_by_whom_it_is_asked(store, chat):
+    happened(store, *STORY[:2])
+    assert told(store, chat) == 2
+    assert told(store, chat) == 0
+    happened(store, *STORY)
+    assert told(store, open_chat := chat) == 3
+    assert told(store, open_chat) == 0
+    assert [text.rpartition(": ")[2] for text in chat.texts] == [kind.value for kind in STORY]
+
+
+def test_only_what_is_wanted_is_told_and_the_rest_is_over(store, chat):
+    happened(store, *STORY)
+    assert told(store, chat, CONFIG.model_copy(update={"events": ("rollback",)})) == 1
+    assert told(store, chat) == 0
+    assert chat.texts == ["Canary of tiny-1 on cpu-a: rolled back"]
+
+
+def test_what_is_a_day_old_is_told_to_nobody(store, chat):
+    happened(store, *STORY, ago=outbox.STALE_SECONDS + 60)
+    assert told(store, chat) == 0
+    assert chat.paths == []
+
+
+def test_an_event_that_is_not_taken_is_tried_again_later_and_in_order(store, chat, monkeypatch):
+    happened(store, *STORY[:2])
+    chat.answers = [503]
+    assert told(store, chat) == 0
+    assert told(store, chat) == 0
+    assert len(chat.paths) == 1  # not at once
+    monkeypatch.setattr(outbox.time, "time", lambda now=time.time: now() + outbox.FIRST_PAUSE_SECONDS)
+    assert told(store, chat) == 2
+    assert [text.rpartition(": ")[2] for text in chat.texts] == ["started", "shifted"]
+
+
+@pytest.mark.parametrize("status", [404, 302])
+def test_an_event_that_is_refused_holds_up_no_other(store, chat, status):
+    happened(store, *STORY[:2])
+    chat.answers = [status]
+    assert told(store, chat) == 1
+    assert chat.texts == ["Canary of tiny-1 on cpu-a: shifted"]
+
+
+def test_it_is_given_up_after_some_attempts(store, chat, monkeypatch):
+    monkeypatch.setattr(outbox, "FIRST_PAUSE_SECONDS", 0.0)
+    happened(store, *STORY[:2])
+    chat.answers = [500] * outbox.MOST_ATTEMPTS
+    counts = [told(store, chat) for _ in range(outbox.MOST_ATTEMPTS)]
+    assert counts == [0] * (outbox.MOST_ATTEMPTS - 1) + [1]
+
+
+def test_two_senders_tell_nothing_twice(store, chat, monkeypatch):
+    happened(store, *STORY[:1])
+    real = outbox.message_of
+
+    def while_another_comes(*args, **kwargs):
+        monkeypatch.setattr(outbox, "message_of", real)
+        assert told(store, chat) == 0
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(outbox, "message_of", while_another_comes)
+    assert told(store, chat) == 1
+    assert len(chat.texts) == 1
+
+
+def test_nothing_that_goes_wrong_reaches_who_drives_the_canary_and_no_log_shows_the_url(store, caplog):
+    happened(store, *STORY[:1])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    nobody = MailServer(host="127.0.0.1", port=port, sender="a@example.org", password="hush-hush")
+    for url in (f"http://127.0.0.1:{port}/services/top-secret", "ftp://top-secret", "https://top secret/\r\n"):
+        secrets = Secrets(webhook_url=url, mail_server=nobody)
+        with caplog.at_level(logging.DEBUG):
+            assert notify(store, CONFIG, secrets, f"tiny-{len(url)}", "cpu-a") == 0
+            assert notify(store, CONFIG, secrets, "tiny-1", "cpu-a") == 0
+        assert "secret" not in repr(secrets) + repr(nobody)
+    store.write_document("releases/tiny-2/canary-cpu-a.json", {"not": "a record"}, None)
+    assert notify(store, CONFIG, secrets, "tiny-2", "cpu-a") == 0
+    assert "nobody could be told" in caplog.text
+    assert "top" not in caplog.text
+    assert "hush" not in caplog.text
+
+
+def test_text_of_others_is_no_markup_in_slack_and_shows_no_credentials(store, chat):
+    happened(store, EventKind.PAUSED, summary="<!channel> & <http://evil|x> from https://me:pw@host/")
+    assert told(store, chat) == 1
+    sent = str(chat.messages[0])
+    assert "&lt;!channel&gt; &amp; &lt;http://evil|x&gt;" in sent
+    assert "pw" not in sent
+    assert all(block["text"]["verbatim"] for block in chat.messages[0]["blocks"])
+
+
+def test_a_pause_says_what_a_person_must_do(store):
+    for kind in (EventKind.APPROVAL_ASKED, EventKind.PAUSED):
+        text = message_of(event(kind), release_id="tiny-1", target="cpu-a").text()
+        assert "`llm-pipeline approve-step tiny-1 cpu-a 5 [--deny]`" in text
+    assert not message_of(event(EventKind.SHIFTED), release_id="tiny-1", target="cpu-a").action
+
+
+def test_every_kind_of_event_is_about_something():
+    assert {kind_of(event(kind)) for kind in EventKind} == set(Notifications().events)
+
+
+def test_an_email_says_the_same(store):
+    happened(store, EventKind.PROMOTED)
+    with mail_server() as received:
+        server = MailServer(host="127.0.0.1", port=received.port, sender="llm@example.org", security="none")
+        assert notify(store, CONFIG, Secrets(mail_server=server), "tiny-1", "cpu-a") == 1
+        assert notify(store, CONFIG, Secrets(mail_server=server), "tiny-1", "cpu-a") == 0
+    (mail,) = received.messages
+    assert "Subject: Canary of tiny-1 on cpu-a: promoted" in mail
+    assert "To: ops@example.org" in mail
+    assert "Candidate's share: 5 %" in mail
+
+
+def test_the_environment_holds_the_url_and_the_config_only_its_name(monkeypatch):
+    monkeypatch.setenv("CHAT_WEBHOOK", " https://hooks.example.org/T0 \n")
+    assert secrets_here(CONFIG).webhook_url == "https://hooks.example.org/T0"
+    monkeypatch.delenv("CHAT_WEBHOOK")
+    assert secrets_here(CONFIG).webhook_url is None
+    with pytest.raises(ValidationError, match="give one of them"):
+        Notifications(webhook_variable="A", webhook_connection="b")
+    assert not Notifications().wanted
