@@ -58,12 +58,12 @@ def _cells(runs: int, random: np.random.Generator) -> Iterator[bool]:
                 peers = flagger(candidate), kayenta(candidate, stable)
                 cells = "".join(f" {_cell(looks):>14}" for looks in (ours, *peers))
                 print(f"{f'{rate:g} x {100 * share:g} %, {truth.name}':34}{cells}", flush=True)
-    cells = {key: float((looks > 0).mean()) for key, looks in found.items()}
-    for (rate, share, truth), caught in cells.items():
+    shares = {key: float((looks > 0).mean()) for key, looks in found.items()}
+    for (rate, share, truth), caught in shares.items():
         if truth is SAME:
             yield at_most(f"false rollbacks at {rate:g} x {100 * share:g} %", caught, POLICY.alpha)
     errors, median = TRUTHS[3], TRUTHS[4]
-    yield at_least("50x errors caught at 2 x 1 %", cells[2.0, 0.01, errors], _CAUGHT)
+    yield at_least("50x errors caught at 2 x 1 %", shares[2.0, 0.01, errors], _CAUGHT)
     minutes = _median(found[20.0, 0.05, median])
     yield at_most("1.3x median caught at 20 x 5 %, median of all runs", minutes, _MINUTES, "min")
     yield at_most("runs that the package's analysis decides otherwise, look by look", differences, 0)

@@ -11,7 +11,6 @@ The evidence of the steps before is left out, although the analysis keeps it: so
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llm_pipeline.canary.analysis import MetricState, begin
@@ -21,15 +20,12 @@ from llm_pipeline.canary.evidence import regression_limit
 from llm_pipeline.canary.slow_limits import every_metric
 from llm_pipeline.canary.units import MetricName
 from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.planning.canary_steps import POWER, SERIOUS_RISE, CanaryPower, Caught, Parity, Proposal, StepPower
+from llm_pipeline.planning.canary_warnings import canary_warnings
 from llm_pipeline.planning.sequential_power import Arms, chance_within, median_requests, median_requests_if_rare
-from llm_pipeline.stages.contract import Frozen
 
 BASE_ERROR_SHARE = 0.002
 """Errors of stable that are assumed: how rare they are is not known before."""
-
-POWER = 0.9
-SERIOUS_RISE = 50.0
-"""A step should catch at least this rise of errors: at 0.2 % before, one request in ten fails."""
 
 _JUDGED: tuple[MetricName, MetricName] = ("errors", "slow end to end")
 _TYPICAL_QUANTILE = 0.9
@@ -37,83 +33,6 @@ _FINER = 1.1
 _SHARES_PERCENT = (1.0, 2.0, 5.0, 10.0, 25.0, 50.0)
 _LONGEST_BAKE_SECONDS = 3600.0
 _ROUND_SECONDS = 30.0
-
-
-class Caught(Frozen):
-    """What would be caught with a power of 0.9 in so much time at a step.
-
-    Attributes:
-        candidate_requests: Expected in this time.
-        error_ratio: Smallest ratio of the error shares, candidate to stable; None if not even failing all requests is
-            caught by comparison (the immediate guard may still catch it).
-        slow_ratio: The same of the shares of slow requests; None if not even a candidate that is always slow is.
-    """
-
-    seconds: float
-    candidate_requests: float
-    error_ratio: float | None
-    slow_ratio: float | None
-
-
-class Parity(Frozen):
-    """What it takes to prove that a candidate which is as good as stable is not worse, in half of all cases.
-
-    Attributes:
-        requests: Of both arms.
-    """
-
-    requests: float
-    seconds: float
-
-
-class StepPower(Frozen):
-    """One step below 100 %, where there is something to compare with.
-
-    Attributes:
-        outage_seconds: By then a candidate that fails every request is rolled back by the immediate guard (power 0.9).
-        enough_seconds: By then the step has seen `minimum_requests` (power 0.9), without which it cannot pass.
-        shortest: Within the minimum bake.
-        longest: Within the maximum bake.
-        errors: Parity of errors; None where the tolerated ratio is so near 1 that the test cannot prove it.
-        slow: Parity of slow requests; None likewise.
-        guards: It can pass, and catches a serious rise of errors before it does.
-    """
-
-    percent: float
-    outage_seconds: float
-    enough_seconds: float
-    shortest: Caught
-    longest: Caught
-    errors: Parity | None
-    slow: Parity | None
-    guards: bool
-
-
-class Proposal(Frozen):
-    """Steps and bake times for the policy, at which every step catches a serious rise of errors."""
-
-    steps_percent: tuple[float, ...]
-    minimum_bake_seconds: float
-    maximum_bake_seconds: float
-
-
-class CanaryPower(Frozen):
-    """A canary before it starts.
-
-    Attributes:
-        rate_per_second: Expected traffic: the workload's.
-        error_share: Errors of stable that are assumed.
-        slow_share: Slow requests of stable, as the policy defines them.
-        proposal: None where the configured steps do, or nothing would.
-        warnings: In plain words.
-    """
-
-    rate_per_second: float
-    error_share: float
-    slow_share: float
-    steps: tuple[StepPower, ...]
-    proposal: Proposal | None
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -141,7 +60,7 @@ def canary_power(policy: CanaryPolicy, rate_per_second: float) -> CanaryPower:
         slow_share=slow.event_share,
         steps=steps,
         proposal=proposal,
-        warnings=tuple(f"canary: {line}" for line in _warnings(policy, steps, proposal)),
+        warnings=tuple(f"canary: {line}" for line in canary_warnings(policy, steps, proposal)),
     )
 
 
@@ -258,53 +177,3 @@ def _catches_serious(errors: _Test, share: float, requests: float) -> bool:
 
 def _round_up(seconds: float) -> float:
     return _ROUND_SECONDS * math.ceil(seconds / _ROUND_SECONDS)
-
-
-def _warnings(policy: CanaryPolicy, steps: tuple[StepPower, ...], proposal: Proposal | None) -> Iterator[str]:
-    if late := [step for step in steps if step.enough_seconds > policy.maximum_bake_seconds]:
-        yield (
-            f"minimum_requests {policy.minimum_requests} may take {_of_each(late, _enough)}: beyond "
-            f"maximum_bake_seconds {policy.maximum_bake_seconds:g} a step ends undecided"
-        )
-    blind = [step for step in steps if not step.guards]
-    if blind:
-        seconds = f"in minimum_bake_seconds {policy.minimum_bake_seconds:g}"
-        yield f"{seconds}, the comparison catches {_of_each(blind, _catches)}, and nothing milder"
-    if proposal:
-        shares = ", ".join(f"{percent:g}" for percent in proposal.steps_percent)
-        yield (
-            f"steps_percent [{shares}] with minimum_bake_seconds {proposal.minimum_bake_seconds:g} and "
-            f"maximum_bake_seconds {proposal.maximum_bake_seconds:g} would catch {SERIOUS_RISE:g} times the errors at "
-            "every step"
-        )
-    elif blind:
-        yield f"no step would catch {SERIOUS_RISE:g} times the errors within an hour: there is too little traffic"
-    proofs = [(step.errors.seconds, step.errors.requests, step.percent) for step in steps if step.errors]
-    if proofs and min(proofs)[0] > policy.maximum_bake_seconds:
-        soonest, requests, percent = min(proofs)
-        yield (
-            f"no step can prove parity of errors: at {percent:g} % it takes about {requests:,.0f} requests, "
-            f"{duration(soonest)}; a step that passes has seen no regression, and no more"
-        )
-
-
-def _of_each(steps: Sequence[StepPower], words: Callable[[StepPower], str]) -> str:
-    return ", ".join(f"{words(step)} at {step.percent:g} %" for step in steps)
-
-
-def _enough(step: StepPower) -> str:
-    return duration(step.enough_seconds)
-
-
-def _catches(step: StepPower) -> str:
-    seen, caught = step.shortest.candidate_requests, step.shortest.error_ratio
-    least = "no rise of errors at all" if caught is None else f"{caught:.3g} times the errors"
-    return f"{least} in {seen:.3g} candidate requests"
-
-
-def duration(seconds: float) -> str:
-    """Time for people: `90 s`, `15 min`, `5.1 h`, `3 days`."""
-    for unit, length, most in (("s", 1.0, 120.0), ("min", 60.0, 7200.0), ("h", 3600.0, 172_800.0)):
-        if seconds < most:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds / 86400.0:,.0f} days"

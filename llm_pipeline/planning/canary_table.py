@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_pipeline.planning.canary_power import POWER, CanaryPower, Caught, Parity, StepPower, duration
+from llm_pipeline.planning.canary_steps import POWER, CanaryPower, Caught, Parity, StepPower, duration
 from llm_pipeline.planning.cost_table import aligned
 
 

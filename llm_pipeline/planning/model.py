@@ -8,7 +8,7 @@ from llm_pipeline.config.quantization import WeightFormat
 from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.planning.aiconfigurator import Prediction
-from llm_pipeline.planning.canary_power import CanaryPower
+from llm_pipeline.planning.canary_steps import CanaryPower
 from llm_pipeline.planning.capacity import Capacity
 from llm_pipeline.planning.disk import DiskNeed
 from llm_pipeline.planning.evidence import GatePower

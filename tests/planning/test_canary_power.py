@@ -7,7 +7,8 @@ import pytest
 
 from llm_pipeline.canary.eprocess import RareTest, RateTest
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.planning.canary_power import CanaryPower, canary_power
+from llm_pipeline.planning.canary_power import canary_power
+from llm_pipeline.planning.canary_steps import CanaryPower
 from llm_pipeline.planning.canary_table import canary_lines
 from llm_pipeline.planning.sequential_power import Arms, chance_within, median_requests, median_requests_if_rare
 
