@@ -96,20 +96,25 @@ def overdue(
     if approval is not None and approval.answer == "denied" and record.phase in (Phase.PAUSED, Phase.PASSED):
         return True, f"{approval.by} denied step {approval.percent:g} %"
     if record.phase is Phase.PAUSED and record.pause is not None:
-        if record.pause.over(now):
-            return True, f"it was paused ({record.pause.reason}) and nobody answered in time"
-        return False, "it waits for a person"
-    if record.phase is Phase.PASSED and approval is not None and approval.answer in ("waiting", "approved"):
-        waits_since = approval.answered_at or approval.asked_at or now
-        limit = approval.deadline_seconds if approval.answer == "waiting" else record.rules.unwatched_seconds
-        if now - waits_since <= limit:
-            return False, "its next step waits for a person"
+        over = record.pause.over(now)
+        return over, f"it was paused ({record.pause.reason}) and nobody answered in time" if over else "it is paused"
+    if record.phase is Phase.PASSED and approval is not None and _may_wait(record, approval, now):
+        return False, "its next step waits for a person"
+    return _silent(record, lease, now)
+
+
+def _may_wait(record: CanaryRecord, approval: StepApproval, now: float) -> bool:
+    """Whether a canary between two steps may wait for the answer, or for whoever acts on it."""
+    limit = approval.deadline_seconds if approval.answer == "waiting" else record.rules.unwatched_seconds
+    return now - (approval.answered_at or approval.asked_at or 0.0) <= limit
+
+
+def _silent(record: CanaryRecord, lease: LeaseState | None, now: float) -> tuple[bool, str]:
     silent = now - max(record.heard_at, lease.expires_at if lease else 0.0)
     if silent < -FARTHEST_EXPIRY_SECONDS:
         return True, "nobody drives it, and the clock was set back"
-    if silent <= record.rules.unwatched_seconds:
-        return False, f"its controller was heard of {max(0.0, silent):.0f} s ago"
-    return True, f"no controller was heard of for {silent:.0f} s while it was {record.phase}"
+    over = silent > record.rules.unwatched_seconds
+    return over, f"no controller was heard of for {max(0.0, silent):.0f} s while it was {record.phase}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,253 @@
+"""A target in memory, for the controller's logic: the ports' contracts are kept (epochs, revisions), nothing is served.
+
+Every effect (a document written, the router told, a slot touched) passes `Site.effect`, which can end the controller
+before or after it, as SIGKILL would: nothing it does later has an effect either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from llm_pipeline.canary.controller import CanaryController
+from llm_pipeline.canary.observations import LogCursor, ObservedRequest
+from llm_pipeline.canary.plan import CanaryPlan
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record, take_over
+from llm_pipeline.canary.rollback import Patience
+from llm_pipeline.canary.router import ALL, Fenced, RouterConflict, RouteState, SlotName, all_to
+from llm_pipeline.canary.slots import WarmUp
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.errors import Transient
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.local import LocalStore
+from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.verdict import Judgement
+
+STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
+CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)
+PATIENCE = Patience(write=0.1, confirm=0.1, drain=0.1, usable=0.1, blind_drain=0.0)
+POLICY = {
+    "steps_percent": [20, 50, 100],
+    "minimum_bake_seconds": 0.001,
+    "maximum_bake_seconds": 0.05,
+    "minimum_requests": 10,
+    "slow_quantiles": [0.9],
+    "look_seconds": 0.001,
+}
+
+
+class Killed(BaseException):
+    """The controller's process is gone."""
+
+
+class Store(LocalStore):
+    """The local store; each document written is an effect."""
+
+    site: Site
+
+    def write_document(self, name: str, value: Mapping[str, JsonValue], expect: str | None) -> str:
+        with self.site.effect(f"write {name.partition('/')[0]} {value.get('phase', '')}"):
+            return super().write_document(name, value, expect)
+
+
+class Router:
+    """Keeps what it was told; refuses lower epochs and unexpected revisions."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.state, self.number = site, all_to("blue", owner="test", epoch=0), 0
+
+    def nearest(self, want: RouteState) -> RouteState:
+        return want
+
+    def read(self) -> tuple[RouteState, str]:
+        return self.state, str(self.number)
+
+    def write(self, want: RouteState, expect: str | None) -> str:
+        with self.site.effect(f"route {want.weights}"):
+            if want.epoch < self.state.epoch:
+                raise Fenced("a higher epoch was seen")
+            if expect not in (None, str(self.number)):
+                raise RouterConflict("another revision")
+            self.state, self.number = want, self.number + 1
+            self.site.told.append(want)
+        return str(self.number)
+
+    def converged(self, revision: str) -> bool:
+        return revision == str(self.number)
+
+    def usable(self, slot: SlotName) -> bool:
+        return slot in self.site.running
+
+    def active_requests(self, slot: SlotName) -> int:
+        del slot
+        return 0
+
+
+class AccessLog:
+    """At each look as many requests as the weights say, the candidate's with the site's share of faults."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.count = site, 0
+
+    def end(self) -> LogCursor:
+        return LogCursor(offset=self.count)
+
+    def recent(self, since: float) -> list[ObservedRequest]:
+        del since
+        return [self._request("blue", number) for number in range(100)]
+
+    def read(self, cursor: LogCursor) -> tuple[list[ObservedRequest], LogCursor]:
+        del cursor
+        if self.site.source_down:
+            raise Transient("no metrics")
+        weights, total = self.site.router.state.weights, self.site.requests_per_look
+        self.count += total
+        requests = [
+            self._request(slot, number)
+            for slot, weight in weights.items()
+            for number in range(round(total * weight / ALL))
+        ]
+        return requests, self.end()
+
+    def _request(self, slot: SlotName, number: int) -> ObservedRequest:
+        on_trial = slot == "green"
+        fault = on_trial and self.site.faulty
+        slow = on_trial and self.site.slow
+        return ObservedRequest(
+            started_at=time.time(),
+            arm=slot,
+            on_trial=on_trial,
+            fault=fault,
+            error=fault,
+            lost=False,
+            cancelled=False,
+            streaming=False,
+            first_byte_milliseconds=5.0,
+            total_milliseconds=500.0 if slow else 10.0 + number % 7,
+            bytes_sent=10,
+        )
+
+
+class Slots:
+    """Slots that run or do not."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:
+        del repository
+        self.site.running.add(slot)
+
+    def replace(self, slot: SlotName, repository: ArtifactRef) -> None:
+        del repository
+        with self.site.effect(f"start {slot}"):
+            self.site.running.add(slot)
+
+    def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
+        del slot, repository
+        return WarmUp(prompts=1, answered=1, matched=1, seconds=0.0)
+
+    def alive(self, slot: SlotName) -> bool:
+        return slot in self.site.running
+
+    def stop(self, slot: SlotName) -> None:
+        with self.site.effect(f"stop {slot}"):
+            self.site.running.discard(slot)
+
+
+@dataclass
+class Site:
+    """A target with production in blue.
+
+    Attributes:
+        die_at: The controller is killed at this boundary: two of them an effect, before and after it.
+        effects: What was done, in order.
+        told: What the router was told.
+    """
+
+    root: Path
+    die_at: int | None = None
+    dead: bool = False
+    boundary: int = 0
+    effects: list[str] = field(default_factory=list)
+    told: list[RouteState] = field(default_factory=list)
+    running: set[str] = field(default_factory=lambda: {"blue"})
+    faulty: bool = False
+    slow: bool = False
+    source_down: bool = False
+    requests_per_look: int = 200
+    policy: dict[str, Any] = field(default_factory=lambda: dict(POLICY))
+
+    def __post_init__(self) -> None:
+        self.store = Store(f"file://{self.root}/store")
+        self.store.site = self
+        self.router, self.log, self.slots = Router(self), AccessLog(self), Slots(self)
+
+    @contextlib.contextmanager
+    def effect(self, what: str) -> Iterator[None]:
+        self._boundary()
+        yield
+        self.effects.append(what)
+        self._boundary()
+
+    def _boundary(self) -> None:
+        self.boundary += 1
+        if self.boundary == self.die_at:
+            self.dead = True
+        if self.dead:
+            raise Killed
+
+    def step(self, percent: float, *, release: str = "r1", run: str = "run") -> Judgement:
+        """One stage of the canary, by a controller of its own."""
+        production = Pointer(
+            release_id="r0", repository=STABLE, slot="blue", recipe="none", promoted_at=datetime(2026, 1, 1, tzinfo=UTC)
+        )
+        plan = CanaryPlan(
+            release_id=release,
+            run=run,
+            target="cpu",
+            candidate=CANDIDATE,
+            production=production,
+            policy=CanaryPolicy.model_validate(self.policy),
+            patience=PATIENCE,
+        )
+        journal = CanaryJournal(self.store, release, "cpu")
+        with Lease(self.store, lease_name("cpu")) as lease:
+            controller = CanaryController(
+                plan, journal=journal, lease=lease, router=self.router, access_log=self.log, slots=self.slots
+            )
+            return controller.run_step(percent)
+
+    def steps(self, *percents: float, **settings: str) -> list[str]:
+        """Verdicts of the steps, until one is not GO."""
+        verdicts: list[str] = []
+        for percent in percents:
+            verdicts.append(self.step(percent, **settings).verdict.value)
+            if verdicts[-1] != "GO":
+                break
+        return verdicts
+
+    def buried(self) -> Site:
+        """The killed controller's machine is gone: whoever comes next can work."""
+        self.die_at, self.dead = None, False
+        take_over(self.store, "cpu")
+        return self
+
+    def record(self, release: str = "r1") -> CanaryRecord:
+        record = read_record(self.store, release, "cpu")
+        assert record is not None
+        return record
+
+    def weights(self) -> dict[str, int]:
+        return {slot: weight for slot, weight in self.router.state.weights.items() if weight}
+
+    def kinds(self, release: str = "r1") -> list[str]:
+        return [event.kind.value for event in self.record(release).events]

@@ -1,0 +1,107 @@
+"""A controller killed at every boundary there is: before and after each document, each route and each slot it touches.
+
+Boundaries are counted in a run that nobody kills, so a new one is covered by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import Killed, Site
+
+from llm_pipeline.canary import rollback
+from llm_pipeline.canary.approvals import answer
+from llm_pipeline.canary.record import Phase
+
+Act = Callable[[Site], object]
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollback, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr("os.fsync", lambda _: None)  # a killed process loses no page cache
+
+
+def killed_everywhere(root: Path, act: Act, **settings: Any) -> Iterator[Site]:
+    """The site after a controller was killed at each boundary of `act`, one site a boundary."""
+    dry = Site(root / "dry", **settings)
+    act(dry)
+    assert dry.boundary > 20
+    for boundary in range(1, dry.boundary + 1):
+        site = Site(root / str(boundary), die_at=boundary, **settings)
+        try:
+            act(site)
+        except Killed:
+            yield site.buried()
+
+
+def promote(site: Site) -> list[str]:
+    return site.steps(20, 50, 100)
+
+
+def once(site: Site) -> list[str]:
+    return [mark.label for mark in site.record().marks]
+
+
+def test_killed_at_every_boundary_of_a_good_canary_the_next_controller_promotes_it(tmp_path) -> None:
+    count = 0
+    for site in killed_everywhere(tmp_path, promote):
+        count += 1
+        assert promote(site)[-1] == "GO", site.effects
+        record = site.record()
+        assert (record.phase, record.history, site.weights()) == (Phase.PROMOTED, (), {"green": 10_000}), site.effects
+        assert once(site) == ["candidate started", "20 %", "50 %", "100 %", "promoted"], site.effects
+        assert [event.number for event in record.events] == list(range(1, len(record.events) + 1))
+        assert site.kinds().count("promoted") == 1
+        shares = [state.weights.get("green", 0) for state in site.told]
+        assert shares == sorted(shares), "traffic never goes back on its way up"
+    assert count > 50
+
+
+def test_killed_at_every_boundary_of_a_failing_canary_all_traffic_ends_on_stable(tmp_path) -> None:
+    for site in killed_everywhere(tmp_path, promote, faulty=True):
+        assert promote(site) == ["NO_GO"], site.effects
+        assert (site.record().phase, site.weights()) == (Phase.ROLLED_BACK, {"blue": 10_000}), site.effects
+        assert site.running == {"blue"}
+        assert site.kinds().count("rolled back") == 1
+
+
+def test_killed_at_every_boundary_around_an_approval_nothing_is_asked_twice_or_begun_without_it(tmp_path) -> None:
+    policy = {**Site(tmp_path / "policy").policy, "approve_before_percent": [100], "steps_percent": [20, 100]}
+
+    def ask_and_go_on(site: Site) -> None:
+        assert site.steps(20, 100) == ["GO", "INCONCLUSIVE"]
+        answer(site.store, "r1", "cpu", 100, approved=True, by="alice")
+        assert site.steps(100) == ["GO"]
+
+    for site in killed_everywhere(tmp_path, ask_and_go_on, policy=policy):
+        seen = [state.weights.get("green", 0) for state in site.told]
+        if site.steps(20, 100)[-1] != "GO":
+            assert max(seen, default=0) <= 2_000, site.effects
+            answer(site.store, "r1", "cpu", 100, approved=True, by="alice")
+        assert site.steps(100) == ["GO"], site.effects
+        assert site.record().phase is Phase.PROMOTED
+        assert site.kinds().count("approval asked") == 1
+
+
+def test_killed_at_every_boundary_of_a_warm_up_by_copies_no_copy_is_sent_after_it(tmp_path) -> None:
+    policy = {**Site(tmp_path / "policy").policy, "warm_up_mirror_seconds": 0.002}
+    for site in killed_everywhere(tmp_path, lambda site: site.step(20), policy=policy):
+        assert site.step(20).verdict.value == "GO", site.effects
+        assert [state.mirror is not None for state in site.told].count(True) >= 1
+        assert site.router.state.mirror is None
+        assert site.weights() == {"blue": 8_000, "green": 2_000}
+
+
+def test_an_older_release_killed_at_any_boundary_is_rolled_back_before_the_newer_one_begins(tmp_path) -> None:
+    for site in killed_everywhere(tmp_path, lambda site: site.steps(20, 50)):
+        before = len(site.told)
+        assert site.steps(20, release="r2", run="newer") == ["GO"], site.effects
+        assert site.record("r2").passed_percent == 20.0
+        shares = [state.weights.get("green", 0) for state in site.told[before:]]
+        assert shares in ([0, 2_000], [2_000]), site.effects
+        older = rollback.CanaryJournal(site.store, "r1", "cpu").load()
+        assert older is None or older.phase is Phase.ROLLED_BACK

@@ -1,0 +1,189 @@
+"""Canaries that wait for a person, and what ends the waiting: the controller's logic on a target in memory."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from simulated import Site
+
+from llm_pipeline.canary import rollback
+from llm_pipeline.canary.approvals import answer, read_approval
+from llm_pipeline.canary.record import PauseReason, Phase
+from llm_pipeline.config.policy import CanaryPolicy
+
+LITTLE_TRAFFIC = {"minimum_requests": 10_000}
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(rollback, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    return Site(tmp_path)
+
+
+def undecided(site: Site, **policy: object) -> None:
+    """A step that sees too little traffic to be decided; the thresholds were fixed from enough of it."""
+    assert site.step(20).verdict == "GO"
+    site.policy |= {**LITTLE_TRAFFIC, **policy}
+
+
+def approve(site: Site, percent: float, *, approved: bool = True, run: str = "") -> tuple[bool, str]:
+    answered = answer(site.store, "r1", "cpu", percent, approved=approved, by="alice", run=run)
+    return answered.counted, answered.message
+
+
+def pause(site: Site) -> PauseReason | None:
+    record = site.record()
+    return record.pause.reason if record.phase is Phase.PAUSED and record.pause else None
+
+
+def test_an_undecided_step_keeps_its_weights_and_waits_for_a_person(site) -> None:
+    undecided(site)
+    assert site.step(50).verdict == "INCONCLUSIVE"
+    assert (pause(site), site.weights()) == (PauseReason.UNDECIDED, {"blue": 5_000, "green": 5_000})
+    assert site.step(50).verdict == "INCONCLUSIVE", "a retry of the task answers nothing"
+    assert pause(site) is PauseReason.UNDECIDED
+    assert approve(site, 50) == (True, "approved: step 50 %")
+    passed = site.step(50)
+    assert (passed.verdict, passed.summary) == ("GO", "alice let step 50 % pass")
+    assert site.record().passed_percent == 50.0
+
+
+def test_an_undecided_step_advances_by_policy_where_nothing_speaks_against_the_candidate(site) -> None:
+    undecided(site, on_undecided="advance")
+    judgement = site.step(50)
+    assert judgement.verdict == "GO"
+    assert "the policy advances" in judgement.summary
+    assert "verdict" in site.kinds()
+
+
+def test_without_a_single_answer_of_the_candidate_nothing_advances(site) -> None:
+    undecided(site, on_undecided="advance")
+    site.requests_per_look = 0
+    assert site.step(50).verdict == "INCONCLUSIVE"
+    assert pause(site) is PauseReason.UNDECIDED
+
+
+def test_an_undecided_step_rolls_back_by_policy(site) -> None:
+    undecided(site, on_undecided="roll_back")
+    assert site.step(50).verdict == "INCONCLUSIVE"
+    assert (site.record().phase, site.weights()) == (Phase.ROLLED_BACK, {"blue": 10_000})
+
+
+def test_a_slower_candidate_is_frozen_by_policy_until_a_person_decides(site) -> None:
+    site.policy |= {"on_regression": "freeze", "maximum_bake_seconds": 5}
+    site.slow = True
+    assert site.step(20).verdict == "NO_GO"
+    assert (pause(site), site.weights()) == (PauseReason.REGRESSED, {"blue": 8_000, "green": 2_000})
+    approve(site, 20)
+    assert site.step(20).verdict == "GO"
+    site.slow = False
+    assert site.step(50).verdict == "GO", "what the person accepted is not held against it again"
+
+
+def test_a_candidate_that_fails_request_after_request_is_rolled_back_also_where_the_policy_freezes(site) -> None:
+    site.policy |= {"on_regression": "freeze"}
+    site.faulty = True
+    assert site.step(20).verdict == "NO_GO"
+    assert site.weights() == {"blue": 10_000}
+
+
+def test_a_step_that_needs_an_approval_waits_without_traffic_and_begins_with_it(site) -> None:
+    site.policy["approve_before_percent"] = [20, 50]
+    waiting = site.step(20)
+    assert (waiting.verdict, waiting.summary) == ("INCONCLUSIVE", "step 20 % waits for an approval")
+    assert "llm-pipeline approve-step r1 cpu 20" in waiting.evidence[0].detail
+    assert (pause(site), site.running, site.told) == (PauseReason.APPROVAL, {"blue"}, [])
+    approve(site, 20)
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    approve(site, 50)
+    assert site.steps(50, 100) == ["GO", "GO"]
+    assert [event.by for event in site.record().events if event.kind == "approved"] == ["alice", "alice"]
+
+
+def test_an_approval_that_runs_ahead_of_its_step_counts_for_its_run_only(site) -> None:
+    site.policy["approve_before_percent"] = [20]
+    approve(site, 20, run="another run")
+    assert site.step(20).verdict == "INCONCLUSIVE"
+    approve(site, 20, run="run")
+    assert site.step(20).verdict == "GO"
+
+
+def test_an_approval_counts_for_the_run_that_goes_on_with_the_canary(site) -> None:
+    site.policy["approve_before_percent"] = [50]
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    approve(site, 50)
+    assert site.step(50, run="second run").verdict == "GO"
+
+
+def test_a_denial_rolls_back(site) -> None:
+    site.policy["approve_before_percent"] = [50]
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    approve(site, 50, approved=False)
+    denied = site.step(50)
+    assert (denied.verdict, denied.summary) == ("NO_GO", "alice denied step 50 %")
+    assert (site.weights(), site.running) == ({"blue": 10_000}, {"blue"})
+
+
+def test_an_approval_that_nobody_gives_times_out_and_rolls_back(site) -> None:
+    site.policy |= {"approve_before_percent": [50], "pause_deadline_seconds": 0.01}
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    time.sleep(0.02)
+    assert "nobody answered" in site.step(50).summary
+    assert site.weights() == {"blue": 10_000}
+    approval = read_approval(site.store, "r1", "cpu", 50)
+    assert approval is not None
+    assert (approval.answer, approval.by) == ("timed out", "nobody")
+
+
+def test_an_approval_that_comes_after_the_rollback_changes_nothing_and_says_so(site) -> None:
+    site.policy["approve_before_percent"] = [50]
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    before = site.record()
+    rollback.ensure_rolled_back(
+        site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=rollback.Patience(blind_drain=0)
+    )
+    assert approve(site, 50) == (False, "too late, nothing is changed: the canary is rolled back")
+    assert site.step(50).verdict == "INCONCLUSIVE"
+    assert (site.weights(), before.phase) == ({"blue": 10_000}, Phase.PAUSED)
+    approval = read_approval(site.store, "r1", "cpu", 50)
+    assert approval is not None
+    assert [late.by for late in approval.late] == ["alice"]
+
+
+def test_the_first_answer_stands(site) -> None:
+    site.policy["approve_before_percent"] = [50]
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    approve(site, 50)
+    assert approve(site, 50, approved=False) == (False, "too late, nothing is changed: it was approved by alice")
+    assert site.step(50).verdict == "GO"
+
+
+def test_a_source_of_metrics_that_is_down_pauses_and_never_advances(site) -> None:
+    assert site.step(20).verdict == "GO"
+    site.source_down = True
+    judgement = site.step(50)
+    assert (judgement.verdict, pause(site)) == ("INCONCLUSIVE", PauseReason.NO_SOURCE)
+    assert (site.record().watched_seconds, site.weights()) == (0.0, {"blue": 5_000, "green": 5_000})
+    site.source_down = False
+    assert site.step(50).verdict == "GO", "it goes on by itself once the source is back"
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_neither_ends_a_bake_nor_blinds_the_guard(site, monkeypatch, jump: float) -> None:
+    site.policy |= {"minimum_bake_seconds": 0.1, "maximum_bake_seconds": 20}
+    really, began, looks = time.time, time.monotonic(), []
+    site.log.read = lambda cursor, read=site.log.read: (looks.append(0), read(cursor))[1]  # type: ignore[method-assign]
+    monkeypatch.setattr(time, "time", lambda: really() + (jump if len(looks) > 3 else 0.0))
+    assert site.step(20).verdict == "GO"
+    assert time.monotonic() - began >= 0.1
+    assert site.record().watched_seconds >= 0.1
+    site.faulty = True
+    assert site.step(50).verdict == "NO_GO"
+    assert site.weights() == {"blue": 10_000}
+
+
+def test_a_step_to_approve_must_be_a_step() -> None:
+    with pytest.raises(ValueError, match="no steps of steps_percent"):
+        CanaryPolicy(approve_before_percent=(30.0,))

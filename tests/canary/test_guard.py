@@ -1,0 +1,187 @@
+"""The dead-man switch: canaries without a controller, pauses without an answer, slots that nobody needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
+
+from llm_pipeline.canary import rollback
+from llm_pipeline.canary.approvals import answer
+from llm_pipeline.canary.guard import GuardAction, GuardedSite, guard_once
+from llm_pipeline.canary.record import Phase, lease_name
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.runners.detached import process_is_stopped, process_start_ticks
+from llm_pipeline.store.lease import Lease, LeaseState
+from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+
+MODEL = "demo/tiny"
+LATER = 400.0
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(rollback, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    return Site(tmp_path)
+
+
+def guard(site: Site, after: float = 0.0) -> list[GuardAction]:
+    guarded = GuardedSite(store=site.store, target="cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+    return guarded.guard(time.time() + after, [MODEL])
+
+
+def killed_at_20_percent(site: Site) -> None:
+    site.policy["minimum_bake_seconds"] = 60.0
+    site.policy["maximum_bake_seconds"] = 60.0
+    site.die_at = 40
+    with pytest.raises(Killed):
+        site.step(20)
+    site.buried()
+    assert (site.record().phase, site.weights()) == (Phase.BAKING, {"blue": 8_000, "green": 2_000})
+
+
+def test_a_canary_without_a_controller_is_rolled_back_once_it_was_silent_for_too_long(site) -> None:
+    killed_at_20_percent(site)
+    assert guard(site, 200.0) == []
+    assert site.weights() == {"blue": 8_000, "green": 2_000}
+    (action,) = guard(site, LATER)
+    assert (action.what, action.release_id) == ("rolled back", "r1")
+    assert "no controller was heard of for" in action.detail
+    assert (site.record().phase, site.weights(), site.running) == (Phase.ROLLED_BACK, {"blue": 10_000}, {"blue"})
+    assert [event.by for event in site.record().events][-2:] == ["guard", "guard"]
+    assert guard(site, 2 * LATER) == []
+
+
+def test_a_canary_that_a_controller_drives_is_left_alone(site) -> None:
+    killed_at_20_percent(site)
+    with Lease(site.store, lease_name("cpu"), seconds=LATER + 50.0):
+        assert guard(site, LATER) == []
+    assert site.record().phase is Phase.BAKING
+
+
+def test_a_dead_owner_s_lease_from_before_the_clock_was_set_back_does_not_keep_the_guard_away(site) -> None:
+    killed_at_20_percent(site)
+    with Lease(site.store, lease_name("cpu"), seconds=3600.0):
+        (action,) = guard(site, -1800.0)
+    assert (action.what, site.weights()) == ("rolled back", {"blue": 10_000})
+
+
+def test_a_frozen_owner_is_ended_before_its_canary_is_rolled_back(site) -> None:
+    killed_at_20_percent(site)
+    with subprocess.Popen([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]) as frozen:
+        ticks = process_start_ticks(frozen.pid) or 0
+        deadline = time.monotonic() + 10
+        while not process_is_stopped(frozen.pid, ticks):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        document = site.store.read_document(lease_name("cpu"))
+        assert document is not None
+        with Lease(site.store, "leases/mine.json"):
+            mine = site.store.read_document("leases/mine.json")
+        assert mine is not None
+        held = LeaseState.model_validate(mine.value).model_copy(
+            update={"pid": frozen.pid, "start_ticks": ticks, "expires_at": time.time(), "epoch": 9}
+        )
+        site.store.write_document(lease_name("cpu"), held.model_dump(), document.revision)
+        (action,) = guard(site, LATER)
+        assert frozen.wait(timeout=5) < 0
+    assert (action.what, site.weights()) == ("rolled back", {"blue": 10_000})
+
+
+def test_a_paused_canary_waits_until_its_deadline_and_is_rolled_back_then(site) -> None:
+    site.policy |= {"approve_before_percent": [50], "pause_deadline_seconds": 1000.0}
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    assert guard(site, 900.0) == []
+    (action,) = guard(site, 1100.0)
+    assert "nobody answered in time" in action.detail
+    assert site.weights() == {"blue": 10_000}
+
+
+def test_a_paused_canary_that_a_person_denied_is_rolled_back_at_once(site) -> None:
+    site.policy["approve_before_percent"] = [50]
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    answer(site.store, "r1", "cpu", 50, approved=False, by="alice")
+    (action,) = guard(site)
+    assert action.detail == "alice denied step 50 %"
+    assert site.weights() == {"blue": 10_000}
+
+
+def test_a_paused_candidate_whose_server_ended_or_fails_is_not_kept_waiting(site) -> None:
+    site.policy["approve_before_percent"] = [50]
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    site.running.discard("green")
+    (action,) = guard(site)
+    assert "server ended" in action.detail
+
+
+def test_a_pause_that_began_before_the_clock_was_set_back_is_counted_from_now(site) -> None:
+    site.policy |= {"approve_before_percent": [50], "pause_deadline_seconds": 1000.0}
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    (action,) = guard(site, -5000.0)
+    assert action.what == "pause restarted"
+    assert guard(site, -4100.0) == []
+    assert guard(site, -3900.0)[0].what == "rolled back"
+
+
+def test_a_step_that_was_approved_but_never_begun_is_rolled_back_in_the_end(site) -> None:
+    site.policy["approve_before_percent"] = [50]
+    assert site.step(20).verdict == "GO"
+    answer(site.store, "r1", "cpu", 50, approved=True, by="alice")
+    assert guard(site, 200.0) == []
+    assert guard(site, LATER)[0].what == "rolled back"
+
+
+def test_the_guard_of_another_host_moves_nothing_and_says_so(site) -> None:
+    killed_at_20_percent(site)
+    elsewhere = GuardedSite(store=site.store, target="cpu", router=None, slots=site.slots, patience=PATIENCE)
+    (action,) = elsewhere.guard(time.time() + LATER, [])
+    assert (action.what, site.record().phase) == ("failed", Phase.BAKING)
+    assert "not on this host" in action.detail
+
+
+def promoted(site: Site, hours_ago: float) -> None:
+    at = datetime.now(UTC) - timedelta(hours=hours_ago)
+    old = Pointer(release_id="r0", repository=STABLE, slot="blue", recipe="none", promoted_at=at)
+    new = Pointer(release_id="r1", repository=CANDIDATE, slot="green", recipe="none", promoted_at=at)
+    write_pointers(site.store, MODEL, "cpu", Pointers(production=new, previous=old), None)
+
+
+def test_the_version_before_stays_warm_for_its_window_and_is_stopped_then(site) -> None:
+    site.policy["rollback_window_hours"] = 2.0
+    assert site.steps(20, 50, 100) == ["GO"] * 3
+    promoted(site, hours_ago=1.0)
+    assert guard(site) == []
+    assert site.running == {"blue", "green"}
+    (action,) = guard(site, 3700.0)
+    assert (action.what, action.release_id, site.running) == ("stopped previous", "r0", {"green"})
+    assert guard(site, 7200.0) == []
+
+
+def test_a_slot_with_traffic_is_never_stopped_as_the_version_before(site) -> None:
+    promoted(site, hours_ago=100.0)
+    assert site.weights() == {"blue": 10_000}, "as after a promotion that was not settled, or a rollback in progress"
+    assert guard(site) == []
+    assert site.running == {"blue"}
+
+
+def test_one_pass_over_a_deployment_without_canaries_does_nothing(site, tmp_path: Path) -> None:
+    servers = [{"http": port, "grpc": port + 1, "metrics": port + 2} for port in (18541, 18544, 18547)]
+    place = dict(zip(("staging", "blue", "green"), servers, strict=True))
+    deployment = Deployment.model_validate(
+        {
+            "name": "here",
+            "store": site.store.uri,
+            "work_root": str(tmp_path),
+            "state_root": str(tmp_path),
+            "environments": {},
+            "triton_home": str(tmp_path),
+            "places": {"cpu": {**place, "router": {"port": 18550, "admin_port": 18551}}},
+        }
+    )
+    assert guard_once(site.store, deployment) == []
