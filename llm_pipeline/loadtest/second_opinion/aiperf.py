@@ -31,7 +31,7 @@ _WORDS_TOKENIZER = {
     "version": "1.0",
     "added_tokens": [],
     "pre_tokenizer": {"type": "WhitespaceSplit"},
-    "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"},
+    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"},
 }
 
 
@@ -127,7 +127,7 @@ def _write_trace(path: Path, traffic: Traffic) -> None:
 def _write_words_tokenizer(directory: Path) -> Path:
     """A tokenizer that needs no network, unlike the one that aiperf has built in."""
     directory.mkdir(exist_ok=True)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "?"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
     (directory / "tokenizer.json").write_text(json.dumps(_WORDS_TOKENIZER), encoding="utf-8")
     (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return directory

@@ -1,0 +1,364 @@
+"""Our load client beside aiperf and perf_analyzer, all of them against one echo model of the real tritonserver.
+
+    .envs/control/bin/python benchmarks/loadgen.py                                  # about five minutes, downloads both
+    .envs/control/bin/python benchmarks/loadgen.py --aiperf PATH --perf-analyzer PATH
+
+A load generator that is itself out of breath measures itself. A rate is "clean" when the tool offered it within 2 %,
+sent with a lag of less than 20 ms (p99) and had no failures. Each tool climbs the same ladder of constant rates; what
+counts is requests by second of its own processor time at its highest clean rate, for how many cores there are is not
+its doing. Start-up is taken off: a run of a few requests costs that much, too. Server and clients share the machine,
+and so do others: the benchmark waits until it is quiet, and tells its load.
+
+One line a goal; exit code 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from goals import at_least, at_most
+from numpy.typing import NDArray
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.errors import PipelineError
+from llm_pipeline.loadtest.client.answer import Answer
+from llm_pipeline.loadtest.client.rows import RowReader, RowWriter
+from llm_pipeline.loadtest.measure import LoadClient, client_lag_seconds
+from llm_pipeline.loadtest.second_opinion.aiperf import run_aiperf
+from llm_pipeline.loadtest.second_opinion.exports import AIPERF_RECORDS, read_perf_analyzer
+from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
+from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ENVIRONMENTS = REPOSITORY / ".envs"
+TOY_CONFIG = REPOSITORY / "tests" / "serving" / "toy_repository" / "llm" / "config.pbtxt"
+LIBRARIES = ENVIRONMENTS / "triton" / "nvidia_pytriton.libs"
+PORTS = ServerPorts(http=18300, grpc=18301, metrics=18302)
+LADDER = (125, 250, 500, 1000, 2000, 3000, 4000)
+TOKENS = 4
+FEW = 20
+LAG_RATE = 2000
+LAG_TOKENS = 1  # so that the server, which shares the cores, keeps up with that rate
+AGREEMENT_RATE = 50
+MOST_LAG_SECONDS = 0.02
+RATE_TOLERANCE = 0.02
+RECORDED = 1_000_000
+QUIET_LOAD = 1.5
+PROGRAM_SECONDS = 90
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one tool did at one rate.
+
+    Attributes:
+        rate: Requests a second that it was asked for.
+        kept: Rate of its sends, as a share of that.
+        lag_seconds: How late it sent (p99), by its own schedule.
+        processor_seconds: Of its processes, without their start.
+        first_token_seconds: Median, from its send.
+    """
+
+    rate: float
+    requests: int
+    kept: float
+    lag_seconds: float
+    failed: int
+    processor_seconds: float
+    first_token_seconds: float
+
+    @property
+    def clean(self) -> bool:
+        """Whether the tool did what it was asked for."""
+        kept = abs(self.kept - 1.0) <= RATE_TOLERANCE
+        return kept and self.lag_seconds < MOST_LAG_SECONDS and not self.failed and self.processor_seconds > 0
+
+    @property
+    def rate_per_core(self) -> float:
+        """Requests by second of processor time."""
+        return self.requests / self.processor_seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rate:6.0f}/s  kept {self.kept:6.3f}  lag p99 {1e3 * self.lag_seconds:8.3f} ms  "
+            f"failed {self.failed:4d}  {self.rate_per_core:7.0f} requests by core-second  "
+            f"first token p50 {1e3 * self.first_token_seconds:6.2f} ms  "
+            f"{'clean' if self.clean else 'not clean'}  load {os.getloadavg()[0]:.1f}"
+        )
+
+
+Tool = Callable[[float, int], Step]
+"""Sends so many requests at a rate."""
+
+
+def main() -> int:
+    """Start the server, let each tool climb, print the goals; returns the exit code."""
+    options = _options()
+    tools_of = options.aiperf or _installed_aiperf(), options.perf_analyzer or _unpacked_perf_analyzer()
+    _wait_until_quiet(options.wait_minutes)
+    with tempfile.TemporaryDirectory(prefix="loadgen-") as scratch:
+        place = Path(scratch)
+        server = _server(place)
+        try:
+            met = _compare(server, *tools_of, place, options.seconds)
+        finally:
+            stop_server(place / "slot", drain_seconds=1)
+    return 0 if all([*met, _remembers_a_million()]) else 1
+
+
+def _compare(server: RunningServer, aiperf: Path, perf_analyzer: Path, place: Path, seconds: float) -> list[bool]:
+    endpoint = Endpoint(url=server.http_url)
+    with LoadClient(endpoint, processes=1, timeout_seconds=20) as client:
+        tools: dict[str, Tool] = {
+            "ours": _ours(client),
+            "perf_analyzer": _without_start(_perf_analyzer(perf_analyzer, place)),
+            "aiperf": _without_start(_aiperf(aiperf, endpoint, place)),
+        }
+        tools["ours"](AGREEMENT_RATE, FEW)  # the first requests of a server are slow
+        best = {name: _climb(name, tool, seconds) for name, tool in tools.items()}
+        on_time = _best_of_three(_ours(client, LAG_TOKENS), LAG_RATE, seconds)
+        agreement = [tools[name](AGREEMENT_RATE, int(AGREEMENT_RATE * seconds)) for name in ("ours", "perf_analyzer")]
+    return list(_goals(best, on_time, agreement))
+
+
+def _goals(best: dict[str, Step | None], on_time: Step, agreement: Sequence[Step]) -> Iterator[bool]:
+    pace = {name: step.rate_per_core if step else 0.0 for name, step in best.items()}
+    highest = {name: step.rate if step else 0.0 for name, step in best.items()}
+    print("highest clean rates: " + ", ".join(f"{name} {rate:.0f}/s" for name, rate in highest.items()))
+    for name, times in (("aiperf", 4.0), ("perf_analyzer", 1.0)):
+        ratio = pace["ours"] / pace[name] if pace[name] else float("inf")
+        yield at_least(f"clean rate per core, beside {name}", ratio, times, "times")
+    yield at_most(f"schedule lag p99 at {LAG_RATE} requests/s", 1e3 * on_time.lag_seconds, 2.0, "ms")
+    apart = 1e3 * abs(agreement[0].first_token_seconds - agreement[1].first_token_seconds)
+    yield at_most("first token p50, apart from perf_analyzer's raw time stamps", apart, 1.0, "ms")
+
+
+def _climb(name: str, tool: Tool, seconds: float) -> Step | None:
+    """The highest rate that was clean; the climb ends where two tries in a row were not."""
+    best = None
+    for rate in LADDER:
+        for _ in range(2):
+            step = tool(rate, int(rate * seconds))
+            print(f"{name:<14}{step}", flush=True)
+            if step.clean:
+                best = step
+                break
+        else:
+            break
+    return best
+
+
+def _best_of_three(tool: Tool, rate: float, seconds: float) -> Step:
+    """The try in which others of this machine disturbed least; all of them are printed."""
+    steps = [tool(rate, int(rate * seconds)) for _ in range(3)]
+    print("\n".join(f"ours, on time {step}" for step in steps), flush=True)
+    return min(steps, key=lambda step: step.lag_seconds)
+
+
+def _traffic(rate: float, count: int, tokens: int = TOKENS) -> Traffic:
+    requests = [LoadRequest(f"say this again, please: {number}", tokens) for number in range(count)]
+    return Traffic.open_loop(requests, np.arange(count) / rate, count / rate)
+
+
+def _ours(client: LoadClient, tokens: int = TOKENS) -> Tool:
+    def send(rate: float, count: int) -> Step:
+        measured = client.send(_traffic(rate, count, tokens))
+        records = measured.records
+        sends = np.sort(records["arrives_at"] + records["lag_seconds"])
+        return Step(
+            rate=rate,
+            requests=count,
+            kept=_kept(sends, rate),
+            lag_seconds=client_lag_seconds(records),
+            failed=int(np.count_nonzero(~records.answered)),
+            processor_seconds=measured.client_processor_seconds,
+            first_token_seconds=float(np.nanmedian(records["first_token_seconds"] - records["lag_seconds"])),
+        )
+
+    return send
+
+
+def _aiperf(program: Path, endpoint: Endpoint, place: Path) -> Tool:
+    def send(rate: float, count: int) -> Step:
+        directory = place / f"aiperf-{time.monotonic_ns()}"
+        before = _children_seconds()
+        run = run_aiperf(program, endpoint, _traffic(rate, count), directory)
+        lines = (directory / AIPERF_RECORDS).read_text(encoding="utf-8").splitlines()
+        sends = np.sort([json.loads(line)["metadata"]["request_start_ns"] for line in lines]) * 1e-9
+        return Step(
+            rate=rate,
+            requests=count,
+            kept=_kept(sends, rate),
+            lag_seconds=_lag(sends, rate),
+            failed=run.failed + count - len(lines),
+            processor_seconds=_children_seconds() - before,
+            first_token_seconds=float(np.nanmedian(run.first_token_seconds)),
+        )
+
+    return send
+
+
+def _perf_analyzer(program: Path, place: Path) -> Tool:
+    """It has no streams over HTTP, so it sends over gRPC: all of its requests share a few connections."""
+    prompt = place / "prompt.json"
+    prompt.write_text(json.dumps({"data": [{"text_input": ["say this again"], "max_tokens": [TOKENS]}]}))
+
+    def send(rate: float, count: int) -> Step:
+        export = place / f"perf_analyzer-{time.monotonic_ns()}.json"
+        options = (
+            f"-m llm -i grpc -u 127.0.0.1:{PORTS.grpc} --streaming --async --shape text_input:1 --shape max_tokens:1 "
+            f"--request-rate-range {rate:g}:{rate:g}:1 --request-distribution constant -s 100 -r 3 "
+            f"--request-count {count}"
+        ).split()
+        command = [str(program), *options, "--input-data", str(prompt), "--profile-export-file", str(export)]
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(program.parent)}
+        before = _children_seconds()
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=PROGRAM_SECONDS)
+        spent = _children_seconds() - before
+        run = read_perf_analyzer(export)
+        requests = json.loads(export.read_text())["experiments"][-1]["requests"]
+        sends = np.sort([request["timestamp"] for request in requests]) * 1e-9
+        return Step(
+            rate=rate,
+            requests=len(requests),
+            kept=_kept(sends, rate),
+            lag_seconds=_lag(sends, rate),
+            failed=run.failed + int(np.count_nonzero(run.output_tokens != TOKENS)),
+            processor_seconds=spent,
+            first_token_seconds=float(np.median(run.first_token_seconds)),
+        )
+
+    return send
+
+
+def _without_start(tool: Tool) -> Tool:
+    """The tool, less the processor time of a run of a few requests."""
+    start = min(tool(FEW, FEW).processor_seconds for _ in range(2))
+
+    def send(rate: float, count: int) -> Step:
+        try:
+            step = tool(rate, count)
+        except (PipelineError, subprocess.SubprocessError) as error:
+            print(f"gave up: {error}")
+            return Step(rate, count, 0.0, MOST_LAG_SECONDS, count, 1.0, 0.0)
+        return Step(**{**vars(step), "processor_seconds": step.processor_seconds - start})
+
+    return send
+
+
+def _kept(sends: Values, rate: float) -> float:
+    return float((len(sends) - 1) / (sends[-1] - sends[0]) / rate)
+
+
+def _lag(sends: Values, rate: float) -> float:
+    """How late it sent (p99), for a tool that sends at a constant rate: by the schedule of its earliest send."""
+    late = sends - np.arange(len(sends)) / rate
+    return float(np.quantile(late - late.min(), 0.99))
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _remembers_a_million() -> bool:
+    """What a client process and its parent hold of a million requests."""
+    before = _resident_bytes()
+    writer, answer = RowWriter(), Answer(0, LoadRequest("p", TOKENS), 0.0, 0.0, 0.0)
+    answer.gaps, answer.ended_at = [0.001] * (TOKENS - 1), 1.0
+    for number in range(RECORDED):
+        answer.number, answer.arrives_at = number, number * 1e-3
+        writer.add(answer)
+    written = _resident_bytes() - before
+    reader = RowReader(RECORDED)
+    for block in writer.blocks():
+        reader.add(bytes(block))
+    records = reader.records()
+    held = sum(column.nbytes for column in records.columns.values())
+    print(
+        f"{len(records)} requests: {written / 1e6:.0f} MB in the client, {held / 1e6:.0f} MB of columns in its parent"
+    )
+    return at_most("memory of a million recorded requests, client and parent", (written + held) / 1e6, 200.0, "MB")
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _server(place: Path) -> RunningServer:
+    version = place / "repository" / "llm" / "1"
+    version.mkdir(parents=True)
+    shutil.copy(TOY_CONFIG, version.parent / "config.pbtxt")
+    shutil.copy(Path(__file__).with_name("loadgen_echo.py"), version / "model.py")
+    return start_server(
+        place / "repository",
+        PORTS,
+        triton_home=ENVIRONMENTS / "triton",
+        python=ENVIRONMENTS / "model" / "bin" / "python",
+        state=place / "slot",
+    )
+
+
+def _installed_aiperf() -> Path:
+    """An environment with aiperf in it: 1.2 GB, once."""
+    home = ENVIRONMENTS / "aiperf"
+    if not (program := home / "bin" / "aiperf").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        subprocess.run([str(home / "bin" / "pip"), "install", "-q", "aiperf==0.13.0"], check=True)
+    return program
+
+
+def _unpacked_perf_analyzer() -> Path:
+    """The program out of a client's wheel, with two libraries of the bundled tritonserver beside it."""
+    home = ENVIRONMENTS / "perf_analyzer"
+    if (program := home / "perf_analyzer").exists():
+        return program
+    home.mkdir(parents=True, exist_ok=True)
+    wanted = ["tritonclient==2.51.0", "--no-deps", "--only-binary", ":all:", "--dest", str(home), "-q"]
+    subprocess.run([sys.executable, "-m", "pip", "download", *wanted], check=True)
+    with zipfile.ZipFile(next(home.glob("*.whl"))) as wheel:
+        member = next(name for name in wheel.namelist() if name.endswith("/bin/perf_analyzer"))
+        temporary = home / "unpacked"
+        temporary.write_bytes(wheel.read(member))
+    for library, pattern in {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}.items():
+        (home / library).unlink(missing_ok=True)
+        (home / library).symlink_to(next(LIBRARIES.glob(pattern)))
+    temporary.chmod(0o755)
+    return temporary.rename(program)
+
+
+def _wait_until_quiet(minutes: float) -> None:
+    deadline = time.monotonic() + 60 * minutes
+    while (load := os.getloadavg()[0]) > QUIET_LOAD and time.monotonic() < deadline:
+        print(f"load {load:.1f}: waiting until it is below {QUIET_LOAD}", flush=True)
+        time.sleep(10)
+    print(f"starting at a load of {os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores", flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--aiperf", type=Path, help="an aiperf program; by default 0.13.0 is installed under .envs")
+    parser.add_argument("--perf-analyzer", type=Path, help="a perf_analyzer program; by default 2.51.0, unpacked there")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each window")
+    parser.add_argument("--wait-minutes", type=float, default=10.0, help="longest wait for a quiet machine")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
