@@ -346,6 +346,7 @@ class CanaryController:
             requests=thresholds.requests,
             first_token_milliseconds=thresholds.first_token_milliseconds,
             end_to_end_milliseconds=thresholds.end_to_end_milliseconds,
+            not_compared=list(thresholds.left_out),
         )
         return self._begin_step(record, percent, analysis.begin(thresholds, self._policy))
 
@@ -550,7 +551,13 @@ class CanaryController:
         mine = round(share * ALL)
         weights = {slot: mine} if mine == ALL else {slot: mine, other_slot(slot): ALL - mine}
         candidate = slot if on_trial else None
-        wanted = RouteState(weights=weights, candidate=candidate, owner=self._owner, epoch=self._epoch)
+        wanted = RouteState(
+            weights=weights,
+            candidate=candidate,
+            sticky_header=self._policy.session_header if on_trial else None,
+            owner=self._owner,
+            epoch=self._epoch,
+        )
         return self._router.nearest(wanted)
 
     def _save(self, record: CanaryRecord, **changes: object) -> CanaryRecord:
