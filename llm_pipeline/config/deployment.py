@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, ValidationInfo, field_validator
 
 from llm_pipeline.config.environment import Environment, Interpreter
+from llm_pipeline.config.metric_source import MetricSource
 from llm_pipeline.config.model import ConfigModel, Name, PlainUrl
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.config.router_place import RouterPlace
@@ -32,6 +33,8 @@ class TargetPlace(ConfigModel):
         green: The other production slot; the roles of the two flip at each promotion.
         router: What splits the users' traffic between both slots: by its ports alone an Envoy of this host, else by its
             kind.
+        metrics: Where the counts of a canary come from; None for the router's own record of requests, which only an
+            Envoy keeps.
     """
 
     staging: ServerPlace
@@ -39,6 +42,7 @@ class TargetPlace(ConfigModel):
     blue: ServerPorts
     green: ServerPorts
     router: RouterPlace
+    metrics: MetricSource | None = None
 
     def servers_here(self) -> dict[str, ServerPorts]:
         """The servers that take ports of this host, by name."""

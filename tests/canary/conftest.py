@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from http_slots import HttpSlots
 
@@ -27,6 +27,9 @@ from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.local import LocalStore
 from llm_pipeline.verdict import Judgement
 
+if TYPE_CHECKING:
+    from live_site import LiveSite, Trial
+
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)
 FIRST_PORT = 18540 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -36,7 +39,7 @@ FAST_POLICY = {
     "maximum_bake_seconds": 25,
     "minimum_requests": 10,
     "slow_ratio": 3.0,
-    "slow_quantile": 0.95,
+    "slow_quantiles": [0.95],
     "look_seconds": 0.2,
 }
 
@@ -164,3 +167,27 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield place
     finally:
         place.down()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveSite]:
+    """One Envoy with users of all kinds for all scenarios of a file."""
+    from live_site import LiveSite
+
+    place = LiveSite(tmp_path_factory.mktemp("live"))
+    try:
+        place.up()
+        place.mixed_users()
+        yield place
+    finally:
+        place.down()
+
+
+@pytest.fixture
+def trial(live: LiveSite) -> Iterator[Trial]:
+    """A release on trial there."""
+    one = live.begin_trial()
+    try:
+        yield one
+    finally:
+        one.end()

@@ -1,0 +1,96 @@
+"""Where a canary's counts come from, for routers that keep no record of single requests, or beside it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from llm_pipeline.config.environment import VariableName
+from llm_pipeline.config.model import ConfigModel, Fraction, PlainUrl, PositiveSeconds
+
+Selector = Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})?$")]
+"""Series of one counter in PromQL's words: its name, and labels in braces."""
+
+
+class EnvoySource(ConfigModel):
+    """The statistics of the Envoy that splits the traffic: counts of requests and errors, no latencies."""
+
+    kind: Literal["envoy"]
+
+
+class SlotLabels(ConfigModel):
+    """The value of a label for each slot."""
+
+    blue: str
+    green: str
+
+    @model_validator(mode="after")
+    def _are_two(self) -> SlotLabels:
+        if self.blue == self.green:
+            raise ValueError("blue and green must have labels of their own")
+        return self
+
+
+class PrometheusSource(ConfigModel):
+    """Counters in Prometheus, or in what answers its query API.
+
+    Attributes:
+        url: Its base URL.
+        token_variable: Environment variable with a bearer token; None where it asks for none.
+        ca_file: Certificates that its TLS certificate is checked against; None for the system's.
+        slot_label: The label that tells the slots apart.
+        slots: Its value for each slot. Series with any other value are an error: narrow the selectors.
+        requests: Counter of all requests.
+        errors: Counter of the requests that failed, e.g. `http_requests_total{code=~"4..|5.."}`.
+        first_token: Histogram of the time to the first token of streamed answers, its `_bucket` series.
+        end_to_end: Histogram of the time to the last byte, its `_bucket` series.
+        bucket_unit: What `le` is in.
+        total: Counter of the router's own requests; both slots together must be about as many.
+        tolerance: How far they may be apart, as a share of the total.
+        scrape_seconds: How often the series are scraped.
+        stale_seconds: A newest sample that is older means that the source is down.
+    """
+
+    kind: Literal["prometheus"]
+    url: PlainUrl
+    token_variable: VariableName | None = None
+    ca_file: str | None = None
+    slot_label: str
+    slots: SlotLabels
+    requests: Selector
+    errors: Selector
+    first_token: Selector | None = None
+    end_to_end: Selector | None = None
+    bucket_unit: Literal["seconds", "milliseconds"] = "seconds"
+    total: Selector | None = None
+    tolerance: Fraction = 0.05
+    scrape_seconds: PositiveSeconds = 15.0
+    stale_seconds: PositiveSeconds = 60.0
+
+    @model_validator(mode="after")
+    def _stale_is_later(self) -> PrometheusSource:
+        if self.stale_seconds < 2 * self.scrape_seconds:
+            raise ValueError("stale_seconds must be at least twice scrape_seconds")
+        return self
+
+
+class CloudWatchSource(ConfigModel):
+    """CloudWatch's counts of the target groups of an `aws_alb` router: requests and errors, no latencies.
+
+    Attributes:
+        exclusive: The load balancer serves nothing else, so both groups together must have about all its requests.
+        tolerance: How far they may be apart, as a share of the total.
+        delay_seconds: Minutes younger than this are not complete.
+        stale_seconds: So long without any request of either slot means that the source is down: CloudWatch has no data
+            for idle target groups, and none for wrong names.
+    """
+
+    kind: Literal["cloudwatch"]
+    exclusive: bool = False
+    tolerance: Fraction = 0.05
+    delay_seconds: PositiveSeconds = 120.0
+    stale_seconds: PositiveSeconds = 600.0
+
+
+MetricSource = Annotated[EnvoySource | PrometheusSource | CloudWatchSource, Field(discriminator="kind")]
