@@ -23,6 +23,7 @@ from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.approvals import StepApproval
 from llm_pipeline.canary.decision import Decision, Outcome, decide
 from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.looks import with_look
 from llm_pipeline.canary.observations import AccessLog, LogCursor, ObservedRequest
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import (
@@ -402,7 +403,9 @@ class CanaryController:
         tests = _tests(record)
         requests, cursor = seen_now
         seen = window(requests, record.candidate, tests.thresholds, record.step_began_at)
-        record = record.model_copy(update={"analysis": analysis.observe(tests, seen), "cursor": cursor})
+        tests = analysis.observe(tests, seen)
+        looks = with_look(record.looks, tests, at=time.time(), percent=record.step_percent)
+        record = record.model_copy(update={"analysis": tests, "cursor": cursor, "looks": looks})
         return self._act_on(record, self._decide(record))
 
     def _read_requests(self, record: CanaryRecord) -> tuple[list[ObservedRequest], LogCursor] | None:
@@ -451,6 +454,15 @@ class CanaryController:
             log.warning("the decision is told without its numbers", reason=str(error))
             return []
 
+    def _hangs(self, record: CanaryRecord) -> Judgement | None:
+        """Whether requests that hang at the candidate, not the router, made the split look wrong."""
+        step, router = _tests(record).step, self._router
+        candidate_waits = router.active_requests(record.candidate)
+        stable_waits = router.active_requests(other_slot(record.candidate))
+        if step is None or candidate_waits is None or stable_waits is None:
+            return None
+        return findings.does_not_answer(step, candidate_waits=candidate_waits, stable_waits=stable_waits)
+
     def _act_on(self, record: CanaryRecord, decision: Decision) -> CanaryRecord:
         judgement = decision.judgement
         match decision.outcome:
@@ -459,7 +471,10 @@ class CanaryController:
             case Outcome.PASS:
                 return self._pass(record, judgement)
             case Outcome.ANOMALOUS:
-                return self._pause(record, judgement, PauseReason.WRONG_SPLIT)
+                hangs = self._hangs(record)  # whatever the policy says of regressions: users wait
+                return (
+                    self._condemn(record, hangs) if hangs else self._pause(record, judgement, PauseReason.WRONG_SPLIT)
+                )
             case Outcome.REGRESSED:
                 return self._regressed(record, judgement)
             case Outcome.UNDECIDED:
@@ -475,6 +490,8 @@ class CanaryController:
 
     def _undecided(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
         step = _tests(record).step
+        if step is not None and evidence.stable_is_bad(step):  # nowhere to go back to
+            return self._pause(record, judgement, PauseReason.UNDECIDED)
         if self._policy.on_undecided == "roll_back":
             return self._condemn(record, judgement)
         clean = findings.undecided_and_clean(step) if step is not None else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llm_pipeline.canary.analysis import StepState
+from llm_pipeline.canary.eprocess import SplitTest
+from llm_pipeline.canary.evidence import SPLIT_ALPHA
 from llm_pipeline.canary.router import RouteState
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
@@ -46,6 +48,28 @@ def not_acknowledged() -> Judgement:
     """The router did not say that it acts on the new weights."""
     fact = _fact("router", Verdict.INCONCLUSIVE, None, samples=0, detail="no acknowledgement of the new weights")
     return judge("the router did not take the new weights", [fact])
+
+
+def does_not_answer(step: StepState, *, candidate_waits: int, stable_waits: int) -> Judgement | None:
+    """The split of finished requests is wrong only because requests hang at the candidate; None where that is not so.
+
+    A request is in the log once it has ended, so one that hangs looks like one that the router never sent.
+
+    Args:
+        step: The step, of which the split contradicts the intended one.
+        candidate_waits: Requests in flight at the candidate.
+        stable_waits: The same at stable.
+    """
+    split = step.split
+    sent = SplitTest(intended=split.intended).observe(
+        candidate_requests=split.candidate + candidate_waits,
+        stable_requests=split.total - split.candidate + stable_waits,
+    )
+    if not candidate_waits or sent.rejects(SPLIT_ALPHA):
+        return None
+    detail = f"{candidate_waits} requests wait at the candidate, {stable_waits} at stable: the router sent its share"
+    fact = _fact("candidate's requests in flight", Verdict.NO_GO, float(candidate_waits), samples=1, detail=detail)
+    return judge(f"the candidate does not answer at {step.percent}", [fact])
 
 
 def server_ended(percent: str) -> Judgement:

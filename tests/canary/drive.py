@@ -53,7 +53,7 @@ def main() -> int:
     router = find_router(root / "router")
     assert router is not None
     store = LocalStore(settings["store"])
-    slots = HttpSlots(root, router.slots, settings.get("drill"))
+    slots = HttpSlots(root, router.slots, settings.get("drill"), grpc=settings.get("grpc", False))
     stable = settings.get("stable", "blue")
     production = None
     if stable:

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 
 from llm_pipeline.canary.router import SlotName
@@ -19,10 +20,18 @@ UPSTREAM = Path(__file__).with_name("upstream.py")
 
 
 class HttpSlots:
-    def __init__(self, root: Path, ports: dict[SlotName, ServerPorts], drill: dict[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        ports: dict[SlotName, ServerPorts],
+        drill: dict[str, float] | None = None,
+        *,
+        grpc: bool = False,
+    ) -> None:
         self.root = root
         self.ports = ports
         self.drill = drill
+        self.grpc = grpc
 
     def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:  # noqa: ARG002 - the port's
         if not self.alive(slot):
@@ -41,12 +50,19 @@ class HttpSlots:
 
     def stop(self, slot: SlotName) -> None:
         if process := detached.load(self.record(slot)):
-            detached.stop(process)
+            detached.stop(process, grace_seconds=2)
 
     def pid(self, slot: SlotName) -> int:
         process = detached.load(self.record(slot))
         assert process is not None
         return process.pid
+
+    def fault(self, slot: SlotName, **drill: float) -> None:
+        """From now on the slot's server has this fault; none without arguments."""
+        connection = HTTPConnection("127.0.0.1", self.ports[slot].http, timeout=5)
+        connection.request("POST", "/drill", json.dumps(drill))
+        assert connection.getresponse().status == 200
+        connection.close()
 
     def record(self, slot: SlotName) -> Path:
         return self.root / slot / "process.json"
@@ -54,6 +70,7 @@ class HttpSlots:
     def _start(self, slot: SlotName, environment: dict[str, str]) -> None:
         port = self.ports[slot].http
         command = [sys.executable, str(UPSTREAM), slot, str(port)]
+        command += [str(self.ports[slot].grpc)] if self.grpc else []
         log = self.root / slot / "log"
         detached.start(slot, command, self.record(slot), log=log, environment={**os.environ, **environment})
         deadline = time.monotonic() + 15

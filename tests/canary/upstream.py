@@ -1,6 +1,7 @@
-"""A small server that answers like Triton's HTTP side; what serves in a slot of the canary tests.
+"""A small server that answers like Triton's HTTP and gRPC sides; what serves in a slot of the canary tests.
 
-Run: upstream.py NAME PORT. It obeys LLM_PIPELINE_DRILL, and like Triton it reports the model's errors with 400.
+Run: upstream.py NAME PORT [GRPC_PORT]. It obeys LLM_PIPELINE_DRILL, or whatever `POST /drill` tells it later, and like
+Triton it reports the model's errors with 400, or with INTERNAL.
 """
 
 from __future__ import annotations
@@ -10,31 +11,81 @@ import json
 import os
 import random
 import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+if TYPE_CHECKING:
+    import grpc.aio
+
 NAME = sys.argv[1]
-DRILL = json.loads(os.environ.get("LLM_PIPELINE_DRILL", "{}"))
-DELAY_SECONDS = DRILL.get("delay_milliseconds", 0.0) / 1000
-FAILURE_FRACTION = DRILL.get("failure_fraction", 0.0)
 BASE_SECONDS = float(os.environ.get("BASE_MILLISECONDS", "4")) / 1000
 HEADERS = {"x-served-by": NAME}
+GRPC_TOKENS = 6
+
+
+@dataclass
+class Drill:
+    """What is wrong with this server.
+
+    Attributes:
+        delay_milliseconds: Before every answer.
+        failure_fraction: Share of requests that fail before their first byte.
+        tail_fraction: Share of requests that wait for `tail_milliseconds` more.
+        token_milliseconds: Before every token but the first.
+        truncated_fraction: Share of streams that end in the middle, without an error.
+        hang: Nothing is answered any more, and nothing is reset; the health check still is fine.
+    """
+
+    delay_milliseconds: float = 0.0
+    failure_fraction: float = 0.0
+    tail_fraction: float = 0.0
+    tail_milliseconds: float = 0.0
+    token_milliseconds: float = 0.0
+    truncated_fraction: float = 0.0
+    hang: bool = False
+
+
+class Faults:
+    drill = Drill(**json.loads(os.environ.get("LLM_PIPELINE_DRILL", "{}")))
+
+
+def chance(share: float) -> bool:
+    return random.random() < share  # noqa: S311
+
+
+async def think() -> bool:
+    """The time to the first token; whether there is one."""
+    drill = Faults.drill
+    if drill.hang:
+        await asyncio.Event().wait()
+    late = drill.tail_milliseconds if chance(drill.tail_fraction) else 0.0
+    await asyncio.sleep(random.expovariate(1 / BASE_SECONDS) + (drill.delay_milliseconds + late) / 1000)
+    return not chance(drill.failure_fraction)
+
+
+async def token_times(tokens: int) -> AsyncIterator[int]:
+    """The number of every token when its time has come; fewer than asked for when the stream is to be truncated."""
+    drill = Faults.drill
+    ends = tokens // 2 if chance(drill.truncated_fraction) else tokens
+    for number in range(ends):
+        yield number
+        await asyncio.sleep(BASE_SECONDS / 4 + drill.token_milliseconds / 1000)
 
 
 def answer(tokens: int, text: str, *, last: bool) -> dict[str, object]:
     return {"text_output": text, "output_tokens": tokens, "finish_reason": "length" if last else ""}
 
 
-async def think() -> bool:
-    await asyncio.sleep(random.expovariate(1 / BASE_SECONDS) + DELAY_SECONDS)
-    return random.random() >= FAILURE_FRACTION  # noqa: S311
-
-
 async def generate(request: web.Request) -> web.Response:
     asked = await request.json()
     if not await think():
         return web.json_response({"error": "drill"}, status=400, headers=HEADERS)
-    return web.json_response(answer(int(asked["max_tokens"]), NAME, last=True), headers=HEADERS)
+    tokens = int(asked["max_tokens"])
+    await asyncio.sleep(Faults.drill.token_milliseconds * (tokens - 1) / 1000)
+    return web.json_response(answer(tokens, NAME, last=True), headers=HEADERS)
 
 
 async def generate_stream(request: web.Request) -> web.StreamResponse:
@@ -44,13 +95,12 @@ async def generate_stream(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "text/event-stream", **HEADERS})
     await response.prepare(request)
     tokens = int(asked["max_tokens"])
-    for number in range(tokens):
+    async for number in token_times(tokens):
         if asked["text_input"] == "break in the middle" and number == 2:
             await response.write(b'data: {"error":"broke in the middle"}\n\n')
             break
         chunk = json.dumps(answer(1, NAME, last=number == tokens - 1))
         await response.write(f"data: {chunk}\n\n".encode())
-        await asyncio.sleep(BASE_SECONDS / 4)
     await response.write_eof()
     return response
 
@@ -59,15 +109,50 @@ async def ready(_: web.Request) -> web.Response:
     return web.Response()
 
 
+async def set_drill(request: web.Request) -> web.Response:
+    Faults.drill = Drill(**await request.json())
+    return web.Response()
+
+
+async def start_grpc(port: int) -> grpc.aio.Server:
+    """ModelInfer and ModelStreamInfer on their real paths; messages are the server's name, which no proxy reads."""
+    import grpc.aio
+
+    async def infer(_: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        if not await think():
+            await context.abort(grpc.StatusCode.INTERNAL, "drill")
+        await asyncio.sleep(Faults.drill.token_milliseconds * (GRPC_TOKENS - 1) / 1000)
+        return NAME.encode()
+
+    async def stream(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        async for _ in requests:
+            if not await think():
+                await context.abort(grpc.StatusCode.INTERNAL, "drill")
+            async for _ in token_times(GRPC_TOKENS):
+                yield NAME.encode()
+
+    methods = {
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(infer),
+        "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream),
+    }
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server
+
+
 async def main() -> None:
     application = web.Application()
     application.router.add_post("/v2/models/llm/generate", generate)
     application.router.add_post("/v2/models/llm/generate_stream", generate_stream)
     application.router.add_get("/v2/health/ready", ready)
+    application.router.add_post("/drill", set_drill)
     runner = web.AppRunner(application, access_log=None, keepalive_timeout=3600)
     await runner.setup()
+    grpc_server = await start_grpc(int(sys.argv[3])) if len(sys.argv) > 3 else None
     await web.TCPSite(runner, "127.0.0.1", int(sys.argv[2]), backlog=1024).start()
-    await asyncio.Event().wait()
+    await (grpc_server.wait_for_termination() if grpc_server else asyncio.Event().wait())
 
 
 if __name__ == "__main__":
