@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from llm_pipeline.errors import Transient
 from llm_pipeline.loadtest.confirmation import Decision, Limits, confirm
+from llm_pipeline.loadtest.duration import alone_seconds
 from llm_pipeline.loadtest.floor import FloorTimes
 from llm_pipeline.loadtest.gate import judge_windows, probe_verdict
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint
@@ -39,7 +40,6 @@ from llm_pipeline.verdict import Verdict, judge
 
 _WARMUP_SLICES = 5
 _WARMUP_SECONDS = 60.0
-_ALONE_SECONDS = 20.0
 _ALONE_REQUESTS = 60
 _REQUESTS_A_USER = 200
 _BEYOND_CEILING = 1.2
@@ -69,7 +69,7 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
         Transient: Nobody answers.
     """
     warm = warm_up(windows, users)
-    seconds = min(_ALONE_SECONDS, windows.workload.duration_seconds / 2)
+    seconds = alone_seconds(windows.workload)
     floor = windows.closed("floor", 1, seconds, most=_ALONE_REQUESTS, keep=True)
     windows.closed("ceiling", users, seconds, most=users * _REQUESTS_A_USER, keep=True)
     limits = Limits(FloorTimes.of(floor), physics)

@@ -5,7 +5,7 @@
 * build: `_BUILD_SECONDS_PER_GIGABYTE` of the checkpoint. Logs of others (TensorRT-LLM 1.0 to 1.2, one GPU): 8B in FP8,
   8.6 GB, 43 to 49 s with the conversion; in 4 bits, 5.4 and 8 GB, 55 and 38 s. Minutes, not half hours.
 * served_accuracy: the output tokens of its tasks at the predicted speed (`planning/speed.py`).
-* load_test: its window, and its warm-up at the same rate.
+* load_test: all of its windows, when nothing has to be extended (`loadtest/session.py`).
 * canary: the shortest bake of a step. Live traffic decides how much longer it takes.
 
 Everything else takes seconds, or as long as a person does, and is not predicted.
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
+from llm_pipeline.loadtest.duration import session_seconds
 from llm_pipeline.planning.memory import weight_bytes
 from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.quantization_plan import GpuCost
@@ -52,8 +53,7 @@ def predicted_seconds(
 def _whatever_the_model(loaded: LoadedRelease) -> Iterator[tuple[Step, float]]:
     workload, canary = loaded.release.workload, loaded.release.policy.canary
     for target in loaded.release.targets:
-        warm_up = workload.warmup_requests / workload.rate_per_second
-        yield ("load_test", target.name), workload.duration_seconds + warm_up
+        yield ("load_test", target.name), session_seconds(workload, loaded.release.policy.load_test)
         for percent in canary.steps_percent:
             yield ("canary", f"{target.name}:{percent:g}"), canary.minimum_bake_seconds
 

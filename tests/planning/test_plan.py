@@ -348,14 +348,14 @@ def test_a_pool_that_can_never_decide_is_a_warning_with_what_it_lacks(configs: P
 
 def test_a_load_test_that_can_never_show_its_claim_is_refused(configs: Path, edit):
     edit("releases/demo.yaml", "policy: demo", "policy: mlperf-llama-3.1-8b-server")
-    edit("releases/demo.yaml", "duration_seconds: 12", "duration_seconds: 5")
+    edit("releases/demo.yaml", "duration_seconds: 6", "duration_seconds: 2")
     error = error_of(demo(configs))
     assert "can never show 99 % at 99 % confidence: 677 are needed when none misses" in error.message
     assert "duration_seconds of" in error.hint
 
 
 def test_a_load_test_without_room_for_misses_is_a_warning(configs: Path, edit):
-    edit("releases/demo.yaml", "duration_seconds: 12", "duration_seconds: 6")
+    edit("releases/demo.yaml", "duration_seconds: 6", "duration_seconds: 3")
     plan = plan_release(demo(configs))
     assert plan.load_test.first_look < plan.load_test.needed_with_misses
     assert any(line.startswith("load_test: its confirmation has") for line in plan.warnings)

@@ -92,7 +92,7 @@ def _cut(text: str, params: SamplingParams) -> tuple[str, str | None]:
 
 
 class _Tokenizer:
-    """The checkpoint's own tokenizer where this interpreter has the library, else words for tokens."""
+    """The checkpoint's own tokenizer where this interpreter has the library and it is one, else words for tokens."""
 
     def __init__(self, directory: Path) -> None:
         self._words: dict[int, str] = {}
@@ -103,7 +103,9 @@ class _Tokenizer:
             from tokenizers import Tokenizer
         except ImportError:
             return
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        if tokenizer.get_vocab_size() > 1:
+            self._tokenizer = tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if self._tokenizer is not None:

@@ -1,0 +1,31 @@
+"""How long a load test takes when nothing has to be extended. Pure."""
+
+from __future__ import annotations
+
+from llm_pipeline.config.policy import LoadTestPolicy
+from llm_pipeline.config.workload import Workload
+
+ALONE_SECONDS = 20.0
+"""Longest window of one user, and of as many as the engine holds; half of the workload's window if that is shorter."""
+
+_PROBES = 6
+_DISCARDED_ROUNDS = 1
+
+
+def alone_seconds(workload: Workload) -> float:
+    """Length of the closed loops."""
+    return min(ALONE_SECONDS, workload.duration_seconds / 2)
+
+
+def session_seconds(workload: Workload, policy: LoadTestPolicy) -> float:
+    """Seconds of traffic, the usual number of probes included."""
+    window, rate = workload.duration_seconds, workload.rate_per_second
+    seconds = workload.warmup_requests / rate + 2 * alone_seconds(workload) + window
+    seconds += window * policy.confirmation_multiple
+    if policy.search is not None:
+        seconds += _PROBES * max(policy.search.window_seconds, policy.search.minimum_requests / rate)
+    if policy.soak is not None:
+        seconds += policy.soak.duration_seconds
+    if policy.regression is not None:
+        seconds += 2 * (policy.regression.rounds + _DISCARDED_ROUNDS) * policy.regression.window_seconds
+    return seconds
