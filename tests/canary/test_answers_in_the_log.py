@@ -41,6 +41,11 @@ CASES: dict[str, tuple[str, Sequence[bytes], dict[str, object]]] = {
         cut(STREAM, 7),
         {"output_tokens": 14, "finish_reason": "stop", "empty": False, "truncated": False},
     ),
+    "a number cut in two": (
+        "generate_stream",
+        [STREAM[: STREAM.index(b"12,") + 1], STREAM[STREAM.index(b"12,") + 1 :]],
+        {"output_tokens": 14, "finish_reason": "stop"},
+    ),
     "a unary answer cut anywhere": (
         "generate",
         cut(STREAM[6:].partition(b"\n")[0].replace(b'"finish_reason": ""', b'"finish_reason": "length"'), 5),
