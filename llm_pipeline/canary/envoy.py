@@ -169,8 +169,8 @@ class EnvoyRouter:
         show in the configuration dump too; both are asked.
         """
         try:
-            statistics = self._get(f"/stats?filter={_RDS_STATISTICS}")
-            dump = json.loads(self._get("/config_dump?resource=dynamic_route_configs"))
+            statistics = self.admin(f"/stats?filter={_RDS_STATISTICS}")
+            dump = json.loads(self.admin("/config_dump?resource=dynamic_route_configs"))
         except (RouterUnavailable, ValueError):
             return None
         if f'{_RDS_STATISTICS}.version_text: "{revision}"' in statistics:
@@ -192,7 +192,7 @@ class EnvoyRouter:
             RouterUnavailable: The admin interface does not answer.
         """
         try:
-            listing = json.loads(self._get("/clusters?format=json"))
+            listing = json.loads(self.admin("/clusters?format=json"))
         except ValueError as error:
             raise RouterUnavailable("the admin interface answered nonsense", where=self._where) from error
         return {slot: _endpoint(listing, (ports.http, ports.grpc)) for slot, ports in self.slots.items()}
@@ -221,9 +221,24 @@ class EnvoyRouter:
     def ready(self) -> bool:
         """Whether Envoy says that it is live."""
         try:
-            return self._get("/ready").strip() == "LIVE"
+            return self.admin("/ready").strip() == "LIVE"
         except RouterUnavailable:
             return False
+
+    def admin(self, path: str) -> str:
+        """What the admin interface answers.
+
+        Raises:
+            RouterUnavailable: It does not.
+        """
+        connection = HTTPConnection(urlsplit(self.place.admin_url).netloc, timeout=self._admin_timeout)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
+        except (OSError, HTTPException) as error:
+            raise RouterUnavailable(f"the admin interface does not answer: {error}", where=self._where) from error
+        finally:
+            connection.close()
 
     @property
     def _where(self) -> str:
@@ -246,7 +261,7 @@ class EnvoyRouter:
 
     def _rejections(self) -> int | None:
         try:
-            return _counter(self._get(f"/stats?filter={_RDS_STATISTICS}"), "update_rejected")
+            return _counter(self.admin(f"/stats?filter={_RDS_STATISTICS}"), "update_rejected")
         except RouterUnavailable:
             return None
 
@@ -268,16 +283,6 @@ class EnvoyRouter:
                         ) from error
                     time.sleep(0.02)
             yield
-
-    def _get(self, path: str) -> str:
-        connection = HTTPConnection(urlsplit(self.place.admin_url).netloc, timeout=self._admin_timeout)
-        try:
-            connection.request("GET", path)
-            return connection.getresponse().read().decode()
-        except (OSError, HTTPException) as error:
-            raise RouterUnavailable(f"the admin interface does not answer: {error}", where=self._where) from error
-        finally:
-            connection.close()
 
 
 def replace_json(path: Path, document: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""Where counts of the arms come from: Envoy's statistics, Prometheus, CloudWatch."""

@@ -1,0 +1,126 @@
+"""The port to whatever counts the requests of both arms, window by window.
+
+A source that cannot say what happened raises; it never makes zero errors out of no data. Windows tile: each begins
+where the one before it ended, so that nothing is counted twice or left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+from pydantic import Field
+
+from llm_pipeline.canary.router import SlotName
+from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.stages.contract import Frozen
+
+
+class SourceDown(Transient):
+    """The source does not answer, has nothing, or only what is too old."""
+
+
+class SourceContradicts(SourceDown):
+    """The source's arms are not the router's: some requests are under a wrong name, or under none."""
+
+
+class Histogram(Frozen):
+    """Requests by latency.
+
+    Attributes:
+        edges: Upper edges of the buckets in milliseconds, rising, without the infinite one.
+        counts: Requests that took no longer than each edge.
+        total: All requests.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: int
+
+    def beyond(self, limit: float) -> int:
+        """Requests that took longer than so many milliseconds.
+
+        Raises:
+            ConfigError: No bucket ends there, so it is not known.
+        """
+        for edge, count in zip(self.edges, self.counts, strict=True):
+            if math.isclose(edge, limit):
+                return self.total - count
+        edges = ", ".join(f"{edge:g}" for edge in self.edges)
+        raise ConfigError(f"no bucket ends at {limit:g} ms, they end at {edges}", hint="compare at an edge")
+
+
+class ArmWindow(Frozen):
+    """One arm's requests in one window.
+
+    Attributes:
+        requests: Requests that the router gave to the arm.
+        errors: Those that its servers failed, hidden by fail-over or not, and those that were refused.
+        lost: Errors that users saw.
+        first_token: Streamed answers by the time to their first token; None where the source has none.
+        end_to_end: Answers by the time to their last byte; None where the source has none.
+    """
+
+    requests: int = 0
+    errors: int = 0
+    lost: int = 0
+    first_token: Histogram | None = None
+    end_to_end: Histogram | None = None
+
+
+class MetricsCursor(Frozen):
+    """How far a source has been read; stored with the canary.
+
+    Attributes:
+        began: When counting began, seconds since 1970.
+        until: All before this is counted; in the future while the source cannot yet tell old requests from new ones.
+        counters: What the source itself has to remember.
+    """
+
+    began: float
+    until: float
+    counters: dict[str, int] = Field(default={})
+
+
+class MetricsWindow(Frozen):
+    """Both arms since a cursor, and the cursor behind them; no arms while there is nothing new to tell."""
+
+    arms: dict[SlotName, ArmWindow]
+    cursor: MetricsCursor
+
+
+class ArmMetrics(Protocol):
+    """What every source offers."""
+
+    def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
+        """Start to count now, or so long ago if the source can look back: call it when a new split is in force.
+
+        Raises:
+            SourceDown: It cannot be read.
+        """
+
+    def window(self, since: MetricsCursor) -> MetricsWindow:
+        """What both arms did since then.
+
+        Raises:
+            SourceDown: It does not answer, is empty or stale.
+            SourceContradicts: Its arms are not the router's.
+            ConfigError: It refuses what it is asked.
+        """
+
+
+def check_total(arms: Mapping[SlotName, int], total: int, *, tolerance: float, what: str) -> None:
+    """Compare the arms' requests with the router's own count.
+
+    Raises:
+        SourceContradicts: They are further apart than the tolerance, a share of the total.
+    """
+    counted = sum(arms.values())
+    if abs(counted - total) > tolerance * max(total, counted):
+        seen = ", ".join(f"{slot} {count}" for slot, count in sorted(arms.items()))
+        raise SourceContradicts(
+            f"the arms have {counted} requests ({seen}), the router had {total}",
+            where=what,
+            hint="an arm has another name in the source than in the deployment, or something else is counted too",
+        )

@@ -1,0 +1,228 @@
+"""Counts from Prometheus: against a double of its query API, and against itself where it is installed.
+
+The double knows what our queries need and no more: a selector with exact labels, `last_over_time` and `timestamp`.
+Set `PROMETHEUS` to a prometheus binary to ask a real one the same questions.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_double import Counters, PrometheusDouble
+
+from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.sources import prometheus
+from llm_pipeline.canary.sources.arm_metrics import ArmWindow, MetricsCursor, SourceContradicts, SourceDown
+from llm_pipeline.canary.sources.prometheus import PrometheusMetrics
+from llm_pipeline.config.metric_source import PrometheusSource
+from llm_pipeline.errors import ConfigError
+
+BINARY = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
+
+
+@pytest.fixture
+def double() -> Iterator[PrometheusDouble]:
+    with PrometheusDouble() as server:
+        yield server
+
+
+def source(url: str, **changes: Any) -> PrometheusSource:
+    values = {
+        "kind": "prometheus", "url": url, "slot_label": "pod", "slots": {"blue": "b", "green": "g"},
+        "requests": 'requests_total{model="llm"}', "errors": 'requests_total{model="llm",code="500"}',
+        "end_to_end": "seconds_bucket", "scrape_seconds": 1.0, "stale_seconds": 5.0,
+    }  # fmt: skip
+    return PrometheusSource.model_validate({**values, **changes})
+
+
+def serve(counters: Counters, pod: str, ok: int, failed: int = 0, fast: int = 0) -> None:
+    """What a server's metrics say after so many requests, `fast` of which took no longer than 100 ms."""
+    counters["requests_total", (("code", "200"), ("model", "llm"), ("pod", pod))] = ok
+    if failed:
+        counters["requests_total", (("code", "500"), ("model", "llm"), ("pod", pod))] = failed
+    for edge, count in (("0.1", fast), ("0.5", ok), ("+Inf", ok)):
+        counters["seconds_bucket", (("le", edge), ("pod", pod))] = count
+
+
+def windows(found: dict[SlotName, ArmWindow]) -> dict[str, tuple[int, int]]:
+    return {slot: (arm.requests, arm.errors) for slot, arm in found.items()}
+
+
+AGO = 30.0
+
+
+def two_scrapes(double: PrometheusDouble, before: Counters, after: Counters) -> MetricsCursor:
+    """One scrape well before the window began, and one that is fresh."""
+    now = time.time()
+    double.scrape(now - AGO - 1, before)
+    double.scrape(now, after)
+    return MetricsCursor(began=now - AGO, until=now - AGO)
+
+
+def served(blue: tuple[int, int, int], green: tuple[int, int, int]) -> Counters:
+    counters: Counters = {}
+    serve(counters, "b", *blue)
+    serve(counters, "g", *green)
+    return counters
+
+
+def test_a_window_is_the_growth_of_every_series(double):
+    since = two_scrapes(double, served((100, 2, 50), (10, 0, 5)), served((400, 3, 250), (30, 4, 6)))
+    found = PrometheusMetrics(source(double.url)).window(since)
+    assert windows(found.arms) == {"blue": (301, 1), "green": (24, 4)}, "errors that begin with this window, too"
+    histogram = found.arms["green"].end_to_end
+    assert histogram.edges == (100.0, 500.0)
+    assert (histogram.beyond(100.0), histogram.beyond(500.0), histogram.total) == (19, 0, 20)
+    with pytest.raises(ConfigError, match="no bucket ends at 200 ms"):
+        histogram.beyond(200.0)
+
+
+def test_windows_tile(double):
+    since = two_scrapes(double, served((100, 0, 0), (10, 0, 0)), served((200, 0, 0), (20, 0, 0)))
+    metrics = PrometheusMetrics(source(double.url))
+    first = metrics.window(since)
+    again = metrics.window(first.cursor)
+    assert (again.arms, again.cursor) == ({}, first.cursor), "nothing new can have been scraped yet"
+    time.sleep(1.1)
+    double.scrape(time.time(), served((203, 0, 0), (21, 0, 0)))
+    assert windows(metrics.window(first.cursor).arms) == {"blue": (3, 0), "green": (1, 0)}
+
+
+def test_a_restarted_server_has_counted_from_zero(double):
+    since = two_scrapes(double, served((100, 0, 0), (50, 0, 0)), served((200, 0, 0), (7, 0, 0)))
+    assert windows(PrometheusMetrics(source(double.url)).window(since).arms)["green"] == (7, 0)
+
+
+def test_a_failed_scrape_at_the_start_is_no_beginning(double):
+    since = two_scrapes(double, served((100, 0, 0), (50, 0, 0)), served((200, 0, 0), (60, 0, 0)))
+    double.gone(since.until - 0.5, "g")
+    assert windows(PrometheusMetrics(source(double.url)).window(since).arms)["green"] == (10, 0)
+
+
+def test_old_requests_are_not_counted_for_a_new_split():
+    cursor = PrometheusMetrics(source("http://127.0.0.1:9", scrape_seconds=2.0)).begin()
+    assert cursor.until == pytest.approx(time.time() + 2.0, abs=0.5), "until the next scrape they cannot be told apart"
+
+
+def test_a_source_without_an_answer_is_down():
+    since = MetricsCursor(began=0.0, until=0.0)
+    with pytest.raises(SourceDown, match="does not answer"):
+        PrometheusMetrics(source("http://127.0.0.1:9")).window(since)
+
+
+@pytest.mark.parametrize("wrong", [{"blue": "b", "green": "h"}, {"blue": "green", "green": "g"}])
+def test_an_arm_without_series_is_no_arm_without_errors(double, wrong):
+    since = two_scrapes(double, served((1, 0, 0), (1, 0, 0)), served((9, 0, 0), (9, 0, 0)))
+    with pytest.raises(SourceDown, match="there are no requests of slot"):
+        PrometheusMetrics(source(double.url, slots=wrong)).window(since)
+
+
+def test_requests_under_another_name_contradict(double):
+    after = served((9, 0, 0), (9, 0, 0))
+    serve(after, "canary-7", 5)
+    since = two_scrapes(double, served((1, 0, 0), (1, 0, 0)), after)
+    with pytest.raises(SourceContradicts, match='5 requests are under pod="canary-7"'):
+        PrometheusMetrics(source(double.url)).window(since)
+
+
+def test_old_samples_are_stale(double):
+    now = time.time()
+    double.scrape(now - 9, served((9, 0, 0), (9, 0, 0)))
+    with pytest.raises(SourceDown, match=r"newest sample of slot \w+ is 9 s old"):
+        PrometheusMetrics(source(double.url)).window(MetricsCursor(began=now - 8, until=now - 8))
+
+
+@pytest.mark.parametrize(("total", "contradicts"), [(100, False), (150, True), (50, True)])
+def test_the_arms_together_must_be_the_routers_requests(double, total, contradicts):
+    before, after = served((0, 0, 0), (0, 0, 0)), served((90, 0, 0), (10, 0, 0))
+    before["router_total", ()], after["router_total", ()] = 0, total
+    since = two_scrapes(double, before, after)
+    metrics = PrometheusMetrics(source(double.url, total="router_total"))
+    if not contradicts:
+        assert metrics.window(since).cursor.counters == {"blue": 90, "green": 10, "total": 100}
+        return
+    with pytest.raises(SourceContradicts, match=f"the arms have 100 requests.*the router had {total}"):
+        metrics.window(since)
+
+
+def test_the_token_is_sent_and_told_to_nobody(double, monkeypatch):
+    double.token = "very-secret"
+    since = two_scrapes(double, served((1, 0, 0), (1, 0, 0)), served((9, 0, 0), (9, 0, 0)))
+    with pytest.raises(ConfigError, match="PROMETHEUS_TOKEN must hold a token"):
+        PrometheusMetrics(source(double.url, token_variable="PROMETHEUS_TOKEN"))
+    monkeypatch.setenv("PROMETHEUS_TOKEN", "very-secret")
+    found = PrometheusMetrics(source(double.url, token_variable="PROMETHEUS_TOKEN")).window(since)
+    assert windows(found.arms) == {"blue": (8, 0), "green": (8, 0)}
+    monkeypatch.setenv("PROMETHEUS_TOKEN", "wrong-secret")
+    with pytest.raises(SourceDown, match=r"answers 401.*check PROMETHEUS_TOKEN") as raised:
+        PrometheusMetrics(source(double.url, token_variable="PROMETHEUS_TOKEN")).window(since)
+    assert "secret" not in str(raised.value)
+
+
+def test_an_answer_with_warnings_may_be_half_of_the_truth(double):
+    since = two_scrapes(double, served((1, 0, 0), (1, 0, 0)), served((9, 0, 0), (9, 0, 0)))
+    double.warnings = ["store 10.0.0.7 did not answer"]
+    with pytest.raises(SourceDown, match=r"store 10\.0\.0\.7"):
+        PrometheusMetrics(source(double.url)).window(since)
+
+
+def test_a_query_that_is_refused_is_the_configurations_fault(double):
+    since = two_scrapes(double, served((1, 0, 0), (1, 0, 0)), served((9, 0, 0), (9, 0, 0)))
+    with pytest.raises(ConfigError, match="refuses"):
+        PrometheusMetrics(source(double.url, requests='requests_total{model="llm}')).window(since)
+
+
+@pytest.fixture
+def real(tmp_path: Path, double: PrometheusDouble) -> Iterator[str]:
+    """A Prometheus that scrapes what the double calls its newest counters."""
+    if BINARY is None:
+        pytest.skip("no prometheus binary here (Debian: apt-get download prometheus); set PROMETHEUS to one")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = tmp_path / "prometheus.yml"
+    target = double.url.removeprefix("http://")
+    config.write_text(
+        "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+        f"scrape_configs: [{{job_name: slots, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}]\n"
+    )
+    options = [f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/data", "--log.level=error"]
+    process = subprocess.Popen([BINARY, *options, f"--web.listen-address=127.0.0.1:{port}"])
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_prometheus_itself_answers_the_same(real, double, monkeypatch):
+    monkeypatch.setattr(prometheus, "_TIMEOUT_SECONDS", 2.0)
+    metrics = PrometheusMetrics(source(real))
+    double.scrape(time.time(), served((100, 0, 50), (10, 0, 5)))
+    deadline = time.monotonic() + 15
+    while True:
+        try:
+            metrics.window(MetricsCursor(began=0.0, until=0.0))
+            break
+        except SourceDown:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    since = metrics.begin()
+    time.sleep(1.5)
+    double.scrape(time.time(), served((400, 3, 250), (30, 4, 6)))
+    time.sleep(1.7)
+    found = metrics.window(since)
+    assert windows(found.arms) == {"blue": (303, 3), "green": (24, 4)}
+    assert found.arms["green"].end_to_end.counts == (1, 20)
+    with pytest.raises(ConfigError, match="refuses"):
+        PrometheusMetrics(source(real, requests='requests_total{model="llm}')).window(since)
+    with pytest.raises(SourceDown, match="no requests of slot green"):
+        PrometheusMetrics(source(real, slots={"blue": "b", "green": "h"})).window(since)
