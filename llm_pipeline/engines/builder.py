@@ -148,27 +148,12 @@ _BUILDERS: Mapping[EngineBuilderName, tuple[str, str]] = {
 }
 
 
-def require_builder(name: EngineBuilderName) -> None:
-    """Refuse a builder that this version does not have, before anything is spent on its release.
-
-    Raises:
-        Unsupported: There is none.
-    """
-    if name not in _BUILDERS:
-        raise Unsupported(
-            f"engine builder {name} is not available in this version",
-            where="target.engine",
-            hint=f"use a target with engine: {' or '.join(_BUILDERS)}",
-        )
-
-
 def engine_builder(name: EngineBuilderName) -> EngineBuilder:
     """The builder of that name; its libraries are imported here and not earlier.
 
     Raises:
-        Unsupported: This version has no such builder, or this interpreter lacks its libraries.
+        Unsupported: This interpreter lacks its libraries.
     """
-    require_builder(name)
     module, builder = _BUILDERS[name]
     try:
         made: EngineBuilder = getattr(import_module(module), builder)()

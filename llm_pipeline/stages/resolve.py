@@ -15,7 +15,6 @@ from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.model import ConfigModel, Revision
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.digest import sha256_file, sha256_json
-from llm_pipeline.engines.builder import require_builder
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.dataset_file import fetch_dataset_file
 from llm_pipeline.hub.disk_space import Place, require_space
@@ -73,8 +72,6 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     for warning in plan.warnings:
         log.warning(warning)
     loaded = load_release(Path(context.config.config_path))
-    for target in loaded.release.targets:
-        require_builder(target.engine)
     clock = time.monotonic()
     model = _pin(context, loaded)
     source_seconds = time.monotonic() - clock
