@@ -100,9 +100,9 @@ class MetricState(Frozen):
 
     @property
     def telling(self) -> int:
-        """Index of the limit that says most."""
+        """Index of the limit that says most against the candidate; of the one that parity is tested at if none does."""
         values = [limit.regressed.value for limit in self.limits]
-        return values.index(max(values))
+        return values.index(max(values)) if max(values) > 1.0 else self.parity.at
 
 
 class StepState(Frozen):

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from llm_pipeline.canary.observations import ObservedRequest, quantile
 from llm_pipeline.canary.sessions import by_session
-from llm_pipeline.canary.units import RARE, Limit, MetricLimits, MetricName, unit_of, value_of
+from llm_pipeline.canary.units import LATENCIES, RARE, Limit, MetricLimits, MetricName, unit_of, value_of
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.stages.contract import Frozen
 
@@ -83,7 +83,7 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
         unit=policy.unit,
         session_seconds=policy.session_seconds if policy.unit == "session" else 0.0,
         cold_seconds=policy.cold_seconds,
-        left_out=tuple(filter(None, (_left_out(name, len(values[name]), limits[name], policy) for name in _OTHERS))),
+        left_out=_left_out({name: len(values[name]) for name in _OTHERS}, limits, policy),
     )
 
 
@@ -127,17 +127,26 @@ def _slow_limits(values: Sequence[float], levels: Sequence[float]) -> tuple[Limi
     return (*quantiles, *multiples)
 
 
-def _left_out(name: MetricName, requests: int, limits: Sequence[Limit], policy: CanaryPolicy) -> str | None:
-    """What of a metric is not compared; None when all of it is."""
+def _left_out(
+    requests: Mapping[MetricName, int], limits: Mapping[MetricName, tuple[Limit, ...]], policy: CanaryPolicy
+) -> tuple[str, ...]:
+    """What is not compared, a sentence for each reason."""
+    names: dict[str, list[str]] = {}
+    for name, found in limits.items():
+        if (reason := _why_left_out(name, requests[name], found, policy)) is not None:
+            names.setdefault(reason, []).append(name)
+    return tuple(f"{', '.join(metrics)}{reason}" for reason, metrics in names.items())
+
+
+def _why_left_out(name: MetricName, requests: int, limits: Sequence[Limit], policy: CanaryPolicy) -> str | None:
+    """Why not all of a metric is compared; None when all of it is."""
     if not limits:
-        return f"{name}: {requests} of stable's requests tell of them, too few or all alike"
-    if name in LENGTH_QUANTILES or name in RARE:
-        return None
+        return f": {requests} of stable's requests tell of it, too few or all alike"
     missing = [level for level in policy.slow_quantiles[1:] if requests < requests_needed(level)]
-    if not missing:
+    if name not in LATENCIES or not missing:
         return None
     levels = " and ".join(map(_label, missing))
-    return f"{name} beyond {levels}: {requests} of stable's requests, {requests_needed(missing[0])} are needed"
+    return f" beyond {levels}: {requests} of stable's requests, {requests_needed(missing[0])} are needed"
 
 
 def _strata(sizes: Sequence[int], classes: int) -> tuple[int, ...]:

@@ -88,6 +88,16 @@ def test_a_candidate_whose_answers_are_odd_regresses_by_the_metric_that_says_so(
     assert regressed(compared(tokens(60) + tokens(60, "green", **change), fixed(tokens(100)))) == worse
 
 
+def test_evidence_names_the_limit_that_says_most_or_else_the_one_that_parity_is_proven_at() -> None:
+    thresholds = fixed(tokens(100))
+    same, slower = (
+        next(fact.detail for fact in compared(tokens(60) + candidate, thresholds).judgement.evidence[3:])
+        for candidate in (tokens(60, "green"), tokens(60, "green", stream_milliseconds=300.0))
+    )
+    assert "beyond 5.0 ms (p90); e-value 1 " in same
+    assert "candidate 60/60, stable 0/60 beyond 5.0 ms (p50); e-value " in slower
+
+
 def test_time_per_output_token_is_that_after_the_first() -> None:
     thresholds = fixed([request(stream_milliseconds=200.0) for _ in range(20)])
     slow = next(metric for metric in thresholds.metrics if metric.name == "slow tokens")
@@ -98,12 +108,8 @@ def test_what_the_router_cannot_read_is_not_compared_and_said_to_be_missing() ->
     unread = {"output_tokens": None, "empty": None, "truncated": None, "finish_reason": ""}
     thresholds = fixed([request(**unread) for _ in range(100)])
     assert [metric.name for metric in thresholds.metrics] == ["errors", "slow first token", "slow end to end"]
-    assert [what.partition(":")[0] for what in thresholds.left_out if "answers" in what] == [
-        "truncated answers",
-        "empty answers",
-        "short answers",
-        "long answers",
-    ]
+    metrics = "slow tokens, truncated answers, empty answers, short answers, long answers"
+    assert f"{metrics}: 0 of stable's requests tell of it, too few or all alike" in thresholds.left_out
 
 
 def test_a_server_that_gives_no_finish_reasons_is_not_held_to_them() -> None:
