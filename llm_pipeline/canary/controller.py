@@ -24,7 +24,6 @@ from llm_pipeline.canary.approvals import StepApproval
 from llm_pipeline.canary.decision import Decision, Outcome, decide
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.looks import with_look
-from llm_pipeline.canary.observations import AccessLog, LogCursor, ObservedRequest
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import (
     CanaryJournal,
@@ -48,19 +47,15 @@ from llm_pipeline.canary.router import (
     other_slot,
 )
 from llm_pipeline.canary.slots import SlotControl, WarmUp
-from llm_pipeline.canary.slow_limits import fix_thresholds
-from llm_pipeline.canary.step_table import StepArms, format_step, step_in_numbers
+from llm_pipeline.canary.step_table import format_step, step_in_numbers
+from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.canary.watch_clock import WatchClock
-from llm_pipeline.canary.windows import window
 from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.verdict import Judgement, Verdict
 
 log = get_logger(__name__)
-
-BASELINE_SECONDS = 120.0
-"""Stable's requests of this long before the first step fix what "slow" means."""
 
 SOURCE_PATIENCE_LOOKS = 30
 """A source of metrics that is down for longer than so many looks pauses the canary."""
@@ -82,7 +77,7 @@ class CanaryController:
         journal: CanaryJournal,
         lease: Lease,
         router: TrafficRouter,
-        access_log: AccessLog,
+        traffic: Traffic,
         slots: SlotControl,
     ) -> None:
         self._plan = plan
@@ -90,7 +85,7 @@ class CanaryController:
         self._journal = journal
         self._lease = lease
         self._router = router
-        self._access_log = access_log
+        self._traffic = traffic
         self._slots = slots
         self._owner = f"{plan.release_id}@{socket.gethostname()}.{os.getpid()}"
         self._epoch = lease.epoch
@@ -141,7 +136,7 @@ class CanaryController:
     def _adopt(self, percent: float) -> CanaryRecord:
         """Load the record, or make it; writing it with our epoch fences whoever wrote it before."""
         self._end_older_release()
-        record = self._journal.load() or attempts.first_attempt(self._plan, self._access_log.end())
+        record = self._journal.load() or attempts.first_attempt(self._plan, self._traffic.end())
         self._epoch = max(self._lease.epoch, record.epoch + 1, self._router_epoch() + 1)
         if attempts.is_over(record, self._plan, lambda: self._router.read()[0]):
             record = self._try_again(record)
@@ -254,7 +249,7 @@ class CanaryController:
         log.info(
             "an earlier run's canary is over: this run tries again", earlier=record.phase.value, run=self._plan.run
         )
-        return attempts.next_attempt(record, self._plan, self._access_log.end())
+        return attempts.next_attempt(record, self._plan, self._traffic.end())
 
     def _router_epoch(self) -> int:
         try:
@@ -336,12 +331,14 @@ class CanaryController:
 
     def _begin_tests(self, record: CanaryRecord, percent: float) -> CanaryRecord:
         """Wait for enough of stable's requests to say what slow means, then start the tests."""
-        since = time.time() - BASELINE_SECONDS
-        recent = self._access_log.recent(since)
-        stable = [request for request in recent if request.arm == record.stable and not request.on_trial]
-        thresholds = fix_thresholds(stable, self._policy)
+        try:
+            baseline = self._traffic.baseline(record, self._policy)
+        except Transient as error:
+            log.warning("the source of metrics is down", reason=str(error))
+            return self._wait_for_traffic(record, 0)
+        record, thresholds = baseline.record, baseline.thresholds
         if thresholds is None:
-            return self._wait_for_traffic(record, len(stable))
+            return self._wait_for_traffic(record, baseline.requests)
         log.info(
             "slow is fixed from stable's requests",
             requests=thresholds.requests,
@@ -378,7 +375,7 @@ class CanaryController:
         resumed = record.applied is not None and record.applied.same_traffic(want) and record.step_began_at > 0
         self._clock.start()
         return self._save(
-            record if resumed else self._shifted(record),
+            record if resumed else self._traffic.step_begins(self._shifted(record)),
             phase=Phase.BAKING,
             applied=want,
             step_began_at=record.step_began_at if resumed else now,
@@ -395,38 +392,30 @@ class CanaryController:
         if (drift := self._drift(record, current)) is not None:
             return self._drifted(record, drift)
         elapsed = self._clock.look(self._policy.look_seconds)
-        if (seen_now := self._read_requests(record)) is None:
-            return self._without_source(record)
         watched = record.watched_seconds + elapsed
         began = self._clock.began(record.step_began_at, watched)
-        record = record.model_copy(update={"watched_seconds": watched, "step_began_at": began})
+        watching = record.model_copy(update={"watched_seconds": watched, "step_began_at": began})
         tests = _tests(record)
-        requests, cursor = seen_now
-        seen = window(requests, record.candidate, tests.thresholds, record.step_began_at)
+        try:
+            seen, seeing = self._traffic.look(watching, tests.thresholds)
+        except Transient as error:
+            return self._without_source(record, error)
+        self._blind_since = None
         tests = analysis.observe(tests, seen)
         looks = with_look(record.looks, tests, at=time.time(), percent=record.step_percent)
-        record = record.model_copy(update={"analysis": tests, "cursor": cursor, "looks": looks})
+        record = seeing.model_copy(update={"analysis": tests, "looks": looks})
         return self._act_on(record, self._decide(record))
 
-    def _read_requests(self, record: CanaryRecord) -> tuple[list[ObservedRequest], LogCursor] | None:
-        """What was served since the last look; None while the source is down."""
-        try:
-            found = self._access_log.read(record.cursor)
-        except Transient as error:
-            self._blind_since = time.monotonic() if self._blind_since is None else self._blind_since
-            log.warning("the source of metrics is down", reason=str(error))
-            return None
-        self._blind_since = None
-        return found
-
-    def _without_source(self, record: CanaryRecord) -> CanaryRecord:
+    def _without_source(self, record: CanaryRecord, error: Transient) -> CanaryRecord:
         """Nothing is concluded from silence; it is waited for, outside of the bake, and then the canary pauses."""
-        blind = time.monotonic() - (self._blind_since or time.monotonic())
+        log.warning("the source of metrics is down", reason=str(error))
+        self._blind_since = self._blind_since or time.monotonic()
+        blind = time.monotonic() - self._blind_since
         if not self._slots.alive(record.candidate):
             return self._condemn(record, findings.server_ended(f"{record.step_percent:g} %"))
         if blind <= SOURCE_PATIENCE_LOOKS * self._policy.look_seconds:
             return self._save(record)
-        down = findings.source_down(f"no answer for {blind:.0f} s")
+        down = findings.source_down(f"{error.message}, for {blind:.0f} s")
         return self._pause(record, down, PauseReason.NO_SOURCE)
 
     def _decide(self, record: CanaryRecord) -> Decision:
@@ -438,21 +427,12 @@ class CanaryController:
             decision = Decision(outcome=Outcome.REGRESSED, judgement=ended)
         if decision.outcome is Outcome.CONTINUE or tests.step is None:
             return decision
-        requests = self._recent(record.step_began_at)
-        arms = StepArms.of(requests, record.candidate, record.step_began_at)
+        arms = self._traffic.step_arms(record)
         summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, arms)}"
         judgement = decision.judgement.model_copy(update={"summary": summary})
         table = format_step(tests, tests.step, arms, judgement=judgement, policy=self._policy, seconds=seconds)
         log.info(table)
         return decision.model_copy(update={"judgement": judgement})
-
-    def _recent(self, since: float) -> list[ObservedRequest]:
-        """For the numbers beside a decision: bounded, and never in the way of a rollback."""
-        try:
-            return self._access_log.recent(since)
-        except Transient as error:
-            log.warning("the decision is told without its numbers", reason=str(error))
-            return []
 
     def _hangs(self, record: CanaryRecord) -> Judgement | None:
         """Whether requests that hang at the candidate, not the router, made the split look wrong."""

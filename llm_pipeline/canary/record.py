@@ -10,8 +10,10 @@ from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
+from llm_pipeline.canary.looks import Look
 from llm_pipeline.canary.observations import LogCursor
 from llm_pipeline.canary.router import Fenced, RouteState, SlotName
+from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import LeaseState
@@ -132,6 +134,7 @@ class CanaryRecord(BaseModel):
         heard_at: When its controller wrote last.
         began_cursor: Where in the access log the canary begins.
         cursor: How far the access log is analysed; written together with the analysis, so nothing counts twice.
+        metrics_cursor: How far a source of counts was read, where there is no log; None when a step has just begun.
         intended: What the router is about to be told; recorded before it is told.
         applied: What the router confirmed last.
         judgement: Of the latest look at the step in force, or the final one.
@@ -139,6 +142,7 @@ class CanaryRecord(BaseModel):
         traffic_confirmed: After a rollback: whether the router acknowledged it.
         history: How earlier runs' canaries of this release ended here, oldest first.
         events: What happened, oldest first, over all attempts.
+        looks: The e-values over the canary's time, oldest first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -163,6 +167,7 @@ class CanaryRecord(BaseModel):
     heard_at: float = 0.0
     began_cursor: LogCursor = LogCursor()
     cursor: LogCursor = LogCursor()
+    metrics_cursor: MetricsCursor | None = None
     intended: RouteState | None = None
     applied: RouteState | None = None
     analysis: AnalysisState | None = None
@@ -172,6 +177,7 @@ class CanaryRecord(BaseModel):
     marks: tuple[Mark, ...] = ()
     history: tuple[PastAttempt, ...] = ()
     events: tuple[CanaryEvent, ...] = ()
+    looks: tuple[Look, ...] = ()
 
     @property
     def settled(self) -> bool:

@@ -6,14 +6,15 @@ import time
 from pathlib import Path
 
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.observations import AccessLog
 from llm_pipeline.canary.open_router import access_log_of, open_router
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record
 from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
+from llm_pipeline.canary.sources.open_source import open_source
 from llm_pipeline.canary.timeline import write_timeline
+from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name, Percent
 from llm_pipeline.config.policy import CanaryPolicy
@@ -66,7 +67,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     if pointers.production is not None and pointers.production.repository == candidate:
         slots.ensure(pointers.production.slot, candidate)
         return StageOutput(judgement=_already_there(candidate))
-    access_log = access_log_of(router)
+    traffic = _traffic(config.place, router)
     plan = CanaryPlan(
         release_id=context.request.release_id,
         run=config.run,
@@ -77,27 +78,35 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     )
     journal = CanaryJournal(context.store, context.request.release_id, config.target)
     with Lease(context.store, lease_name(config.target), seconds=LEASE_SECONDS) as lease:
-        controller = CanaryController(
-            plan, journal=journal, lease=lease, router=router, access_log=access_log, slots=slots
-        )
+        controller = CanaryController(plan, journal=journal, lease=lease, router=router, traffic=traffic, slots=slots)
         judgement = controller.run_step(config.step_percent)
-    return _output(context, judgement, access_log, time.monotonic() - started)
+    return _output(context, judgement, router, time.monotonic() - started)
 
 
 def _output(
-    context: StageContext[CanaryConfig], judgement: Judgement, access_log: AccessLog, live_seconds: float
+    context: StageContext[CanaryConfig], judgement: Judgement, router: TrafficRouter, live_seconds: float
 ) -> StageOutput:
     record = read_record(context.store, context.request.release_id, context.config.target)
     if record is None:
         return StageOutput(judgement=judgement)
-    directory = context.workdir / "canary"
-    write_timeline(directory, record, access_log)
+    artifacts = {}
+    if context.config.place.metrics is None:
+        directory = context.workdir / "canary"
+        write_timeline(directory, record, access_log_of(router), context.config.policy)
+        artifacts = {"canary": Produced("canary", directory)}
     return StageOutput(
-        artifacts={"canary": Produced("canary", directory)},
+        artifacts=artifacts,
         metrics=_metrics(record),
         judgement=judgement,
         tool_seconds=live_seconds,
     )
+
+
+def _traffic(place: TargetPlace, router: TrafficRouter) -> Traffic:
+    """Counts of the source that the place names, or the router's own log."""
+    if place.metrics is None:
+        return LoggedTraffic(access_log_of(router))
+    return CountedTraffic(open_source(place.metrics, place.router, router))
 
 
 def _metrics(record: CanaryRecord) -> dict[str, Metric]:

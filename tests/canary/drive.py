@@ -19,6 +19,7 @@ from llm_pipeline.canary.observations import AccessLog
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name
 from llm_pipeline.canary.rollback import Patience
+from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.logging import write_json_lines
@@ -80,7 +81,7 @@ def main() -> int:
     try:
         with Lease(store, lease_name("cpu"), seconds=settings.get("lease_seconds", 2.0)) as lease:
             controller = CanaryController(
-                plan, journal=journal, lease=lease, router=router, access_log=log, slots=slots
+                plan, journal=journal, lease=lease, router=router, traffic=LoggedTraffic(log), slots=slots
             )
             judgement = controller.run_step(float(sys.argv[2]))
     except PipelineError as error:

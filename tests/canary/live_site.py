@@ -20,6 +20,7 @@ from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, read_record
 from llm_pipeline.canary.rollback import Patience, ensure_rolled_back
 from llm_pipeline.canary.router import ALL, SlotName, TrafficRouter, all_to, other_slot
+from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.runners import detached
 from llm_pipeline.store.lease import Lease
@@ -50,6 +51,7 @@ class LiveSite(Site):
         self.trials = 0
 
     def mixed_users(self, rate: float = RATE) -> None:
+        (self.root / "traffic.json").unlink(missing_ok=True)
         command = [sys.executable, str(USERS), str(self.place.port), str(rate), str(self.root / "traffic.json")]
         log = self.root / "users.log"
         self._users.append(detached.start("users", command, self.root / "users.json", log=log))
@@ -122,7 +124,7 @@ class Trial:
                 journal=journal,
                 lease=lease,
                 router=self.router,
-                access_log=self.access_log,
+                traffic=LoggedTraffic(self.access_log),
                 slots=self.site.control,
             )
             return controller.run_step(percent)

@@ -23,6 +23,7 @@ from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, 
 from llm_pipeline.canary.rollback import Patience
 from llm_pipeline.canary.router import ALL, Fenced, RouterConflict, RouteState, SlotName, all_to
 from llm_pipeline.canary.slots import WarmUp
+from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.errors import Transient
 from llm_pipeline.stages.contract import ArtifactRef
@@ -190,6 +191,7 @@ class Site:
         self.store = Store(f"file://{self.root}/store")
         self.store.site = self
         self.router, self.log, self.slots = Router(self), AccessLog(self), Slots(self)
+        self.traffic: Traffic = LoggedTraffic(self.log)  # type: ignore[arg-type] - a log in memory
 
     @contextlib.contextmanager
     def effect(self, what: str) -> Iterator[None]:
@@ -222,7 +224,7 @@ class Site:
         journal = CanaryJournal(self.store, release, "cpu")
         with Lease(self.store, lease_name("cpu")) as lease:
             controller = CanaryController(
-                plan, journal=journal, lease=lease, router=self.router, access_log=self.log, slots=self.slots
+                plan, journal=journal, lease=lease, router=self.router, traffic=self.traffic, slots=self.slots
             )
             return controller.run_step(percent)
 

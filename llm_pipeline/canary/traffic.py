@@ -1,0 +1,137 @@
+"""What a canary's controller sees of live traffic: single requests of the router's log, or counts of a metric source.
+
+Both keep how far they have read in the canary's record, which is written together with what was concluded.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from llm_pipeline.canary.observations import AccessLog, LogCursor
+from llm_pipeline.canary.record import CanaryRecord
+from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
+from llm_pipeline.canary.sources.arm_metrics import ArmMetrics, ArmWindow
+from llm_pipeline.canary.sources.counts import thresholds_from_counts, window_from_counts
+from llm_pipeline.canary.step_table import StepArms
+from llm_pipeline.canary.windows import Window, window
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.errors import Transient
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
+
+BASELINE_SECONDS = 120.0
+"""Stable's requests of this long before the first step fix what "slow" means."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Stable before the first step.
+
+    Attributes:
+        thresholds: What is compared from then on; None while there are too few requests.
+        requests: How many there are.
+        record: The canary's record, with how far the source was read.
+    """
+
+    thresholds: Thresholds | None
+    requests: int
+    record: CanaryRecord
+
+
+class Traffic(Protocol):
+    """What the controller looks at."""
+
+    def end(self) -> LogCursor:
+        """Where the log of requests ends now; its beginning where there is none."""
+
+    def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
+        """What is known of stable before the first step.
+
+        Raises:
+            Transient: The source is down.
+        """
+
+    def step_begins(self, record: CanaryRecord) -> CanaryRecord:
+        """The record, when new weights are in force."""
+
+    def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
+        """Both arms since the last look, and the record behind it.
+
+        Raises:
+            Transient: The source is down: it says nothing, and nothing may be concluded.
+        """
+
+    def step_arms(self, record: CanaryRecord) -> StepArms:
+        """Both arms over the step, for the numbers beside a decision; empty where they cannot be told now."""
+
+
+class LoggedTraffic:
+    """Single requests, from the router's own log."""
+
+    def __init__(self, access_log: AccessLog) -> None:
+        self._log = access_log
+
+    def end(self) -> LogCursor:
+        """See `Traffic.end`."""
+        return self._log.end()
+
+    def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
+        """See `Traffic.baseline`."""
+        recent = self._log.recent(time.time() - BASELINE_SECONDS)
+        stable = [request for request in recent if request.arm == record.stable and not request.on_trial]
+        return Baseline(fix_thresholds(stable, policy), len(stable), record)
+
+    def step_begins(self, record: CanaryRecord) -> CanaryRecord:
+        """See `Traffic.step_begins`: requests say themselves when they began."""
+        return record
+
+    def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
+        """See `Traffic.look`."""
+        requests, cursor = self._log.read(record.cursor)
+        seen = window(requests, record.candidate, thresholds, record.step_began_at)
+        return seen, record.model_copy(update={"cursor": cursor})
+
+    def step_arms(self, record: CanaryRecord) -> StepArms:
+        """See `Traffic.step_arms`: bounded, because a rollback must not wait for a long log."""
+        try:
+            requests = self._log.recent(record.step_began_at)
+        except Transient as error:
+            log.warning("the decision is told without its numbers", reason=str(error))
+            requests = []
+        return StepArms.of(requests, record.candidate, record.step_began_at)
+
+
+class CountedTraffic:
+    """Counts of both arms, from a metric source."""
+
+    def __init__(self, source: ArmMetrics) -> None:
+        self._source = source
+
+    def end(self) -> LogCursor:
+        """See `Traffic.end`: there is no log."""
+        return LogCursor()
+
+    def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
+        """See `Traffic.baseline`: counted from one moment on, until there are enough."""
+        since = record.metrics_cursor or self._source.begin(BASELINE_SECONDS)
+        arms = self._source.window(since).arms
+        stable = arms.get(record.stable, ArmWindow()) if record.stable else ArmWindow()
+        counted = record.model_copy(update={"metrics_cursor": since})
+        return Baseline(thresholds_from_counts(stable, policy), stable.requests, counted)
+
+    def step_begins(self, record: CanaryRecord) -> CanaryRecord:
+        """See `Traffic.step_begins`: what was counted before belongs to other weights, the first look counts anew."""
+        return record.model_copy(update={"metrics_cursor": None})
+
+    def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
+        """See `Traffic.look`."""
+        found = self._source.window(record.metrics_cursor or self._source.begin())
+        seen = window_from_counts(found.arms, record.candidate, thresholds, found.cursor.until)
+        return seen, record.model_copy(update={"metrics_cursor": found.cursor})
+
+    def step_arms(self, record: CanaryRecord) -> StepArms:
+        """See `Traffic.step_arms`: counts tell of no single request."""
+        return StepArms.of([], record.candidate, record.step_began_at)

@@ -1,0 +1,55 @@
+"""`llm-pipeline approve-step` and `llm-pipeline guard`, as a person calls them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_pipeline.canary.approvals import ask, read_approval
+from llm_pipeline.cli import main
+from llm_pipeline.store.local import LocalStore
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+    ports = iter(range(18541, 18560))
+    place = {name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in ("staging", "blue", "green")}
+    document = {
+        "name": "here",
+        "store": f"file://{tmp_path}/store",
+        "work_root": str(tmp_path),
+        "state_root": str(tmp_path),
+        "environments": {},
+        "triton_home": str(tmp_path),
+        "places": {"cpu": {**place, "router": {"port": next(ports), "admin_port": next(ports)}}},
+    }
+    (tmp_path / "here.yaml").write_text(yaml.safe_dump(document))
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(tmp_path / "here.yaml"))
+    store = LocalStore(f"file://{tmp_path}/store")
+    store.write_document("releases/r1/release.json", {}, None)
+    return store
+
+
+def test_a_step_is_approved_once_and_a_second_answer_is_told_that_it_is_late(deployment, capsys) -> None:
+    ask(deployment, "r1", "cpu", 25, runs=["run"], question="begin", summary="may it begin?", deadline_seconds=60)
+    assert main(["approve-step", "r1", "cpu", "25"]) == 0
+    assert capsys.readouterr().out == "approved: step 25 %\n"
+    approval = read_approval(deployment, "r1", "cpu", 25)
+    assert approval is not None
+    assert (approval.answer, "@" in approval.by) == ("approved", True)
+    assert main(["approve-step", "r1", "cpu", "25", "--deny"]) == 2
+    assert "too late, nothing is changed: it was approved by" in capsys.readouterr().out
+
+
+def test_an_answer_to_a_canary_that_does_not_exist_is_refused(deployment, capsys) -> None:
+    del deployment
+    assert main(["approve-step", "r9", "cpu", "25"]) == 4
+    assert "r9" in capsys.readouterr().err
+
+
+def test_the_guard_says_when_there_is_nothing_to_do(deployment, capsys) -> None:
+    del deployment
+    assert main(["guard"]) == 0
+    assert capsys.readouterr().out == "nothing to do\n"
