@@ -18,23 +18,23 @@ import os
 import socket
 import time
 
-from llm_pipeline.canary import analysis, approvals, attempts, evidence, findings
+from llm_pipeline.canary import analysis, attempts, evidence, findings
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.approvals import StepApproval
 from llm_pipeline.canary.decision import Decision, Outcome, decide
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.looks import with_look
 from llm_pipeline.canary.plan import CanaryPlan
+from llm_pipeline.canary.questions import Questions
 from llm_pipeline.canary.record import (
     CanaryJournal,
     CanaryRecord,
     Pause,
     PauseReason,
     Phase,
-    current_canary,
     set_current_canary,
 )
-from llm_pipeline.canary.rollback import end_canary, retire, traffic_to, wait_converged, wait_usable
+from llm_pipeline.canary.rollback import end_older_release, retire, traffic_to, wait_converged, wait_usable
 from llm_pipeline.canary.router import (
     ALL,
     Fenced,
@@ -86,6 +86,7 @@ class CanaryController:
         self._lease = lease
         self._router = router
         self._traffic = traffic
+        self._questions = Questions(journal.store, plan)
         self._slots = slots
         self._owner = f"{plan.release_id}@{socket.gethostname()}.{os.getpid()}"
         self._epoch = lease.epoch
@@ -148,21 +149,15 @@ class CanaryController:
 
     def _end_older_release(self) -> None:
         """Another release's canary on this target is rolled back first, however its controller ended."""
-        other = current_canary(self._journal.store, self._plan.target)
-        if other is None or other == self._plan.release_id:
-            return
-        journal = CanaryJournal(self._journal.store, other, self._plan.target)
-        if (record := journal.load()) is None or record.settled:
-            return
-        log.warning("rolling another release back", release=other, phase=record.phase.value)
-        end_canary(
-            journal,
-            self._router,
-            self._slots,
-            self._plan.patience,
+        end_older_release(
+            self._journal.store,
+            self._plan.target,
+            self._plan.release_id,
+            router=self._router,
+            slots=self._slots,
+            patience=self._plan.patience,
             lease_epoch=self._lease.epoch,
             by=self._owner,
-            reason=findings.superseded(self._plan.release_id),
         )
 
     def _resume(self, record: CanaryRecord) -> CanaryRecord:
@@ -180,10 +175,7 @@ class CanaryController:
 
     def _act_on_answer(self, record: CanaryRecord, pause: Pause) -> CanaryRecord:
         """Do what a person said; without an answer it stays paused until its deadline."""
-        approval = self._ask(record, pause.percent, pause.reason)
-        if approval.answer == "waiting" and (pause.over(time.time()) or approval.overdue(time.time())):
-            store, plan = self._journal.store, self._plan
-            approval = approvals.time_out(store, plan.release_id, plan.target, pause.percent) or approval
+        approval = self._questions.answer(record, pause)
         match approval.answer:
             case "waiting":
                 return self._save(record)
@@ -214,33 +206,15 @@ class CanaryController:
         """The record, if the step may begin; otherwise it is paused, or rolled back by a denial."""
         if percent not in self._policy.approve_before_percent or record.stable is None:
             return record
-        approval = self._ask(record, percent, PauseReason.APPROVAL)
+        approval = self._questions.ask(record, percent, PauseReason.APPROVAL)
         match approval.answer:
             case "approved":
                 return record.with_event(EventKind.APPROVED, f"step {percent:g} % may begin", by=approval.by)
             case "waiting":
-                asked = findings.approval_asked(percent, self._command(percent))
+                asked = findings.approval_asked(percent, self._questions.command(percent))
                 return self._pause(record, asked, PauseReason.APPROVAL, percent)
             case "denied" | "timed out":
                 return self._refuse(record, approval)
-
-    def _ask(self, record: CanaryRecord, percent: float, reason: PauseReason, *, anew: bool = False) -> StepApproval:
-        begin = reason is PauseReason.APPROVAL
-        why = "the step begins after an approval" if begin or record.judgement is None else record.judgement.summary
-        return approvals.ask(
-            self._journal.store,
-            self._plan.release_id,
-            self._plan.target,
-            percent,
-            runs=[self._plan.run, *approvals.runs_of(record)],
-            question="begin" if begin else "go on",
-            summary=f"{why}. {self._command(percent)}",
-            deadline_seconds=self._policy.pause_deadline_seconds,
-            anew=anew,
-        )
-
-    def _command(self, percent: float) -> str:
-        return f"llm-pipeline approve-step {self._plan.release_id} {self._plan.target} {percent:g} [--deny]"
 
     def _try_again(self, record: CanaryRecord) -> CanaryRecord:
         """A fresh attempt, not yet saved; what an earlier run left half rolled back is rolled back first."""
@@ -520,7 +494,7 @@ class CanaryController:
         pause = Pause(reason=reason, percent=about, since=time.time(), deadline_seconds=deadline)
         record = record.model_copy(update={"judgement": judgement})
         if pause.asks and reason is not PauseReason.APPROVAL:
-            self._ask(record, about, reason, anew=True)
+            self._questions.ask(record, about, reason, anew=True)
         log.warning(judgement.summary, percent=record.step_percent, reason=reason.value)
         kind = EventKind.APPROVAL_ASKED if reason is PauseReason.APPROVAL else EventKind.PAUSED
         record = record.with_event(kind, judgement.summary, by=self._owner, verdict=judgement.verdict)

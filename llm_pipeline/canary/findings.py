@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.eprocess import SplitTest
-from llm_pipeline.canary.evidence import SPLIT_ALPHA
+from llm_pipeline.canary.evidence import SPLIT_ALPHA, stable_is_bad
 from llm_pipeline.canary.router import RouteState
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
@@ -113,10 +113,15 @@ def accepted(percent: float, by: str, requests: int) -> Judgement:
 def undecided_and_clean(step: StepState) -> Judgement | None:
     """What lets an undecided step pass where the policy says so; None while anything speaks against the candidate.
 
-    The candidate must have answered, and failed no larger a share of its requests than stable did of its own.
+    The candidate must have answered, and failed no larger a share of its requests than stable did of its own. A stable
+    that fails itself excuses nobody.
     """
     mine, theirs = step.candidate, step.stable
-    if not mine.requests or mine.errors * max(1, theirs.requests) > theirs.errors * mine.requests:
+    if (
+        not mine.requests
+        or stable_is_bad(step)
+        or mine.errors * max(1, theirs.requests) > theirs.errors * mine.requests
+    ):
         return None
     detail = f"candidate {mine.errors}/{mine.requests}, stable {theirs.errors}/{theirs.requests}"
     rate = mine.errors / mine.requests

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, take_over
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
 from llm_pipeline.canary.router import (
     RouterRejected,
     RouterUnavailable,
@@ -213,6 +213,29 @@ def end_canary(
     record = record.with_event(EventKind.ROLLED_BACK, words, by=by, percent=0.0)
     retire(router, slots, record.candidate, patience)
     return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "traffic_confirmed": confirmed}))
+
+
+def end_older_release(
+    store: ArtifactStore,
+    target: str,
+    release_id: str,
+    *,
+    router: TrafficRouter,
+    slots: SlotControl,
+    patience: Patience,
+    lease_epoch: int,
+    by: str,
+) -> None:
+    """Roll another release's canary on the target back, however its controller ended, before this one's begins."""
+    other = current_canary(store, target)
+    if other is None or other == release_id:
+        return
+    journal = CanaryJournal(store, other, target)
+    if (record := journal.load()) is None or record.settled:
+        return
+    log.warning("rolling another release back", release=other, phase=record.phase.value)
+    reason = findings.superseded(release_id)
+    end_canary(journal, router, slots, patience, lease_epoch=lease_epoch, by=by, reason=reason)
 
 
 def _words(record: CanaryRecord) -> str:
