@@ -6,6 +6,7 @@
 | `ls`, `show`, `verify`, `diff` | what a deployment's store holds (`inspecting`) |
 | `claims` | which release of each model is on its way (`claiming`) |
 | `approve-step`, `guard` | canaries that wait, or that nobody watches (`guarding`) |
+| `take-back` | a canary or production, on a person's word (`taking_back`) |
 | `gc` | what it need not hold any more (`retaining`) |
 | `tune` | settings of a target that hold more traffic (`tuning`) |
 | `formats` | what runs on which GPU, without a release (`formats`) |
@@ -38,6 +39,7 @@ from llm_pipeline.cli import (
     releasing,
     rendering,
     retaining,
+    taking_back,
     tuning,
 )
 from llm_pipeline.errors import PipelineError
@@ -78,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         inspecting,
         claiming,
         guarding,
+        taking_back,
         retaining,
         diagnosing,
         linting,

@@ -6,9 +6,13 @@ import argparse
 import getpass
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.errors import ExitCode
+from llm_pipeline.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from llm_pipeline.config.deployment import Deployment
 
 
 def add_commands(commands: Commands) -> None:
@@ -22,6 +26,7 @@ def add_commands(commands: Commands) -> None:
     approve.set_defaults(run=_approve)
 
     guard = commands.add_parser("guard", help="roll back canaries that nobody watches, on the host of their servers")
+    guard.add_argument("--target", dest="gpu_target", metavar="NAME", help="only this one of the deployment's targets")
     add_deployment_option(guard)
     guard.set_defaults(run=_guard)
 
@@ -44,12 +49,25 @@ def _approve(options: argparse.Namespace) -> int:
 
 def _guard(options: argparse.Namespace) -> int:
     from llm_pipeline.canary.guard import guard_once
+    from llm_pipeline.notifications.channels import secrets_here
+    from llm_pipeline.notifications.outbox import notify_of_targets
     from llm_pipeline.store import open_store
 
-    deployment = deployment_of(options)
-    actions = guard_once(open_store(deployment.store), deployment)
+    deployment = _guarded(deployment_of(options), options.gpu_target)
+    store = open_store(deployment.store)
+    actions = guard_once(store, deployment)
+    notify_of_targets(store, deployment, secrets_here(deployment.notifications))
     for action in actions:
         sys.stdout.write(f"{action.gpu_target}  {action.release_id}  {action.what}: {action.detail}\n")
     if not actions:
         sys.stdout.write("nothing to do\n")
     return ExitCode.INFRASTRUCTURE if any(action.what == "failed" for action in actions) else ExitCode.GO
+
+
+def _guarded(deployment: Deployment, target: str | None) -> Deployment:
+    """The deployment with the places to be guarded."""
+    if target is None:
+        return deployment
+    if target not in deployment.places:
+        raise ConfigError(f"deployment {deployment.name} has no place for {target!r}", where=deployment.name)
+    return deployment.model_copy(update={"places": {target: deployment.places[target]}})

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from pydantic import ValidationError
 
 from llm_pipeline.canary.events import CanaryEvent
-from llm_pipeline.canary.record import read_events
+from llm_pipeline.canary.record import current_canary, read_events
+from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.logging import get_logger
@@ -65,6 +66,28 @@ def notify(store: ArtifactStore, config: Notifications, secrets: Secrets, releas
     except (PipelineError, OSError, ValidationError) as error:
         log.warning("people could not be told of the canary", release=release_id, reason=type(error).__name__)
         return 0
+
+
+def notify_of_targets(
+    store: ArtifactStore, deployment: Deployment, secrets: Secrets, targets: Iterable[str] | None = None
+) -> int:
+    """Tell what was not told yet of the canary that each target had last; see `notify`.
+
+    Args:
+        store: The deployment's.
+        deployment: Who is to be told.
+        secrets: Where they are reached.
+        targets: Names of targets; None for all of the deployment.
+    """
+    config = deployment.notifications
+    if not config.wanted:
+        return 0
+    try:
+        on_trial = {target: current_canary(store, target) for target in targets or deployment.places}
+    except (PipelineError, OSError, ValidationError) as error:
+        log.warning("people could not be told of the canaries", reason=type(error).__name__)
+        return 0
+    return sum(notify(store, config, secrets, release, target) for target, release in on_trial.items() if release)
 
 
 class _Outbox:

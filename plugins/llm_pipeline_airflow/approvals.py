@@ -35,6 +35,8 @@ class DecisionOperator(ApprovalOperator):
     """
 
     template_fields: Collection[str] = ("subject", "body", "release_id")
+    parks = True
+    """Whether a newer release may take this one's place meanwhile: not where traffic was moved."""
 
     def __init__(
         self, *, config_path: str, timeout_hours: float, release_id: str = RELEASE_ID_TEMPLATE, **kwargs: Any
@@ -49,19 +51,30 @@ class DecisionOperator(ApprovalOperator):
 
     def ask(self, context: Context) -> Any:
         """Write the request, then wait."""
-        try:
-            claim_of(self.config_path, context).park()
-        except Terminal as error:
-            raise AirflowFailException(str(error)) from error
+        if self.parks:
+            try:
+                claim_of(self.config_path, context).park()
+            except Terminal as error:
+                raise AirflowFailException(str(error)) from error
+        else:
+            self.check_claim(context)
         self.log.info("asking for a decision:\n%s", self.body)
         return super().execute(context)
 
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Act on the answer, if this release may still go on."""
+    def check_claim(self, context: Context) -> None:
+        """Make sure that this release may still go on.
+
+        Raises:
+            AirflowFailException: It may not.
+        """
         try:
             claim_of(self.config_path, context).check()
         except Terminal as error:
             raise AirflowFailException(str(error)) from error
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Act on the answer, if this release may still go on."""
+        self.check_claim(context)
         return super().execute_complete(context, event)
 
 

@@ -29,6 +29,12 @@ def log_table(judgement: Judgement) -> str:
     return "\n".join(["", f"{judgement.verdict.value}: {judgement.summary}", *lines])
 
 
+def facts_table(judgement: Judgement) -> str:
+    """One line a fact, as Markdown, for the human who decides about the next step."""
+    rows = [_HEADINGS, ("---",) * len(_HEADINGS), *(_row(fact) for fact in judgement.evidence)]
+    return "\n".join(f"| {' | '.join(_cell(text) for text in row)} |" for row in rows)
+
+
 def markdown_table(results: Iterable[StageResult]) -> str:
     """One line a gate, for the human who decides about production."""
     lines = ["| gate | subject | verdict | summary |", "|---|---|---|---|"]

@@ -166,10 +166,14 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             lines, offset = runner.read_log(self._job, offset)
             for line in lines:
                 relay(line, log)
+            self.attend()
             if active:
                 time.sleep(wait)
                 wait = min(wait * 1.5, _LONGEST_POLL_SECONDS) if not lines else _SHORTEST_POLL_SECONDS
         return self.get_job_result(external_id, context)
+
+    def attend(self) -> None:
+        """Called again and again while the stage runs."""
 
     def get_job_result(self, external_id: JsonValue, context: Context) -> dict[str, Any]:
         """The task's result, or the stage's error; see `ResumableJobMixin`."""

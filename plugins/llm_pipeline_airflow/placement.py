@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # every Airflow process loads this module
-    from llm_pipeline.config.deployment import WorkerGroup
+    from collections.abc import Sequence
+
+    from llm_pipeline.config.deployment import Deployment, WorkerGroup
     from llm_pipeline.config.loading import LoadedRelease
 
 TABLE_KEY = "llm_pipeline"
@@ -42,6 +44,12 @@ def placement_arguments(stage: str, loaded: LoadedRelease, *, only: str = "") ->
         for target in loaded.release.targets  # the groups are mapped in this order
         if only in ("", target.name)
     ]
+    return {"executor_config": {TABLE_KEY: table}} if any(table) else {}
+
+
+def placement_of_targets(deployment: Deployment, targets: Sequence[str]) -> dict[str, Any]:
+    """Arguments of an operator that is mapped over targets and takes no slot: it runs where their servers are."""
+    table = [_arguments(deployment.workers.targets.get(target), slots=0) for target in targets]
     return {"executor_config": {TABLE_KEY: table}} if any(table) else {}
 
 

@@ -2,71 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException
 
+from llm_pipeline.config.loading import load_release
 from llm_pipeline.stages.contract import StageRequest
-from llm_pipeline_airflow.approvals import passed_targets
-from llm_pipeline_airflow.ladder import unsuccessful
 from llm_pipeline_airflow.operators import StageOperator
+from llm_pipeline_airflow.telling import tell
+from llm_pipeline_airflow.turn import Turn
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from pydantic import JsonValue
 
 _STARTED = frozenset({"success", "failed", "running", "up_for_retry"})
 
 
-class CanaryStepOperator(StageOperator):
+_TELL_SECONDS = 10.0
+
+
+class TellingOperator(StageOperator):
+    """A stage that acts on a canary: people are told of it while it runs and when it has ended."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._told_at = 0.0
+
+    def poll_until_complete(self, external_id: JsonValue, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Relay the stage's log until it ends; see `StageOperator`."""
+        try:
+            return super().poll_until_complete(external_id, context)
+        finally:
+            self._tell()
+
+    def attend(self) -> None:
+        """Tell what there is, now and then."""
+        if time.monotonic() - self._told_at >= _TELL_SECONDS:
+            self._tell()
+            self._told_at = time.monotonic()
+
+    def _tell(self) -> None:
+        tell(load_release(Path(self.config_path)).deployment, self.subject, self.release_id)
+
+
+class CanaryStepOperator(TellingOperator):
     """Moves traffic of one target one step on, if that target passed its gates in this very run.
 
     Args:
-        last_gate: Task id of the mapped gate before the approval; its results name the targets that passed.
-        needs: Ids of unmapped tasks without whose success nothing is begun, though its trigger rule lets it run.
-        promoted_before: `settle` of the targets that come first, by target: the first failure among those that passed
-            their gates stops the others.
+        turn: Whether it may.
     """
 
-    def __init__(
-        self,
-        *,
-        last_gate: str,
-        needs: tuple[str, ...] = (),
-        promoted_before: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, turn: Turn, **kwargs: Any) -> None:
         kwargs.setdefault("stage", "canary")
         super().__init__(**kwargs)
-        self.last_gate = last_gate
-        self.needs = needs
-        self.promoted_before = dict(promoted_before or {})
+        self.turn = turn
 
     def request(self, context: Context) -> StageRequest:
-        """What the stage is asked to do.
-
-        Raises:
-            AirflowFailException: The target did not pass its gates; an approval of other targets is none of its own.
-            AirflowSkipException: What it needs did not end well, or a target before it was not promoted.
-        """
-        if missing := unsuccessful(context, self.needs):
-            raise self._skipped(f"{missing} did not end well in this run")
-        offered = passed_targets(context, self.last_gate)
-        if self.subject not in offered:
-            raise AirflowFailException(f"{self.subject} did not pass {self.last_gate} in this run: no traffic is moved")
-        for target, settle in self.promoted_before.items():
-            if target in offered and mapped_state(context, settle) != "success":
-                raise self._skipped(f"{target} comes first and was not promoted")
+        """What the stage is asked to do, if it is the target's turn; see `Turn`."""
+        try:
+            self.turn.check(context, self.subject)
+        except AirflowSkipException:
+            self._ending = "not begun"
+            raise
         return super().request(context)
 
-    def _skipped(self, why: str) -> AirflowSkipException:
-        """What to raise; the log says it too, for the UI shows of this exception nothing but the state."""
-        self._ending = "not begun"
-        self.log.info("no traffic of %s is moved: %s", self.subject, why)
-        return AirflowSkipException(why)
 
-
-class RollbackOperator(StageOperator):
+class RollbackOperator(TellingOperator):
     """Gives all traffic back to the stable version, unless the release was promoted or moved no traffic at all.
 
     Args:
@@ -93,10 +97,3 @@ def _own_states(context: Context, task_ids: tuple[str, ...]) -> dict[str, str]:
     ti = context["ti"]
     states = ti.get_task_states(dag_id=ti.dag_id, map_index=ti.map_index, task_ids=list(task_ids), run_ids=[ti.run_id])
     return dict(states.get(ti.run_id, {}))
-
-
-def mapped_state(context: Context, task_id: str) -> str | None:
-    """State in this run of a task in a group that is mapped over one name."""
-    ti = context["ti"]
-    states = ti.get_task_states(dag_id=ti.dag_id, map_index=0, task_ids=[task_id], run_ids=[ti.run_id])
-    return next(iter(states.get(ti.run_id, {}).values()), None)

@@ -5,17 +5,15 @@ A config that is broken is left out here, as in `discovery`; `dags/release_confi
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, BaseOperator, Param, get_parsing_context
 
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.loading import load_deployment, load_release
-from llm_pipeline.errors import PipelineError
+from llm_pipeline.config.loading import load_deployment
+from llm_pipeline_airflow.deployments import used_deployments
 from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.runs import releases_directory
 
@@ -60,11 +58,10 @@ class RetentionOperator(BaseOperator):
 def retention_dags(directory: Path | None = None) -> dict[str, DAG]:
     """The retention DAGs by DAG id; a worker makes only the one it runs."""
     wanted = get_parsing_context().dag_id
-    deployments = _deployments(directory or releases_directory())
     return {
-        dag_id: retention_dag(path, deployment)
-        for path, deployment in deployments.items()
-        if wanted in (None, dag_id := f"{_PREFIX}{deployment.name}")
+        dag_id: retention_dag(used.path, used.deployment)
+        for used in used_deployments(directory or releases_directory())
+        if wanted in (None, dag_id := f"{_PREFIX}{used.deployment.name}")
     }
 
 
@@ -98,14 +95,3 @@ def retention_dag(path: Path, deployment: Deployment) -> DAG:
             deployment_file=str(path),
         )
     return dag
-
-
-def _deployments(directory: Path) -> Mapping[Path, Deployment]:
-    """The deployments of all release configs that are right, by their file."""
-    found: dict[Path, Deployment] = {}
-    for config in sorted(directory.glob("*.yaml")):
-        with contextlib.suppress(PipelineError):  # reported by check_release_configs
-            loaded = load_release(config)
-            file = loaded.configs_root / "deployments" / f"{loaded.deployment.name}.yaml"
-            found.setdefault(file, loaded.deployment)
-    return found

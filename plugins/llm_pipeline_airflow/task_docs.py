@@ -49,6 +49,13 @@ TASK_DOCS: Mapping[str, tuple[str, str]] = {
             "A verdict other than GO ends the promotion; the rollback follows."
         ),
     ),
+    "approve_step": (
+        "Approve a step",
+        (
+            "The decision before a step, with what the one before it measured. No answer in time is a rejection: "
+            "the promotion fails, and the rollback follows."
+        ),
+    ),
     "settle": ("Settle", "Makes the candidate the production version and keeps the previous one ready."),
     "rollback": (
         "Rollback",

@@ -79,9 +79,23 @@ def test_targets_are_promoted_one_after_the_other_in_the_order_of_the_config(dag
     assert promoted == [{"target": ["cpu-a"]}, {"target": ["cpu-b"]}]
     assert upstream(dag, "promotion_2.canary_5") == {"approve", "promotion_1.rollback"}
     second = dag.get_task("promotion_2.canary_5")
-    assert (second.trigger_rule, second.needs) == ("all_done", ("approve",))
-    assert second.promoted_before == {"cpu-a": "promotion_1.settle"}
+    assert (second.trigger_rule, second.turn.needs) == ("all_done", ("approve",))
+    assert second.turn.promoted_before == {"cpu-a": "promotion_1.settle"}
     assert groups["promotion_2"].group_display_name == "Promotion cpu-b"
+
+
+def test_a_person_is_asked_before_the_steps_that_the_policy_names(project):
+    policy = project.root / "configs/policies/quick.yaml"
+    asks = "steps_percent: [5, 100], approve_before_percent: [5, 100], pause_deadline_seconds: 7200"
+    policy.write_text(policy.read_text().replace("steps_percent: [5, 100]", asks))
+    dag = release_dag(project.config)
+    assert upstream(dag, "promotion_1.approve_100") == {"promotion_1.canary_5"}
+    assert upstream(dag, "promotion_1.canary_100") == {"promotion_1.approve_100"}
+    assert upstream(dag, "promotion_2.approve_5") == {"approve", "promotion_1.rollback"}
+    first, step = dag.get_task("promotion_2.approve_5"), dag.get_task("promotion_2.canary_5")
+    assert (first.trigger_rule, step.trigger_rule) == ("all_done", "all_success")
+    assert (first.defaults, first.response_timeout.total_seconds()) == (["Reject"], 7200)
+    assert dag.get_task("promotion_1.rollback").canary_steps == ("promotion_1.canary_5", "promotion_1.canary_100")
 
 
 def test_the_staging_server_is_taken_down_also_when_its_own_gate_failed(dag):

@@ -1,0 +1,5 @@
+"""One Airflow DAG for each deployment that a release config names: a form to take a canary or production back."""
+
+from llm_pipeline_airflow.rollback_dag import rollback_dags
+
+globals().update(rollback_dags())

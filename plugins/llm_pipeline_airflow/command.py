@@ -1,0 +1,106 @@
+"""An operator that runs one command of `llm-pipeline` about one target, on the host of that target's servers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from llm_pipeline.config.environment import Interpreter
+from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.errors import ExitCode, StageCrashed
+from llm_pipeline.logging import relay
+from llm_pipeline.runners.process import stage_environment
+from llm_pipeline_airflow.telling import tell
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from llm_pipeline.config.deployment import Deployment
+
+log = logging.getLogger(__name__)
+
+TARGET_LABEL = "{{ task.subject }}"
+
+
+class CommandOperator(BaseOperator):
+    """Runs a command as a process of its own, relays what it says, and then tells people what it did.
+
+    Args:
+        deployment_file: The deployment's file.
+        subject: The target's name.
+    """
+
+    ui_color = "#f9d9d9"
+
+    def __init__(self, *, deployment_file: str, subject: str = "", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.deployment_file = deployment_file
+        self.subject = subject
+        self._process: subprocess.Popen[str] | None = None
+
+    def command(self, context: Context) -> Sequence[str]:
+        """The command and its arguments, without the deployment; it shows in the process list.
+
+        Raises:
+            AirflowSkipException: There is nothing to do for this target.
+        """
+        raise NotImplementedError
+
+    def execute(self, context: Context) -> None:
+        """Run it.
+
+        Raises:
+            AirflowFailException: The command refuses what it was asked.
+            StageCrashed: It failed, and may work when it is tried again.
+        """
+        command = self.command(context)
+        deployment = load_deployment(Path(self.deployment_file))
+        arguments = ("-m", "llm_pipeline", *command, "--deployment", self.deployment_file)
+        code = self._run([_python(deployment), *arguments], _environment(deployment))
+        tell(deployment, self.subject)
+        if code == ExitCode.BAD_INPUT:
+            raise AirflowFailException(f"{command[0]} {self.subject} was refused: its log says why")
+        if code:
+            raise StageCrashed(f"{command[0]} {self.subject} ended with exit code {code}: its log says why")
+
+    def on_kill(self) -> None:
+        """Stop the command: each of its steps is safe to be done again."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+
+    def _run(self, command: list[str], environment: dict[str, str]) -> int:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        ) as self._process:
+            for line in self._process.stdout or ():
+                relay(line, log)
+        return self._process.returncode
+
+
+def _python(deployment: Deployment) -> str:
+    """The control environment's interpreter where it is one of this host; else Airflow's own, which has the package."""
+    control = deployment.environments.get("control")
+    return control.python if isinstance(control, Interpreter) else sys.executable
+
+
+def _environment(deployment: Deployment) -> dict[str, str]:
+    """Ours, as a stage has it; people are told by this operator, so the command needs no secret for that."""
+    withheld = {deployment.hub.webhook_secret_variable, deployment.notifications.webhook_variable}
+    return {name: value for name, value in stage_environment().items() if name not in withheld}

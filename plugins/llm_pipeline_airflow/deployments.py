@@ -1,0 +1,50 @@
+"""The deployments that release configs name: some DAGs are made once for each of them, not for each release."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import PipelineError
+
+
+@dataclass(frozen=True)
+class UsedDeployment:
+    """A deployment and what its release configs put there.
+
+    Attributes:
+        path: Its file.
+        models: Ids of the models, sorted.
+        targets: Names of the targets, in the order of its places.
+    """
+
+    path: Path
+    deployment: Deployment
+    models: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+def used_deployments(directory: Path) -> list[UsedDeployment]:
+    """The deployments of all release configs that are right; mistakes are reported by `check_release_configs`."""
+    found: dict[Path, Deployment] = {}
+    models: dict[Path, set[str]] = {}
+    targets: dict[Path, set[str]] = {}
+    for config in sorted(directory.glob("*.yaml")):
+        with contextlib.suppress(PipelineError):
+            loaded = load_release(config)
+            file = loaded.configs_root / "deployments" / f"{loaded.deployment.name}.yaml"
+            found.setdefault(file, loaded.deployment)
+            models.setdefault(file, set()).add(loaded.config.model.id)
+            targets.setdefault(file, set()).update(loaded.config.targets)
+    return [
+        UsedDeployment(
+            path=file,
+            deployment=deployment,
+            models=tuple(sorted(models[file])),
+            targets=tuple(name for name in deployment.places if name in targets[file]),
+        )
+        for file, deployment in found.items()
+    ]

@@ -1,0 +1,82 @@
+"""The guard of each deployment that a release config names: `guard__<deployment>`, the canaries' dead-man switch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow.sdk import DAG, get_parsing_context
+
+from llm_pipeline_airflow.command import TARGET_LABEL, CommandOperator
+from llm_pipeline_airflow.deployments import UsedDeployment, used_deployments
+from llm_pipeline_airflow.placement import placement_of_targets
+from llm_pipeline_airflow.retries import task_defaults
+from llm_pipeline_airflow.runs import releases_directory
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_PREFIX = "guard__"
+FIRST_IN_LINE = {"priority_weight": 1000, "weight_rule": "absolute"}
+"""A guard does not wait behind a queue of stages."""
+
+_LONGEST_RUN = timedelta(minutes=15)
+"""A host that is gone must not keep the guard from the others: one run at a time, and this one ends."""
+
+_DOC = """### Guard of {name}
+
+Looks, target by target, for a canary that has traffic and that nobody drives: its controller was not heard of, a person
+was waited for too long, or said no. Such a canary is rolled back. A release that is driven is left alone.
+
+It also stops what was kept warm when its rollback window ends, and tells people what nobody told them yet.
+
+By hand: `llm-pipeline guard`. When it runs is `guard:` in `{file}`; how long is too long, the policy's canary.
+**Keep it unpaused**: without it, traffic stays on a canary whose worker has died until somebody looks.
+"""
+
+
+class GuardOperator(CommandOperator):
+    """Guards one target."""
+
+    def command(self, context: Context) -> Sequence[str]:  # noqa: ARG002 - the same every time
+        """See `CommandOperator`."""
+        return ("guard", "--target", self.subject)
+
+
+def guard_dags(directory: Path | None = None) -> dict[str, DAG]:
+    """The guard DAGs by DAG id; a worker makes only the one it runs."""
+    wanted = get_parsing_context().dag_id
+    if wanted is not None and not wanted.startswith(_PREFIX):
+        return {}
+    used = {f"{_PREFIX}{one.deployment.name}": one for one in used_deployments(directory or releases_directory())}
+    return {dag_id: guard_dag(one) for dag_id, one in used.items() if wanted in (None, dag_id)}
+
+
+def guard_dag(used: UsedDeployment) -> DAG:
+    """The DAG of one deployment."""
+    name = used.deployment.name
+    dag = DAG(
+        dag_id=f"{_PREFIX}{name}",
+        dag_display_name=f"Guard of {name}",
+        description="Rolls back canaries that nobody watches",
+        doc_md=_DOC.format(name=name, file=used.path.name),
+        schedule=used.deployment.guard.schedule,
+        catchup=False,
+        max_active_runs=1,
+        dagrun_timeout=_LONGEST_RUN,
+        tags=["llm-guard"],
+        default_args=task_defaults() | {"retries": 0},  # the next run is a minute away
+    )
+    with dag:
+        GuardOperator.partial(
+            task_id="guard",
+            task_display_name="Guard",
+            doc_md="One line in the log for each thing that it did; `nothing to do` otherwise.",
+            map_index_template=TARGET_LABEL,
+            deployment_file=str(used.path),
+            **FIRST_IN_LINE,
+            **placement_of_targets(used.deployment, used.targets),
+        ).expand(subject=list(used.targets))
+    return dag

@@ -1,0 +1,126 @@
+"""The rollback of each deployment that a release config names: `rollback__<deployment>`, a form for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import DAG, Param, get_parsing_context
+from airflow.sdk.exceptions import AirflowSkipException
+
+from llm_pipeline_airflow.command import TARGET_LABEL, CommandOperator
+from llm_pipeline_airflow.deployments import UsedDeployment, used_deployments
+from llm_pipeline_airflow.guard_dag import FIRST_IN_LINE
+from llm_pipeline_airflow.placement import placement_of_targets
+from llm_pipeline_airflow.retries import task_defaults
+from llm_pipeline_airflow.runs import releases_directory
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_PREFIX = "rollback__"
+_CANARY, _PRODUCTION = "canary", "production"
+_RELEASE = r"^([a-z0-9][a-z0-9_.-]{0,127})?$"
+
+_DOC = """### Rollback of {name}
+
+Trigger it when a release does harm.
+
+- **canary**: a canary that runs gives all its traffic back to the version that serves; its release ends.
+- **production**: that, and then the release before the one that serves takes all traffic. Within the rollback window
+  its server is warm, and this takes seconds.
+
+It needs no metrics and no approval. Triggered twice, it is done once: to go forth again, name the release that serves
+now. The last line of the log says what serves.
+
+By hand: `llm-pipeline take-back MODEL TARGET [--production]`.
+"""
+
+
+class TakeBackOperator(CommandOperator):
+    """Takes a canary or production back on the target that the form names; other targets are skipped."""
+
+    def command(self, context: Context) -> Sequence[str]:
+        """See `CommandOperator`."""
+        form = context["params"]
+        if form["target"] != self.subject:
+            raise AirflowSkipException(f"{self.subject} was not asked for")
+        command = ["take-back", form["model"], self.subject, f"--reason={form['reason']}", f"--by={_asker(context)}"]
+        if form["what"] == _PRODUCTION:
+            command += ["--production", f"--leaving={form['release']}"]
+        return command
+
+
+def rollback_dags(directory: Path | None = None) -> dict[str, DAG]:
+    """The rollback DAGs by DAG id; a worker makes only the one it runs."""
+    wanted = get_parsing_context().dag_id
+    if wanted is not None and not wanted.startswith(_PREFIX):
+        return {}
+    used = {f"{_PREFIX}{one.deployment.name}": one for one in used_deployments(directory or releases_directory())}
+    return {dag_id: rollback_dag(one) for dag_id, one in used.items() if wanted in (None, dag_id)}
+
+
+def rollback_dag(used: UsedDeployment) -> DAG:
+    """The DAG of one deployment."""
+    name = used.deployment.name
+    dag = DAG(
+        dag_id=f"{_PREFIX}{name}",
+        dag_display_name=f"Rollback of {name}",
+        description="Takes a canary or production back, on a person's word",
+        doc_md=_DOC.format(name=name),
+        schedule=None,
+        catchup=False,
+        max_active_runs=1,
+        tags=["llm-rollback"],
+        params=_form(used),
+        default_args=task_defaults(),
+    )
+    with dag:
+        TakeBackOperator.partial(
+            task_id="take_back",
+            task_display_name="Take back",
+            doc_md="The last line of the log says what serves.",
+            map_index_template=TARGET_LABEL,
+            deployment_file=str(used.path),
+            **FIRST_IN_LINE,
+            **placement_of_targets(used.deployment, used.targets),
+        ).expand(subject=list(used.targets))
+    return dag
+
+
+def _form(used: UsedDeployment) -> dict[str, Param]:
+    return {
+        "what": Param(
+            _CANARY,
+            type="string",
+            enum=[_CANARY, _PRODUCTION],
+            title="What",
+            description="Only a canary that runs, or also production, to the release before it.",
+        ),
+        "model": _choice(used.models, title="Model"),
+        "target": _choice(used.targets, title="Target"),
+        "release": Param(
+            "",
+            type="string",
+            pattern=_RELEASE,
+            title="Release to leave",
+            description="For production: only if this release serves now (its id, or the beginning of it). "
+            "Empty: whichever does, unless it was brought back by a rollback itself.",
+        ),
+        "reason": Param(
+            type="string", minLength=3, maxLength=200, title="Reason", description="Kept with what was done."
+        ),
+    }
+
+
+def _choice(names: tuple[str, ...], *, title: str) -> Param:
+    """One of these names; the only one is chosen already."""
+    if len(names) == 1:
+        return Param(names[0], type="string", enum=list(names), title=title)
+    return Param(type="string", enum=list(names), title=title)
+
+
+def _asker(context: Context) -> str:
+    run: Any = context["dag_run"]
+    return str(getattr(run, "triggering_user_name", None) or f"run {run.run_id}")

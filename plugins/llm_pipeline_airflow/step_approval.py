@@ -1,0 +1,120 @@
+"""The human decision between two steps of a canary."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from llm_pipeline.canary.approvals import StepApproval, answer, ask, time_out
+from llm_pipeline.flow import Flow, canary_subject
+from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline_airflow.approvals import DecisionOperator
+from llm_pipeline_airflow.evidence import facts_table
+from llm_pipeline_airflow.telling import tell
+from llm_pipeline_airflow.turn import Turn
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class StepApprovalOperator(DecisionOperator):
+    """Asks a human before one step, showing what the step before it measured; a denial ends the promotion.
+
+    The answer is a document in the store, which the controller and the guard go by: the first answer wins, whether it
+    was given here or on the command line, and one that comes when the canary was rolled back changes nothing. The claim
+    on the model is kept meanwhile, for the candidate has traffic.
+
+    Args:
+        target: The target's name.
+        step: The step's percentage.
+        before: The step before it; None when it is the first.
+        turn: Whether the promotion may begin at all, for a first step.
+    """
+
+    template_fields: Collection[str] = (*DecisionOperator.template_fields, "target")
+    parks = False
+
+    def __init__(self, *, target: str, step: float, before: float | None, turn: Turn, **kwargs: Any) -> None:
+        super().__init__(subject=f"Go on to {step:g} %?", **kwargs)
+        self.target = target
+        self.step = step
+        self.before = before
+        self.turn = turn
+
+    @property
+    def label(self) -> str:
+        """What the UI shows for this task instance."""
+        return self.target
+
+    def execute(self, context: Context) -> Any:
+        """Put the question, and wait; a first deployment is compared with nothing, so nobody is asked."""
+        self.turn.check(context, self.target)
+        flow = self.flow()
+        production = read_pointers(flow.store, flow.record.model.id, self.target)[0].production
+        if production is None or production.repository == flow.artifact("package", self.target, "repository"):
+            self.log.info("there is nothing to compare %s with: nobody is asked", flow.record.release_id)
+            return None
+        approval = self._question(flow)
+        if approval.answer != "waiting":
+            return self._obey(approval)
+        self.subject = f"Move {self.step:g} % of {self.target} to {flow.record.release_id}?"
+        self.body = self._body(flow)
+        return self.ask(context)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Write the answer down, and act on the one that counts."""
+        self.check_claim(context)
+        flow = self.flow()
+        if event.get("timedout"):
+            approval = time_out(flow.store, flow.record.release_id, self.target, self.step)
+        else:
+            told = answer(
+                flow.store,
+                flow.record.release_id,
+                self.target,
+                self.step,
+                approved=event["chosen_options"] == [self.APPROVE],
+                by=_name(event),
+                run=flow.resolved_at.isoformat(),
+            )
+            self.log.info("%s", told.message)
+            approval = told.approval
+        tell(flow.deployment, self.target, flow.record.release_id)
+        return self._obey(approval)
+
+    def _question(self, flow: Flow) -> StepApproval:
+        return ask(
+            flow.store,
+            flow.record.release_id,
+            self.target,
+            self.step,
+            runs=[flow.resolved_at.isoformat()],
+            question="begin",
+            summary=f"step {self.step:g} % begins after an approval in Airflow",
+            deadline_seconds=self.response_timeout.total_seconds() if self.response_timeout else 0.0,
+        )
+
+    def _obey(self, approval: StepApproval | None) -> None:
+        if approval is None or approval.answer != "approved":
+            what = approval.answer if approval else "not asked"
+            raise AirflowFailException(f"step {self.step:g} % of {self.target}: {what}; the canary is rolled back")
+        self.log.info("step %g %% was approved by %s", self.step, approval.by)
+
+    def _body(self, flow: Flow) -> str:
+        lines = [f"Release `{flow.record.release_id}` on `{self.target}`.", ""]
+        result = flow.find("canary", canary_subject(self.target, self.before)) if self.before is not None else None
+        if result is not None and result.judgement is not None:
+            lines += [f"**Step {self.before:g} %: {result.judgement.verdict}.** {result.judgement.summary}", ""]
+            lines += [facts_table(result.judgement), ""]
+        share = f"{self.before:g} %" if self.before is not None else "no traffic"
+        return "\n".join(
+            [*lines, f"It has {share} now, and keeps it meanwhile. **Reject**, or no answer in time, rolls it back."]
+        )
+
+
+def _name(event: dict[str, Any]) -> str:
+    user = event.get("responded_by_user")
+    named = user.get("name") if isinstance(user, dict) else getattr(user, "name", None)
+    return str(named or "Airflow")

@@ -1,0 +1,63 @@
+"""Whether the promotion of a target may begin: its gates, the approval, and the targets that come before it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from llm_pipeline_airflow.approvals import passed_targets
+from llm_pipeline_airflow.ladder import unsuccessful
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What must be so before traffic of a target is moved.
+
+    Attributes:
+        last_gate: Task id of the mapped gate before the approval; its results name the targets that passed.
+        needs: Ids of unmapped tasks without whose success nothing is begun, though the trigger rule lets it run.
+        promoted_before: `settle` of the targets that come first, by target: the first failure among those that passed
+            their gates stops the others.
+    """
+
+    last_gate: str
+    needs: tuple[str, ...] = ()
+    promoted_before: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, context: Context, target: str) -> None:
+        """Return if the target may be promoted now.
+
+        Raises:
+            AirflowFailException: It did not pass its gates; an approval of other targets is none of its own.
+            AirflowSkipException: What it needs did not end well, or a target before it was not promoted.
+        """
+        if missing := unsuccessful(context, self.needs):
+            raise _not_begun(target, f"{missing} did not end well in this run")
+        offered = passed_targets(context, self.last_gate)
+        if target not in offered:
+            raise AirflowFailException(f"{target} did not pass {self.last_gate} in this run: no traffic is moved")
+        for other, settle in self.promoted_before.items():
+            if other in offered and _state(context, settle) != "success":
+                raise _not_begun(target, f"{other} comes first and was not promoted")
+
+
+def _not_begun(target: str, why: str) -> AirflowSkipException:
+    """What to raise; the log says it too, for the UI shows of this exception nothing but the state."""
+    log.info("no traffic of %s is moved: %s", target, why)
+    return AirflowSkipException(why)
+
+
+def _state(context: Context, task_id: str) -> str | None:
+    """State in this run of a task in a group that is mapped over one name."""
+    ti = context["ti"]
+    states = ti.get_task_states(dag_id=ti.dag_id, map_index=0, task_ids=[task_id], run_ids=[ti.run_id])
+    return next(iter(states.get(ti.run_id, {}).values()), None)

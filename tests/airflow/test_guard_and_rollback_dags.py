@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
+from llm_pipeline_airflow.guard_dag import GuardOperator, guard_dags
+from llm_pipeline_airflow.rollback_dag import TakeBackOperator, rollback_dags
+from llm_pipeline_airflow.telling import secrets_of
+
+from llm_pipeline.config.notifications import Notifications
+
+DAGS = Path(__file__).resolve().parents[2] / "dags"
+PARSE = """
+import json, runpy, sys
+ids = [name for file in sys.argv[1:] for name in runpy.run_path(file) if "__here" in name]
+print(json.dumps({"ids": ids, "modules": sorted({m.partition(".")[0] for m in sys.modules})}))
+"""
+WORKERS = "workers: { targets: { cpu-b: { queue: on-b, pool: gpus-b } } }\n"
+FORM = {"what": "canary", "model": "demo/tiny", "target": "cpu-a", "release": "", "reason": "it answers nonsense"}
+
+
+@pytest.fixture
+def deployment(project) -> Path:
+    return project.config.parents[1] / "deployments" / "here.yaml"
+
+
+@pytest.fixture
+def dags(project):
+    def made():
+        (guard,) = guard_dags(project.config.parent).values()
+        (rollback,) = rollback_dags(project.config.parent).values()
+        return guard, rollback
+
+    return made
+
+
+class Run:
+    run_id = "manual__1"
+    triggering_user_name = "anna"
+
+
+def command(target: str = "cpu-a", **form: str) -> list[str]:
+    operator = TakeBackOperator(task_id="t", deployment_file="here.yaml", subject=target)
+    return list(operator.command({"params": FORM | form, "dag_run": Run()}))
+
+
+def test_the_guard_looks_every_minute_unless_the_deployment_says_otherwise(dags, deployment):
+    guard, _ = dags()
+    assert guard.timetable.expression == "* * * * *"
+    assert (guard.max_active_runs, guard.catchup) == (1, False)
+    assert guard.dagrun_timeout.total_seconds() <= 900  # a host that is gone keeps it from no other for long
+    assert guard.get_task("guard").retries == 0
+    deployment.write_text(deployment.read_text() + "guard: { schedule: null }\n")
+    assert dags()[0].schedule is None
+
+
+def test_each_target_is_guarded_and_taken_back_on_the_host_of_its_servers(dags, deployment):
+    deployment.write_text(deployment.read_text() + WORKERS)
+    for dag in dags():
+        (task,) = dag.tasks
+        assert task.expand_input.value == {"subject": ["cpu-a", "cpu-b"]}
+        assert task.partial_kwargs["executor_config"] == {"llm_pipeline": [{}, {"queue": "on-b"}]}
+        assert task.partial_kwargs["priority_weight"] > 100
+
+
+def test_a_worker_makes_only_the_dag_it_runs(project, monkeypatch):
+    monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", "guard__here")
+    assert list(guard_dags(project.config.parent)) == ["guard__here"]
+    assert rollback_dags(project.config.parent) == {}
+
+
+def test_parsing_imports_nothing_heavy(project):
+    done = subprocess.run(
+        [sys.executable, "-c", PARSE, str(DAGS / "guard.py"), str(DAGS / "rollback.py")],
+        env={**os.environ, "LLM_PIPELINE_RELEASES": str(project.config.parent)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    parsed = json.loads(done.stdout.splitlines()[-1])
+    assert parsed["ids"] == ["guard__here", "rollback__here"]
+    assert not {"boto3", "botocore", "scipy", "tritonclient", "torch"} & set(parsed["modules"])
+
+
+def test_both_can_be_serialized(dags):
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    for dag in dags():
+        assert DagSerialization.to_dict(dag)["dag"]["dag_id"] == dag.dag_id
+
+
+def test_the_form_takes_only_what_there_is(dags):
+    form = dags()[1].params
+    assert form.get_param("model").value == "demo/tiny"  # the only one
+    assert form.get_param("target").schema["enum"] == ["cpu-a", "cpu-b"]
+    for name, wrong in {
+        "target": "cpu-c",
+        "reason": "",
+        "what": "all",
+        "release": "--production",
+        "model": "x/y",
+    }.items():
+        with pytest.raises(ParamValidationError):
+            form.get_param(name).resolve(wrong)
+    form.get_param("release").resolve("tiny-01234567")
+
+
+def test_the_form_becomes_a_command_for_the_one_target(dags):
+    asked = ["take-back", "demo/tiny", "cpu-a", "--reason=it answers nonsense", "--by=anna"]
+    assert command() == asked
+    assert command(what="production", release="tiny-1") == [*asked, "--production", "--leaving=tiny-1"]
+    with pytest.raises(AirflowSkipException):
+        command("cpu-b")
+
+
+def test_the_guard_runs_as_a_process_and_says_little(deployment, caplog):
+    with caplog.at_level(logging.INFO):
+        GuardOperator(task_id="guard", deployment_file=str(deployment), subject="cpu-a").execute({})
+    assert [record.message for record in caplog.records if "command" in record.name] == ["nothing to do"]
+
+
+def test_the_log_of_a_rollback_ends_with_what_serves_and_a_refusal_is_not_tried_again(deployment, caplog):
+    operator = TakeBackOperator(task_id="take_back", deployment_file=str(deployment), subject="cpu-a")
+    with caplog.at_level(logging.INFO):
+        operator.execute({"params": FORM, "dag_run": Run()})
+        assert caplog.records[-1].message == "demo/tiny on cpu-a: nothing serves"
+        with pytest.raises(AirflowFailException, match="was refused"):
+            operator.execute({"params": FORM | {"what": "production"}, "dag_run": Run()})
+    assert "demo/tiny has no previous release on cpu-a" in caplog.text
+
+
+def test_airflows_connections_hold_what_the_deployment_names(monkeypatch, caplog):
+    config = Notifications(webhook_connection="chat", email_to=("ops@example.org",), email_connection="mail")
+    monkeypatch.setenv("AIRFLOW_CONN_CHAT", json.dumps({"conn_type": "http", "password": "https://hooks/T0/hush"}))
+    extra = {"from_email": "llm@example.org", "disable_ssl": True}
+    mail = {"conn_type": "smtp", "host": "mx", "port": 587, "login": "llm", "password": "hush", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_MAIL", json.dumps(mail))
+    secrets = secrets_of(config)
+    assert secrets.webhook_url == "https://hooks/T0/hush"
+    server = secrets.mail_server
+    assert (server.host, server.port, server.sender, server.security) == ("mx", 587, "llm@example.org", "starttls")
+    assert "hush" not in repr(secrets) + caplog.text
+
+    slack = {"conn_type": "slackwebhook", "host": "https://hooks.slack.com/services", "password": "T0/B0/hush"}
+    monkeypatch.setenv("AIRFLOW_CONN_CHAT", json.dumps(slack))
+    assert secrets_of(config).webhook_url == "https://hooks.slack.com/services/T0/B0/hush"

@@ -1,0 +1,130 @@
+"""The question between two steps, as Airflow asks it and as the store keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+from llm_pipeline_airflow.dag_factory import release_dag
+from llm_pipeline_airflow.step_approval import StepApprovalOperator
+
+from llm_pipeline.canary.approvals import answer, read_approval
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
+from llm_pipeline.flow import Flow
+from llm_pipeline.stages.contract import ArtifactRef, StageResult, Timings
+from llm_pipeline.store import open_store
+from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.verdict import Evidence, Verdict, judge
+
+OLD, NEW = (ArtifactRef(kind="model_repository", digest=letter * 64) for letter in "ab")
+RUN = datetime(2026, 11, 1, tzinfo=UTC)
+CONTEXT = {"ti": SimpleNamespace(xcom_pull=lambda **_: [{"subject": "cpu-a"}])}
+ASKED = "asked"
+
+
+@dataclass
+class Released:
+    """A release whose canary passed 5 % on cpu-a, without the stages before it."""
+
+    store: object
+    resolved_at = RUN
+    deployment = None
+    record = SimpleNamespace(release_id="r2", model=SimpleNamespace(id="demo/tiny"))
+
+    def artifact(self, *_name) -> ArtifactRef:
+        return NEW
+
+    def find(self, stage: str, subject: str) -> StageResult:
+        assert (stage, subject) == ("canary", "cpu-a:5")
+        fact = Evidence(name="errors", verdict=Verdict.GO, measured=0.01, unit="e|value", samples=77)
+        return StageResult(
+            release_id="r2", stage=stage, subject=subject, key="k",
+            judgement=judge("no worse", [fact]), timings=Timings(started_at=RUN, total_seconds=1.0),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = open_store(f"file://{tmp_path}/store")
+    old = Pointer(release_id="r1", repository=OLD, slot="blue", recipe="none", promoted_at=RUN)
+    write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=old), None)
+    return store
+
+
+@pytest.fixture
+def task(project, store, monkeypatch) -> StepApprovalOperator:
+    policy = project.root / "configs/policies/quick.yaml"
+    policy.write_text(policy.read_text().replace("[5, 100]", "[5, 100], approve_before_percent: [100]"))
+    task = release_dag(project.config).get_task("promotion_1.approve_100")
+    task.target, task.release_id = "cpu-a", "r2"
+    monkeypatch.setattr(Flow, "open", lambda *_: Released(store))
+    monkeypatch.setattr("llm_pipeline_airflow.step_approval.tell", lambda *_: None)
+    monkeypatch.setattr(StepApprovalOperator, "check_claim", lambda *_: None)
+    monkeypatch.setattr("airflow.providers.standard.operators.hitl.ApprovalOperator.execute", lambda *_: ASKED)
+    return task
+
+
+def answered(task, option: str = "Approve", *, timed_out: bool = False) -> None:
+    user = {"id": "1", "name": "anna"}
+    task.execute_complete({}, {"chosen_options": [option], "responded_by_user": user, "timedout": timed_out})
+
+
+def standing(store) -> tuple[str, str]:
+    approval = read_approval(store, "r2", "cpu-a", 100)
+    return approval.answer, approval.by
+
+
+def test_the_question_shows_what_the_step_before_it_measured_and_is_in_the_store(task, store):
+    assert task.execute(CONTEXT) == ASKED
+    assert task.subject == "Move 100 % of cpu-a to r2?"
+    assert "**Step 5 %: GO.** no worse" in task.body
+    assert "| errors | GO | 0.01 e\\|value |" in task.body
+    assert standing(store) == ("waiting", "")
+    assert task.response_timeout == timedelta(hours=4)
+
+
+def test_an_approval_lets_the_step_begin(task, store):
+    task.execute(CONTEXT)
+    answered(task)
+    assert standing(store) == ("approved", "anna")
+
+
+def test_a_denial_and_no_answer_in_time_end_the_promotion(task, store):
+    for timed_out, answer_of in ((False, ("denied", "anna")), (True, ("timed out", "nobody"))):
+        store.delete_document("releases/r2/approvals/cpu-a-100.json")
+        task.execute(CONTEXT)
+        with pytest.raises(AirflowFailException, match="the canary is rolled back"):
+            answered(task, "Reject", timed_out=timed_out)
+        assert standing(store) == answer_of
+
+
+def test_who_answered_on_the_command_line_before_is_not_asked_again(task, store):
+    answer(store, "r2", "cpu-a", 100, approved=True, by="bob", run=RUN.isoformat())
+    assert task.execute(CONTEXT) is None
+    answered(task, "Reject")  # the first answer stands
+    assert standing(store) == ("approved", "bob")
+
+
+def test_a_late_approval_changes_nothing(task, store):
+    task.execute(CONTEXT)
+    record = CanaryRecord(
+        release_id="r2", run=RUN.isoformat(), target="cpu-a", repository=NEW, stable="blue", candidate="green",
+        phase=Phase.ROLLED_BACK, began_at=0.0,
+    )  # fmt: skip
+    CanaryJournal(store, "r2", "cpu-a").save(record)
+    with pytest.raises(AirflowFailException, match="the canary is rolled back"):
+        answered(task)
+    assert standing(store)[0] == "waiting"
+
+
+def test_a_first_deployment_asks_nobody(task, store):
+    store.delete_document("pointers/demo--tiny/cpu-a.json")
+    assert task.execute(CONTEXT) is None
+    assert read_approval(store, "r2", "cpu-a", 100) is None
+
+
+def test_the_claim_is_kept_while_a_person_is_waited_for(task):
+    assert task.parks is False
