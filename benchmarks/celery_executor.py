@@ -127,7 +127,7 @@ def _ran(log: Path) -> list[str]:
 
 
 def _of_target(task_id: str) -> bool:
-    return task_id.startswith(("targets.", "promotion."))
+    return task_id.startswith(("targets.", "promotion_"))
 
 
 class _Killer(threading.Thread):
