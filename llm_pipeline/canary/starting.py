@@ -1,0 +1,117 @@
+"""The beginning of a canary: its server, the warm-up, and what "slow" will mean."""
+
+from __future__ import annotations
+
+import time
+
+from llm_pipeline.canary import analysis, findings
+from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.record import (
+    CanaryRecord,
+    Phase,
+)
+from llm_pipeline.canary.rollback import traffic_to, wait_usable
+from llm_pipeline.canary.router import (
+    ALL,
+    Mirror,
+)
+from llm_pipeline.canary.slots import WarmUp
+from llm_pipeline.canary.transitions import Transitions
+from llm_pipeline.errors import Transient
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
+
+MIRRORED = "warmed up by copies"
+MIRRORED_SHARE = ALL // 4
+"""Basis points of stable's requests that are copied to a candidate that warms up: enough for its caches."""
+
+
+class Starting(Transitions):
+    """From PENDING to the first step."""
+
+    def _start_candidate(self, record: CanaryRecord) -> CanaryRecord:
+        if self._plan.production is not None:
+            self._slots.ensure(self._plan.production.slot, self._plan.production.repository)
+            if (drift := self._drift(record, self._router.read()[0])) is not None:
+                return self._drifted(record, drift)  # the idle slot may not be idle: nothing is started or stopped
+        self._clock.start()
+        record = self._save(record, candidate_started=True)
+        self._slots.replace(record.candidate, record.repository)
+        log.info("candidate started", slot=record.candidate, repository=str(record.repository))
+        record = record.with_event(EventKind.STARTED, f"candidate started in {record.candidate}", by=self._owner)
+        return self._save(record.marked("candidate started", share=0.0), phase=Phase.WARM)
+
+    def _warm_up(self, record: CanaryRecord, percent: float) -> CanaryRecord:
+        warm = self._slots.warm_up(record.candidate, record.repository)
+        log.info("candidate warmed up", prompts=warm.prompts, answered=warm.answered, seconds=warm.seconds)
+        if warm.answered == 0:
+            return self._condemn(record, findings.answers_nothing(warm))
+        if not wait_usable(self._router, record.candidate, self._plan.patience.usable):
+            return self._condemn(record, findings.not_reached())
+        if record.stable is None:
+            return self._deploy_first(record, warm)
+        return self._begin_tests(self._mirrored(record), percent)
+
+    def _mirrored(self, record: CanaryRecord) -> CanaryRecord:
+        """Warm the candidate up by copies of stable's requests, once, where policy and router offer it."""
+        seconds = self._policy.warm_up_mirror_seconds
+        if seconds == 0 or record.stable is None or any(mark.label == MIRRORED for mark in record.marks):
+            return record
+        alone = self._state(record.stable, 1.0, on_trial=False)
+        mirror = Mirror(slot=record.candidate, share=MIRRORED_SHARE)
+        want = self._router.nearest(alone.model_copy(update={"mirror": mirror}))
+        if want.mirror is None:
+            log.info("this router copies no requests: golden prompts warm the candidate up")
+            return record
+        record = self._save(record, intended=want)
+        traffic_to(self._router, want, self._plan.patience)
+        log.info("copies of requests warm the candidate up", seconds=seconds, slot=record.candidate)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._lease.check()
+            time.sleep(min(self._policy.look_seconds, seconds))
+        record = self._save(record, applied=want, intended=alone)
+        traffic_to(self._router, alone, self._plan.patience)
+        return self._save(record.marked(MIRRORED, share=0.0), applied=alone)
+
+    def _deploy_first(self, record: CanaryRecord, warm: WarmUp) -> CanaryRecord:
+        """Nothing serves yet, so there is nothing to compare with and no user to protect: all traffic at once."""
+        want = self._state(record.candidate, 1.0, on_trial=False)
+        record = self._save(record, intended=want)
+        traffic_to(self._router, want, self._plan.patience)
+        record = record.with_event(
+            EventKind.PROMOTED, "first deployment: all traffic at once", by=self._owner, percent=100.0
+        )
+        return self._save(
+            record.marked("first deployment", share=1.0),
+            phase=Phase.PROMOTED,
+            applied=want,
+            passed_percent=100.0,
+            judgement=findings.deployed_first(warm),
+        )
+
+    def _begin_tests(self, record: CanaryRecord, percent: float) -> CanaryRecord:
+        """Wait for enough of stable's requests to say what slow means, then start the tests."""
+        try:
+            baseline = self._traffic.baseline(record, self._policy)
+        except Transient as error:
+            log.warning("the source of metrics is down", reason=str(error))
+            return self._wait_for_traffic(record, 0)
+        record, thresholds = baseline.record, baseline.thresholds
+        if thresholds is None:
+            return self._wait_for_traffic(record, baseline.requests)
+        log.info(
+            "slow is fixed from stable's requests",
+            requests=thresholds.requests,
+            first_token_milliseconds=thresholds.first_token_milliseconds,
+            end_to_end_milliseconds=thresholds.end_to_end_milliseconds,
+            not_compared=list(thresholds.left_out),
+        )
+        return self._begin_step(record, percent, analysis.begin(thresholds, self._policy))
+
+    def _wait_for_traffic(self, record: CanaryRecord, seen: int) -> CanaryRecord:
+        if record.watched_seconds > self._policy.maximum_bake_seconds:
+            return self._condemn(record, findings.too_little_traffic(seen, self._policy.minimum_requests))
+        time.sleep(self._policy.look_seconds)
+        return self._save(record, watched_seconds=record.watched_seconds + self._clock.look(self._policy.look_seconds))

@@ -1,0 +1,163 @@
+"""How one canary changes: its traffic and its record, each change recorded before and after it is made."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from llm_pipeline.canary import analysis, findings
+from llm_pipeline.canary.analysis import AnalysisState
+from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.plan import CanaryPlan
+from llm_pipeline.canary.questions import Questions
+from llm_pipeline.canary.record import (
+    CanaryJournal,
+    CanaryRecord,
+    Pause,
+    PauseReason,
+    Phase,
+)
+from llm_pipeline.canary.rollback import retire, traffic_to
+from llm_pipeline.canary.router import (
+    ALL,
+    Fenced,
+    RouteState,
+    SlotName,
+    TrafficRouter,
+    all_to,
+    other_slot,
+)
+from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.traffic import Traffic
+from llm_pipeline.canary.watch_clock import WatchClock
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.logging import get_logger
+from llm_pipeline.store.lease import Lease
+from llm_pipeline.verdict import Judgement
+
+log = get_logger(__name__)
+
+
+class Transitions:
+    """What every part of the controller does to a canary; see `controller` for the phases."""
+
+    def __init__(
+        self,
+        plan: CanaryPlan,
+        *,
+        journal: CanaryJournal,
+        lease: Lease,
+        router: TrafficRouter,
+        traffic: Traffic,
+        slots: SlotControl,
+    ) -> None:
+        self._plan = plan
+        self._policy = plan.policy
+        self._journal = journal
+        self._lease = lease
+        self._router = router
+        self._traffic = traffic
+        self._questions = Questions(journal.store, plan)
+        self._slots = slots
+        self._owner = f"{plan.release_id}@{socket.gethostname()}.{os.getpid()}"
+        self._epoch = lease.epoch
+        self._clock = WatchClock()
+        self._blind_since: float | None = None
+
+    def _begin_step(self, record: CanaryRecord, percent: float, tests: AnalysisState) -> CanaryRecord:
+        want = self._state(record.candidate, percent / 100, on_trial=True)
+        step = analysis.begin_step(tests, want.weights[record.candidate] / ALL)
+        begun = {"step_percent": percent, "step_began_at": 0.0, "watched_seconds": 0.0, "pause": None}
+        return self._save(record, phase=Phase.SHIFTING, analysis=step, **begun)
+
+    def _pass(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
+        if record.step_percent < 100.0:  # noqa: PLR2004
+            record = record.with_event(EventKind.PASSED, judgement.summary, by=self._owner, verdict=judgement.verdict)
+            passed = {"passed_percent": record.step_percent, "pause": None}
+            return self._save(record, phase=Phase.PASSED, judgement=judgement, **passed)
+        want = self._state(record.candidate, 1.0, on_trial=False)
+        if (drift := self._drift(record, self._router.read()[0])) is not None:
+            return self._drifted(record, drift)
+        record = self._save(record, intended=want, judgement=judgement)
+        traffic_to(self._router, want, self._plan.patience)
+        record = record.marked("promoted", share=1.0)
+        record = record.with_event(EventKind.PROMOTED, judgement.summary, by=self._owner, verdict=judgement.verdict)
+        return self._save(record, phase=Phase.PROMOTED, applied=want, passed_percent=100.0, pause=None)
+
+    def _drift(self, record: CanaryRecord, current: RouteState) -> Judgement | None:
+        """Why the router is in a state that nobody of ours asked for; None when it is not.
+
+        Raises:
+            Fenced: A newer owner wrote it.
+        """
+        if current.epoch > self._epoch:
+            raise Fenced(f"{current.owner} moved the traffic with epoch {current.epoch}", where=record.release_id)
+        known = [state for state in (record.intended, record.applied) if state is not None]
+        if record.applied is None:
+            known.append(all_to(record.stable or record.candidate, owner=self._owner, epoch=self._epoch))
+        return findings.changed_from_outside(current, known)
+
+    def _drifted(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
+        return self._pause(record, judgement, PauseReason.CHANGED_OUTSIDE)
+
+    def _pause(
+        self, record: CanaryRecord, judgement: Judgement, reason: PauseReason, percent: float | None = None
+    ) -> CanaryRecord:
+        """Keep the weights and wait for a person; where only an answer ends it, the question is put first."""
+        about = record.step_percent if percent is None else percent
+        deadline = self._policy.pause_deadline_seconds
+        pause = Pause(reason=reason, percent=about, since=time.time(), deadline_seconds=deadline)
+        record = record.model_copy(update={"judgement": judgement})
+        if pause.asks and reason is not PauseReason.APPROVAL:
+            self._questions.ask(record, about, reason, anew=True)
+        log.warning(judgement.summary, percent=record.step_percent, reason=reason.value)
+        kind = EventKind.APPROVAL_ASKED if reason is PauseReason.APPROVAL else EventKind.PAUSED
+        record = record.with_event(kind, judgement.summary, by=self._owner, verdict=judgement.verdict)
+        marked = record.marked("paused", share=record.share_percent / 100)
+        return self._save(marked, phase=Phase.PAUSED, pause=pause)
+
+    def _condemn(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
+        log.warning(f"rolling back: {judgement.summary}", percent=record.step_percent)
+        marked = record.marked(f"rolling back: {judgement.summary}", share=record.step_percent / 100)
+        told = marked.with_event(EventKind.ROLLING_BACK, judgement.summary, by=self._owner, verdict=judgement.verdict)
+        return self._save(told, phase=Phase.ROLLING_BACK, judgement=judgement, pause=None)
+
+    def _roll_back(self, record: CanaryRecord) -> CanaryRecord:
+        confirmed = True
+        if record.stable is not None:
+            want = self._state(record.stable, 1.0, on_trial=False)
+            confirmed = traffic_to(self._router, want, self._plan.patience)
+            record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
+        record = record.marked("traffic on stable", share=0.0)
+        record = record.with_event(EventKind.ROLLED_BACK, "all traffic is on stable", by=self._owner, percent=0.0)
+        retire(self._router, self._slots, record.candidate, self._plan.patience)
+        return self._save(record, phase=Phase.ROLLED_BACK, traffic_confirmed=confirmed)
+
+    def _state(self, slot: SlotName, share: float, *, on_trial: bool) -> RouteState:
+        mine = round(share * ALL)
+        weights = {slot: mine} if mine == ALL else {slot: mine, other_slot(slot): ALL - mine}
+        candidate = slot if on_trial else None
+        wanted = RouteState(
+            weights=weights,
+            candidate=candidate,
+            sticky_header=self._policy.session_header if on_trial else None,
+            owner=self._owner,
+            epoch=self._epoch,
+        )
+        return self._router.nearest(wanted)
+
+    def _save(self, record: CanaryRecord, **changes: object) -> CanaryRecord:
+        heard = {"epoch": self._epoch, "heard_at": time.time()}
+        return self._journal.save(record.model_copy(update={**changes, **heard}))
+
+
+def tests_of(record: CanaryRecord) -> AnalysisState:
+    """The analysis of a canary that has begun to be compared.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    if record.analysis is None:
+        raise ConfigError(f"the canary is {record.phase} without an analysis", where=record.release_id)
+    return record.analysis

@@ -1,0 +1,154 @@
+"""A step in force: shift, look, decide, and what follows from the decision."""
+
+from __future__ import annotations
+
+import time
+
+from llm_pipeline.canary import analysis, evidence, findings
+from llm_pipeline.canary.decision import Decision, Outcome, decide
+from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.looks import with_look
+from llm_pipeline.canary.record import (
+    CanaryRecord,
+    PauseReason,
+    Phase,
+)
+from llm_pipeline.canary.rollback import wait_converged
+from llm_pipeline.canary.router import (
+    other_slot,
+)
+from llm_pipeline.canary.step_table import format_step, step_in_numbers
+from llm_pipeline.canary.transitions import Transitions, tests_of
+from llm_pipeline.errors import Transient
+from llm_pipeline.logging import get_logger
+from llm_pipeline.verdict import Judgement
+
+log = get_logger(__name__)
+
+SOURCE_PATIENCE_LOOKS = 30
+"""A source of metrics that is down for longer than so many looks pauses the canary."""
+
+
+class Watching(Transitions):
+    """From SHIFTING to the end of a step."""
+
+    def _shift(self, record: CanaryRecord) -> CanaryRecord:
+        """Record the intent, tell the router, wait for its word, record that."""
+        current, revision = self._router.read()
+        if (drift := self._drift(record, current)) is not None:
+            return self._drifted(record, drift)
+        want = self._state(record.candidate, record.step_percent / 100, on_trial=True)
+        record = self._save(record, intended=want)
+        revision = self._router.write(want, revision)
+        if not wait_converged(self._router, revision, self._plan.patience.confirm):
+            return self._condemn(record, findings.not_acknowledged())
+        log.info("traffic shifted", percent=record.step_percent, slot=record.candidate, revision=revision)
+        now = time.time()
+        resumed = record.applied is not None and record.applied.same_traffic(want) and record.step_began_at > 0
+        self._clock.start()
+        return self._save(
+            record if resumed else self._traffic.step_begins(self._shifted(record)),
+            phase=Phase.BAKING,
+            applied=want,
+            step_began_at=record.step_began_at if resumed else now,
+        )
+
+    def _shifted(self, record: CanaryRecord) -> CanaryRecord:
+        percent = f"{record.step_percent:g} %"
+        record = record.with_event(EventKind.SHIFTED, f"{percent} of the traffic to {record.candidate}", by=self._owner)
+        return record.marked(percent, share=record.step_percent / 100)
+
+    def _look(self, record: CanaryRecord) -> CanaryRecord:
+        time.sleep(self._policy.look_seconds)
+        current, _ = self._router.read()
+        if (drift := self._drift(record, current)) is not None:
+            return self._drifted(record, drift)
+        elapsed = self._clock.look(self._policy.look_seconds)
+        watched = record.watched_seconds + elapsed
+        began = self._clock.began(record.step_began_at, watched)
+        watching = record.model_copy(update={"watched_seconds": watched, "step_began_at": began})
+        tests = tests_of(record)
+        try:
+            seen, seeing = self._traffic.look(watching, tests.thresholds)
+        except Transient as error:
+            return self._without_source(record, error)
+        self._blind_since = None
+        tests = analysis.observe(tests, seen)
+        looks = with_look(record.looks, tests, at=time.time(), percent=record.step_percent)
+        record = seeing.model_copy(update={"analysis": tests, "looks": looks})
+        return self._act_on(record, self._decide(record))
+
+    def _without_source(self, record: CanaryRecord, error: Transient) -> CanaryRecord:
+        """Nothing is concluded from silence; it is waited for, outside of the bake, and then the canary pauses."""
+        log.warning("the source of metrics is down", reason=str(error))
+        self._blind_since = self._blind_since or time.monotonic()
+        blind = time.monotonic() - self._blind_since
+        if not self._slots.alive(record.candidate):
+            return self._condemn(record, findings.server_ended(f"{record.step_percent:g} %"))
+        if blind <= SOURCE_PATIENCE_LOOKS * self._policy.look_seconds:
+            return self._save(record)
+        down = findings.source_down(f"{error.message}, for {blind:.0f} s")
+        return self._pause(record, down, PauseReason.NO_SOURCE)
+
+    def _decide(self, record: CanaryRecord) -> Decision:
+        """What the step's data say; a final decision is told in numbers, and the log gets the whole table."""
+        tests, seconds = tests_of(record), record.watched_seconds
+        decision = decide(tests, self._policy, seconds)
+        if not self._slots.alive(record.candidate):
+            ended = findings.server_ended(f"{record.step_percent:g} %")
+            decision = Decision(outcome=Outcome.REGRESSED, judgement=ended)
+        if decision.outcome is Outcome.CONTINUE or tests.step is None:
+            return decision
+        arms = self._traffic.step_arms(record)
+        summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, arms)}"
+        judgement = decision.judgement.model_copy(update={"summary": summary})
+        table = format_step(tests, tests.step, arms, judgement=judgement, policy=self._policy, seconds=seconds)
+        log.info(table)
+        return decision.model_copy(update={"judgement": judgement})
+
+    def _hangs(self, record: CanaryRecord) -> Judgement | None:
+        """Whether requests that hang at the candidate, not the router, made the split look wrong."""
+        step, router = tests_of(record).step, self._router
+        candidate_waits = router.active_requests(record.candidate)
+        stable_waits = router.active_requests(other_slot(record.candidate))
+        if step is None or candidate_waits is None or stable_waits is None:
+            return None
+        return findings.does_not_answer(step, candidate_waits=candidate_waits, stable_waits=stable_waits)
+
+    def _act_on(self, record: CanaryRecord, decision: Decision) -> CanaryRecord:
+        judgement = decision.judgement
+        match decision.outcome:
+            case Outcome.CONTINUE:
+                return self._save(record, judgement=judgement)
+            case Outcome.PASS:
+                return self._pass(record, judgement)
+            case Outcome.ANOMALOUS:
+                hangs = self._hangs(record)  # whatever the policy says of regressions: users wait
+                return (
+                    self._condemn(record, hangs) if hangs else self._pause(record, judgement, PauseReason.WRONG_SPLIT)
+                )
+            case Outcome.REGRESSED:
+                return self._regressed(record, judgement)
+            case Outcome.UNDECIDED:
+                return self._undecided(record, judgement)
+
+    def _regressed(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
+        """Roll back, or keep the weights and ask; a fault that users would meet is never kept."""
+        step = tests_of(record).step
+        fails = step is None or evidence.guard(step, self._policy) is not None
+        if fails or self._policy.on_regression == "roll_back" or not self._slots.alive(record.candidate):
+            return self._condemn(record, judgement)
+        return self._pause(record, judgement, PauseReason.REGRESSED)
+
+    def _undecided(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
+        step = tests_of(record).step
+        if step is not None and evidence.stable_is_bad(step):  # nowhere to go back to
+            return self._pause(record, judgement, PauseReason.UNDECIDED)
+        if self._policy.on_undecided == "roll_back":
+            return self._condemn(record, judgement)
+        clean = findings.undecided_and_clean(step) if step is not None else None
+        if self._policy.on_undecided == "advance" and clean is not None:
+            words = f"{judgement.summary}; advancing"
+            record = record.with_event(EventKind.VERDICT, words, by=self._owner, verdict=judgement.verdict)
+            return self._pass(record, clean)
+        return self._pause(record, judgement, PauseReason.UNDECIDED)
