@@ -1,5 +1,6 @@
 """Where staging servers run: ports without a kind are a server of this host, as they always were."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,22 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.config.deployment import TargetPlace
-from llm_pipeline.config.router_place import EnvoyPlace
+from llm_pipeline.config.metric_source import CloudWatchSource, EnvoySource, MetricSource, PrometheusSource
+from llm_pipeline.config.router_place import (
+    AwsAlbPlace,
+    EnvoyPlace,
+    ExistingEnvoyPlace,
+    GatewayApiPlace,
+    IstioPlace,
+    RouterPlace,
+)
 from llm_pipeline.config.server_place import DockerServer, ExistingServer, KubernetesServer, LocalServer, ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 
 PLACE: TypeAdapter[Any] = TypeAdapter(ServerPlace)
+KINDS: dict[str, TypeAdapter[Any]] = {
+    "staging": PLACE, "router": TypeAdapter(RouterPlace), "metrics": TypeAdapter(MetricSource)
+}  # fmt: skip
 EXAMPLE = Path(__file__).parents[2] / "configs" / "deployments" / "gpu-cluster.yaml"
 PORTS = {"http": 18400, "grpc": 18401, "metrics": 18402}
 EXISTING = {"kind": "existing", "endpoint": {"url": "http://t:8000"}, "repository": "/models"}
@@ -33,10 +45,15 @@ def test_ports_alone_are_a_server_of_this_host(given):
 
 
 def test_each_example_of_the_gpu_cluster_is_a_place_of_its_kind():
-    lines = [line.removeprefix("#") for line in EXAMPLE.read_text().splitlines() if line.startswith("#   ")]
-    examples = [yaml.safe_load(f"staging:{text}")["staging"] for text in "\n".join(lines).split("   staging:")[1:]]
-    kinds = [type(PLACE.validate_python(example)) for example in examples]
-    assert kinds == [LocalServer, DockerServer, KubernetesServer, ExistingServer]
+    lines = [line.removeprefix("#   ") for line in EXAMPLE.read_text().splitlines() if line.startswith("#   ")]
+    found = re.findall(r"^(\w+):((?:.*\n?)(?:^ .*\n?)*)", "\n".join(lines), re.MULTILINE)
+    examples = [(key, yaml.safe_load(f"{key}:{text}")[key]) for key, text in found]
+    kinds = [type(KINDS[key].validate_python(example)) for key, example in examples]
+    assert kinds == [
+        LocalServer, DockerServer, KubernetesServer, ExistingServer,
+        EnvoyPlace, ExistingEnvoyPlace, GatewayApiPlace, IstioPlace, AwsAlbPlace,
+        PrometheusSource, CloudWatchSource, EnvoySource,
+    ]  # fmt: skip
 
 
 def test_only_what_runs_on_this_host_takes_its_ports():

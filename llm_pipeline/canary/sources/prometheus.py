@@ -154,7 +154,7 @@ class PrometheusMetrics:
         """The counts since the beginning, compared with the router's own."""
         if self._source.total is None:
             return {}
-        counters = {slot: since.counters.get(slot, 0) + arm.requests for slot, arm in arms.items()}
+        counters: dict[str, int] = {slot: since.counters.get(slot, 0) + arm.requests for slot, arm in arms.items()}
         total = since.counters.get("total", 0) + sum(self._increases(self._source.total, since.until, now).values())
         scrapes = (now - since.began) / self._source.scrape_seconds
         if scrapes >= _SCRAPES_BEFORE_TOTAL:
