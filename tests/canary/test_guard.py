@@ -112,7 +112,7 @@ def test_a_paused_canary_that_a_person_denied_is_rolled_back_at_once(site) -> No
     assert site.weights() == {"blue": 10_000}
 
 
-def test_a_paused_candidate_whose_server_ended_or_fails_is_not_kept_waiting(site) -> None:
+def test_a_paused_candidate_whose_server_ended_is_not_kept_waiting(site) -> None:
     site.policy["approve_before_percent"] = [50]
     assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
     site.running.discard("green")
