@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.loadtest.client.target import request_body
-from llm_pipeline.loadtest.second_opinion.exports import ToolRun, read_aiperf
+from llm_pipeline.loadtest.second_opinion.exports import AIPERF_SUMMARY, ToolRun, read_aiperf
 from llm_pipeline.loadtest.traffic import Traffic
 from llm_pipeline.runners import detached
 from llm_pipeline.serving.repository_layout import MODEL_NAME
@@ -67,7 +67,7 @@ def run_aiperf(
         program: What `require_tool` found.
         endpoint: The server.
         traffic: Streamed requests with their times.
-        directory: Empty; keeps what aiperf reads, writes and says.
+        directory: Keeps what aiperf reads, writes and says.
         tokenizer: Directory of the model's tokenizer; without it aiperf counts words.
 
     Raises:
@@ -78,6 +78,7 @@ def run_aiperf(
     if traffic.arrivals is None:
         raise ValueError("aiperf replays the times of an open loop; a closed loop has none")
     directory.mkdir(parents=True, exist_ok=True)
+    (directory / AIPERF_SUMMARY).unlink(missing_ok=True)
     _write_trace(directory / "trace.jsonl", traffic)
     tokenizer = (tokenizer or _write_words_tokenizer(directory / "tokenizer")).resolve()
     command = [str(program), *_arguments(endpoint, directory.resolve(), tokenizer)]

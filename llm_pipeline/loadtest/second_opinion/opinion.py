@@ -122,9 +122,9 @@ def compare_runs(run: ToolRun, records: Records, *, counted_by: str) -> SecondOp
 
 def _differences(run: ToolRun, records: Records, counted_by: str) -> tuple[str, ...]:
     name = run.tool.split(maxsplit=1)[0]
-    late = "and does not tell how late that was" if run.lag_p99_seconds is None else _late(run.lag_p99_seconds)
+    late = "which may be late" if run.lag_p99_seconds is None else _late(run.lag_p99_seconds)
     clock = (
-        f"{name}'s clock starts at its own send, {late}; ours starts at the scheduled time. Our own lateness "
+        f"{name}'s clock starts at its own sends, {late}; ours starts at the scheduled time. Our own lateness "
         f"(p99 {1e3 * client_lag_seconds(records):.2g} ms) is taken off here, so that both count from the send."
     )
     tokens = f"{name} counts output tokens by {counted_by}, we take the server's count: times per output token differ."
@@ -133,7 +133,7 @@ def _differences(run: ToolRun, records: Records, counted_by: str) -> tuple[str, 
 
 
 def _late(seconds: float) -> str:
-    return f"which was up to {1e3 * seconds:.2g} ms late (p99)"
+    return f"of which 99 % were at most {1e3 * seconds:.2g} ms late"
 
 
 def _milliseconds(seconds: Values, quantile: float) -> float | None:
