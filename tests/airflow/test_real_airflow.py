@@ -10,16 +10,21 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
 from llm_pipeline.demo.airflow_services import read_access, start_airflow, stop_airflow
 from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.runners import detached
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store import open_store
+from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +36,8 @@ USERS = {"AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,nobody:"}
 @pytest.fixture(scope="module")
 def release(tmp_path_factory, make_project):
     project = make_project(tmp_path_factory.mktemp("release"), approval=True)
+    policy = project.root / "configs/policies/quick.yaml"
+    policy.write_text(policy.read_text().replace("[5, 100]", "[5, 100], approve_before_percent: [100]"))
     one_target = project.config.read_text().replace("[cpu-a, cpu-b]", "[cpu-a]")
     project.config.with_name("one_target.yaml").write_text(one_target)
     return project
@@ -86,12 +93,13 @@ class Run:
     def log(self, task_id: str, attempt: int) -> list[str]:
         return self.client.task_log(self.dag_id, self.run_id, task_id, attempt=attempt, map_index=0)
 
-    def finish(self, *, approve: bool) -> str:
+    def finish(self, *, approve: bool, denied: tuple[str, ...] = ()) -> str:
         """Answer what is asked until the run has ended; its state."""
 
         def ended() -> bool:
-            for task_id, _, _ in self.client.pending_approvals(self.dag_id, self.run_id):
-                self.client.answer_approval(self.dag_id, self.run_id, task_id, approve=approve)
+            for task_id, index, _ in self.client.pending_approvals(self.dag_id, self.run_id):
+                yes = approve and task_id not in denied
+                self.client.answer_approval(self.dag_id, self.run_id, task_id, map_index=index, approve=yes)
             return self.client.run_state(self.dag_id, self.run_id) in ("success", "failed")
 
         until(ended, 240)
@@ -143,6 +151,21 @@ def test_a_task_that_is_marked_failed_takes_its_stage_with_it(client, release, t
     run.mark_failed("recipes_1.quantize", 0)
     until(lambda: not process.group_alive)
     assert run.finish(approve=True) == "failed"
+
+
+def test_a_person_is_asked_between_two_steps_and_a_denial_rolls_the_canary_back(client, release):
+    store = open_store(f"file://{release.root}/store")
+    served = ArtifactRef(kind="model_repository", digest="a" * 64)
+    old = Pointer(release_id="old", repository=served, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
+    write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=old), None)
+    run = trigger(client, DAG_OF_ONE_TARGET)
+    assert run.finish(approve=True, denied=("promotion_1.approve_100",)) == "failed"
+    states = {name: run.task(f"promotion_1.{name}", 0).state for name in ("canary_5", "approve_100", "canary_100")}
+    assert states == {"canary_5": "success", "approve_100": "failed", "canary_100": "upstream_failed"}
+    assert run.task("promotion_1.rollback", 0).state == "success"
+    assert run.details("promotion_1.approve_100", 0)["rendered_map_index"] == "cpu-a"
+    asked = read_approval(store, client.xcom(DAG_OF_ONE_TARGET, run.run_id, "resolve"), "cpu-a", 100)
+    assert (asked.answer, asked.by) == ("denied", "admin")
 
 
 def test_the_report_is_shown_to_who_may_read_the_dag_and_to_nobody_else(client, access, home):
