@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from llm_pipeline.accuracy.choice import recipes_in_words
+from llm_pipeline.canary.approvals import answer
 from llm_pipeline.claim_state import Claimant, LocalProcess
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ExitCode, PipelineError, Transient
@@ -154,6 +155,8 @@ class LocalRun:
         for target in flow.targets:
             promoting.append(target)
             for step in flow.canary_steps(target):
+                if (refused := self._step_refused(flow, target, step)) is not None:
+                    return refused
                 self._gate(flow.request("canary", step))
             self._gate(flow.request("settle", target))
         return Verdict.GO
@@ -162,6 +165,20 @@ class LocalRun:
         self._claim.park()
         recipes = recipes_in_words({target: flow.chosen_recipe(target) for target in flow.targets})
         return self._approve(f"Promote {flow.record.release_id} ({recipes}) to production?")
+
+    def _step_refused(self, flow: Flow, target: str, step: str) -> Verdict | None:
+        """Ask before a step that the policy wants a person for: why it does not begin, or None."""
+        percent = float(step.rpartition(":")[2])
+        if percent not in flow.release.policy.canary.approve_before_percent:
+            return None
+        approved = self._approve(f"Move {percent:g} % of the traffic of {target} to {flow.record.release_id}?")
+        if approved is None:
+            log.info("step %s waits for a human, and nobody can be asked: it is rolled back", step)
+            return Verdict.INCONCLUSIVE
+        run = flow.resolved_at.isoformat()
+        release = flow.record.release_id
+        answer(flow.store, release, target, percent, approved=approved, by="the terminal", run=run)
+        return None if approved else Verdict.NO_GO
 
     def _clean_up(self, flow: Flow, staged: list[str], promoting: list[str]) -> None:
         """Nothing staged outlives the run, no canary is left half-way, and there is always a report."""
