@@ -1,18 +1,28 @@
-"""The canary's timeline as an artifact: `timeline.jsonl` (both arms, second by second) and `canary.json`."""
+"""The canary's timeline as an artifact: `timeline.jsonl` (both arms over time) and `canary.json` (all else)."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.canary.observations import AccessLog, TimelinePoint, timeline
+from llm_pipeline.canary.events import CanaryEvent
+from llm_pipeline.canary.evidence import SPLIT_ALPHA, regression_limit
+from llm_pipeline.canary.looks import Look
+from llm_pipeline.canary.observations import AccessLog, ObservedRequest, TimelinePoint, timeline
 from llm_pipeline.canary.record import CanaryRecord, PastAttempt
 from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.step_summary import StepSummary, summarise_step
+from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.errors import IntegrityError
 
 TIMELINE_FILE = "timeline.jsonl"
 SUMMARY_FILE = "canary.json"
+
+MOST_INTERVALS = 7200
+"""Of one second each for two hours; those of a longer canary are longer."""
 
 
 class TimelineMark(BaseModel):
@@ -24,6 +34,26 @@ class TimelineMark(BaseModel):
     label: str
 
 
+class EvidenceSeries(BaseModel):
+    """The e-values of a canary over its time, and what they are compared with.
+
+    Attributes:
+        metrics: Names, in the order of each look's values.
+        regressed_at: By metric: the e-value from which the candidate has regressed.
+        proven_at: The e-value from which it is proven to be no worse.
+        split_wrong_at: The e-value from which the router splits the traffic wrongly.
+        looks: Oldest first; `at` counts from the canary's start.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metrics: tuple[str, ...]
+    regressed_at: tuple[float, ...]
+    proven_at: float
+    split_wrong_at: float
+    looks: tuple[Look, ...]
+
+
 class CanarySummary(BaseModel):
     """What the report says of a canary.
 
@@ -32,6 +62,9 @@ class CanarySummary(BaseModel):
         stable: The slot that served before; None for a first deployment.
         marks: Steps, pauses, promotion, rollback.
         history: How earlier runs' canaries of this release ended here, oldest first.
+        events: What happened in this attempt, oldest first.
+        evidence: The e-values over time; None before the first look.
+        step: The step in force; None before the first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,13 +77,24 @@ class CanarySummary(BaseModel):
     candidate: SlotName
     marks: tuple[TimelineMark, ...]
     history: tuple[PastAttempt, ...] = ()
+    events: tuple[CanaryEvent, ...] = ()
+    evidence: EvidenceSeries | None = None
+    step: StepSummary | None = None
 
 
-def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog) -> list[TimelinePoint]:
-    """Write the canary so far to `directory`, from the access log since its beginning."""
+def write_timeline(
+    directory: Path, record: CanaryRecord, access_log: AccessLog, policy: CanaryPolicy
+) -> list[TimelinePoint]:
+    """Write the canary so far to `directory`: its record, and the access log since its beginning."""
     requests, _ = access_log.read(record.began_cursor)
     shares = [(mark.at, mark.share) for mark in record.marks]
-    points = timeline(requests, shares, candidate=record.candidate, began_at=record.began_at)
+    points = timeline(
+        requests,
+        shares,
+        candidate=record.candidate,
+        began_at=record.began_at,
+        interval_seconds=_interval_seconds(requests, record.began_at),
+    )
     summary = CanarySummary(
         release_id=record.release_id,
         target=record.target,
@@ -60,6 +104,9 @@ def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog)
         candidate=record.candidate,
         marks=tuple(TimelineMark(at_seconds=mark.at - record.began_at, label=mark.label) for mark in record.marks),
         history=record.history,
+        events=tuple(event for event in record.events if event.at >= record.began_at),
+        evidence=_evidence(record, policy),
+        step=summarise_step(record, policy),
     )
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SUMMARY_FILE).write_text(summary.model_dump_json(indent=1) + "\n")
@@ -74,9 +121,41 @@ def read_timeline(directory: Path) -> tuple[CanarySummary, list[TimelinePoint]]:
     Raises:
         IntegrityError: A file is missing or damaged.
     """
+    summary = read_summary(directory)
     try:
-        summary = CanarySummary.model_validate_json((directory / SUMMARY_FILE).read_text())
         with (directory / TIMELINE_FILE).open() as stream:
             return summary, [TimelinePoint.model_validate_json(line) for line in stream]
     except (OSError, ValidationError) as error:
         raise IntegrityError(f"not a canary timeline: {error}", where=str(directory)) from error
+
+
+def read_summary(directory: Path) -> CanarySummary:
+    """Read the summary alone.
+
+    Raises:
+        IntegrityError: It is missing or damaged.
+    """
+    try:
+        return CanarySummary.model_validate_json((directory / SUMMARY_FILE).read_text())
+    except (OSError, ValidationError) as error:
+        raise IntegrityError(f"not a canary's summary: {error}", where=str(directory)) from error
+
+
+def _interval_seconds(requests: Sequence[ObservedRequest], began_at: float) -> float:
+    """Whole seconds."""
+    lasted = max((request.started_at for request in requests), default=began_at) - began_at
+    return float(max(1, math.ceil(lasted / MOST_INTERVALS)))
+
+
+def _evidence(record: CanaryRecord, policy: CanaryPolicy) -> EvidenceSeries | None:
+    if record.analysis is None or not record.looks:
+        return None
+    metrics = record.analysis.metrics
+    looks = (look.model_copy(update={"at": look.at - record.began_at}) for look in record.looks)
+    return EvidenceSeries(
+        metrics=tuple(metric.name for metric in metrics),
+        regressed_at=tuple(regression_limit(metric, policy) for metric in metrics),
+        proven_at=1.0 / policy.alpha,
+        split_wrong_at=1.0 / SPLIT_ALPHA,
+        looks=tuple(looks),
+    )

@@ -1,8 +1,10 @@
-"""The plot of a canary: its split of the traffic, latencies and errors over time."""
+"""The plot of a canary: its split of the traffic as intended and as measured, rates, latencies and errors over time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -13,21 +15,25 @@ from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, Ca
 Quantiles = Callable[[ArmSample], tuple[float | None, float | None]]
 """Median and 95th percentile of an arm's latency in an interval."""
 
+_MOST_MEASUREMENTS = 48
+"""Of the split: each is over so many requests that chance moves it little."""
+
 _MARK_DISTANCE = 0.012
 _CHARACTER_INCHES = 0.07
 _LEVEL_POINTS = 12.0
 
 
 def plot_canary(study: CanaryStudy) -> Plot:
-    """Traffic split, first-token latency of both arms and errors, over the canary's time."""
+    """Traffic split, both arms' rates, latencies and errors, over the canary's time."""
     samples = study.samples
     seconds = np.array([sample.seconds for sample in samples])
 
     def draw(figure: Any) -> None:
-        panels = figure.subplots(4, 1, sharex=True, height_ratios=(0.9, 1.4, 1.4, 0.8))
-        split, first_token, end_to_end, errors = panels
-        highest = _mark_texts(split, study, figure.get_figwidth())
+        panels = figure.subplots(5, 1, sharex=True, height_ratios=(1.0, 1.0, 1.4, 1.4, 0.8))
+        split, rates, first_token, end_to_end, errors = panels
+        highest = write_marks(split, study, figure.get_figwidth())
         _split_panel(split, seconds, samples, pad=8.0 + _LEVEL_POINTS * (highest + 1))
+        _rate_panel(rates, samples)
         _latency_panel(first_token, study, "first token", _first_token)
         _latency_panel(end_to_end, study, "end to end", _end_to_end)
         _error_panel(errors, seconds, samples)
@@ -35,7 +41,7 @@ def plot_canary(study: CanaryStudy) -> Plot:
             for mark in study.marks:
                 axes.axvline(mark.seconds, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
         errors.set_xlabel("seconds into the canary")
-        first, last = _span(study)
+        first, last = span(study)
         errors.set_xlim(first - 0.01 * (last - first), last + 0.01 * (last - first))
 
     requests = sum(sample.canary.requests for sample in samples)
@@ -48,14 +54,14 @@ def plot_canary(study: CanaryStudy) -> Plot:
         f"{requests:,} requests were sent to the candidate, {failed:,} of them ended in an error; "
         f"users lost {lost:,} on either side. Moments: {marks}.",
         draw,
-        size=(11.4, 7.2),
-        narrow_size=(6.4, 7.2),
+        size=(11.4, 8.6),
+        narrow_size=(6.4, 8.6),
     )
 
 
-def _mark_texts(axes: Any, study: CanaryStudy, figure_inches: float) -> int:
+def write_marks(axes: Any, study: CanaryStudy, figure_inches: float) -> int:
     """Write the marks above the panel, each on the lowest level where it meets no other; returns the highest level."""
-    first, last = _span(study)
+    first, last = span(study)
     inches = (figure_inches - 1.0) / (last - first)
     ends: list[float] = []
     for mark in _merged(study):
@@ -72,15 +78,15 @@ def _mark_texts(axes: Any, study: CanaryStudy, figure_inches: float) -> int:
     return max(len(ends) - 1, 0)
 
 
-def _span(study: CanaryStudy) -> tuple[float, float]:
-    """First and last second of the plot."""
+def span(study: CanaryStudy) -> tuple[float, float]:
+    """First and last second of a plot."""
     moments = [*(sample.seconds for sample in study.samples), *(mark.seconds for mark in study.marks)]
     return min(0.0, *moments), max(1.0, *moments)
 
 
 def _merged(study: CanaryStudy) -> list[CanaryMark]:
     """Marks too close for two texts side by side share one."""
-    began, ended = _span(study)
+    began, ended = span(study)
     merged: list[CanaryMark] = []
     for mark in study.marks:
         if merged and mark.seconds - merged[-1].seconds < _MARK_DISTANCE * (ended - began):
@@ -94,10 +100,39 @@ def _merged(study: CanaryStudy) -> list[CanaryMark]:
 def _split_panel(axes: Any, seconds: Any, samples: Sequence[CanarySample], *, pad: float) -> None:
     percent = [sample.percent for sample in samples]
     axes.fill_between(seconds, percent, step="post", color=colour("candidate"), alpha=0.28, linewidth=0)
-    axes.step(seconds, percent, where="post", color=colour("candidate"), linewidth=2.0)
+    axes.step(seconds, percent, where="post", color=colour("candidate"), linewidth=2.0, label="intended")
+    measured = list(measured_split(samples))
+    if measured:
+        moments, shares = zip(*measured, strict=True)
+        axes.plot(moments, shares, "o", markersize=3.4, color=colour("ink"), label="measured", clip_on=False, zorder=3)
     axes.set_ylim(0.0, 102.0)
     axes.set_yticks((0, 50, 100), ("0 %", "50 %", "100 %"))
-    axes.set_title("traffic to the candidate", pad=pad)
+    axes.set_title("traffic to the candidate: intended, and measured as dots", pad=pad)
+
+
+def measured_split(samples: Sequence[CanarySample]) -> Iterator[tuple[float, float]]:
+    """The middle of a few intervals of one step, and the candidate's share of their requests in percent."""
+    size = max(1, math.ceil(len(samples) / _MOST_MEASUREMENTS))
+    for _, same in groupby(samples, key=lambda sample: sample.percent):
+        step = list(same)
+        for group in (step[first : first + size] for first in range(0, len(step), size)):
+            mine = sum(sample.canary.requests for sample in group)
+            total = mine + sum(sample.stable.requests for sample in group)
+            if total:
+                yield (group[0].seconds + group[-1].seconds + group[-1].length_seconds) / 2, 100.0 * mine / total
+
+
+def _rate_panel(axes: Any, samples: Sequence[CanarySample]) -> None:
+    edges = np.array([*(sample.seconds for sample in samples), samples[-1].seconds + samples[-1].length_seconds])
+    for arm, role, arms in (
+        ("stable", "baseline", [sample.stable for sample in samples]),
+        ("candidate", "candidate", [sample.canary for sample in samples]),
+    ):
+        rates = np.array([one.requests for one in arms]) / np.diff(edges)
+        axes.stairs(rates, edges, baseline=None, color=colour(role), linewidth=1.8, label=arm)
+    axes.set_ylim(bottom=0.0)
+    axes.set_title("requests per second", pad=20)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, ncols=2, fontsize=9, handlelength=1.6)
 
 
 def _latency_panel(axes: Any, study: CanaryStudy, name: str, quantiles: Quantiles) -> None:

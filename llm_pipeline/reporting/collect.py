@@ -223,8 +223,11 @@ class _Collector:
 
     def _canary(self, target: str) -> CanaryStudy | None:
         steps = [r for r in _by_start(self._results) if r.stage == "canary" and r.subject.split(":")[0] == target]
-        directory = self._directory("canary", steps[-1].subject, "canary") if steps else None
-        return None if directory is None else self._try(f"canary on {target}", lambda: read_canary(directory, target))
+        found = [self._directory("canary", step.subject, "canary") for step in steps]
+        if not found or found[-1] is None:
+            return None
+        directories = [directory for directory in found if directory is not None]
+        return self._try(f"canary on {target}", lambda: read_canary(directories, target))
 
 
 def _by_start(results: Results) -> list[StageResult]:

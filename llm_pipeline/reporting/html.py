@@ -8,6 +8,7 @@ from importlib import resources
 
 from llm_pipeline.loadtest.findings import Table, findings, rates_in_words
 from llm_pipeline.reporting.accuracy_plot import plot_accuracy
+from llm_pipeline.reporting.canary_evidence_plot import e_value, plot_evidence
 from llm_pipeline.reporting.canary_plot import plot_canary
 from llm_pipeline.reporting.failures import advice, failure_in_words
 from llm_pipeline.reporting.figure import Plot
@@ -40,6 +41,8 @@ def render_report(data: ReportData) -> str:
         measured=_measured,
         bounds=_bounds,
         slug=_slug,
+        share=_share,
+        e_value=e_value,
     )
     source = resources.files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8")
     plots = {plot.name: plot for plot in draw_plots(data)}
@@ -70,6 +73,8 @@ def draw_plots(data: ReportData) -> Iterator[Plot]:
     for study in data.canaries:
         if study.samples:
             yield plot_canary(study)
+        if study.evidence is not None:
+            yield plot_evidence(study, study.evidence)
     if data.stages or data.failures:
         yield plot_timeline(data.stages, data.failures)
 
@@ -94,6 +99,13 @@ def _bounds(fact: Evidence) -> str:
 
 def _limit(fact: Evidence) -> str:
     return measure(fact.limit, fact.unit)
+
+
+def _share(events: int, total: int) -> str:
+    """`4 of 127 (3.1 %)`; a line may end before the bracket, not within it."""
+    if not total:
+        return "\N{EN DASH}"
+    return f"{events:,} of\N{NO-BREAK SPACE}{total:,} ({100 * events / total:.2g}\N{NO-BREAK SPACE}%)"
 
 
 def _slug(text: str) -> str:

@@ -9,6 +9,8 @@ from pydantic import Field
 
 from llm_pipeline.accuracy.evaluation import Divergence, NoiseFloor
 from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy
+from llm_pipeline.canary.step_summary import StepSummary
+from llm_pipeline.canary.timeline import EvidenceSeries
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.errors import ErrorDocument
 from llm_pipeline.loadtest.outcome import LoadTestOutcome
@@ -207,9 +209,16 @@ class ArmSample(Frozen):
 
 
 class CanarySample(Frozen):
-    """Both arms over one interval; `seconds` counts from the start of the canary."""
+    """Both arms over one interval.
+
+    Attributes:
+        seconds: Its start, from the start of the canary.
+        length_seconds: Its length.
+        percent: The candidate's intended share at its end.
+    """
 
     seconds: float
+    length_seconds: float = 1.0
     percent: float
     stable: ArmSample
     canary: ArmSample
@@ -238,13 +247,34 @@ class CanaryRollback(Frozen):
     seconds_until_stable: float | None
 
 
+class CanaryMoment(Frozen):
+    """One line of the canary's events: what happened when, by whom, and what was decided."""
+
+    seconds: float
+    at: datetime
+    kind: str
+    percent: float
+    summary: str
+    by: str
+    verdict: Verdict | None = None
+
+
 class CanaryStudy(Frozen):
-    """The canary of one target."""
+    """The canary of one target.
+
+    Attributes:
+        evidence: Its e-values over time; None where none were kept.
+        moments: What happened, oldest first.
+        steps: What each step showed, the smallest share first.
+    """
 
     target: str
     samples: tuple[CanarySample, ...]
     marks: tuple[CanaryMark, ...]
     rollback: CanaryRollback | None = None
+    evidence: EvidenceSeries | None = None
+    moments: tuple[CanaryMoment, ...] = ()
+    steps: tuple[StepSummary, ...] = ()
 
 
 class StageRun(Frozen):
