@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowSkipException
 
 from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import PipelineError
 from llm_pipeline.stages.contract import StageRequest
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.telling import tell
@@ -17,6 +19,8 @@ from llm_pipeline_airflow.turn import Turn
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from pydantic import JsonValue
+
+log = logging.getLogger(__name__)
 
 _STARTED = frozenset({"success", "failed", "running", "up_for_retry"})
 
@@ -45,7 +49,12 @@ class TellingOperator(StageOperator):
             self._told_at = time.monotonic()
 
     def _tell(self) -> None:
-        tell(load_release(Path(self.config_path)).deployment, self.subject, self.release_id)
+        try:
+            deployment = load_release(Path(self.config_path)).deployment
+        except PipelineError as error:  # the config was changed meanwhile: no reason to end a canary
+            log.warning("nobody is told: %s", error)
+            return
+        tell(deployment, self.subject, self.release_id)
 
 
 class CanaryStepOperator(TellingOperator):

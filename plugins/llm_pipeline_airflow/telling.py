@@ -6,8 +6,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from airflow.sdk import Connection
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
+from llm_pipeline.errors import PipelineError
 from llm_pipeline.notifications.channels import MailServer, Secrets, secrets_here
 
 if TYPE_CHECKING:
@@ -33,7 +34,12 @@ def tell(deployment: Deployment, target: str, release_id: str = "") -> None:
     config = deployment.notifications
     if not config.wanted:
         return
-    store, secrets = open_store(deployment.store), secrets_of(config)
+    secrets = secrets_of(config)
+    try:
+        store = open_store(deployment.store)
+    except PipelineError as error:
+        log.warning("nobody is told: %s", error)
+        return
     if release_id:
         notify(store, config, secrets, release_id, target)
     else:
@@ -52,7 +58,7 @@ def secrets_of(config: Notifications) -> Secrets:
 def _connection(name: str) -> Connection | None:
     try:
         connection: Connection = Connection.get(name)
-    except AirflowException as error:
+    except (AirflowException, AirflowRuntimeError, ValueError) as error:  # the last: its text is no connection
         log.warning("nobody is told by the connection %s: %s", name, type(error).__name__)
         return None
     return connection

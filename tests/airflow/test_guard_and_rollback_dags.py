@@ -148,3 +148,7 @@ def test_airflows_connections_hold_what_the_deployment_names(monkeypatch, caplog
     slack = {"conn_type": "slackwebhook", "host": "https://hooks.slack.com/services", "password": "T0/B0/hush"}
     monkeypatch.setenv("AIRFLOW_CONN_CHAT", json.dumps(slack))
     assert secrets_of(config).webhook_url == "https://hooks.slack.com/services/T0/B0/hush"
+
+    monkeypatch.setenv("AIRFLOW_CONN_CHAT", "{ no connection")
+    monkeypatch.delenv("AIRFLOW_CONN_MAIL")
+    assert secrets_of(config).webhook_url is secrets_of(config).mail_server is None

@@ -50,3 +50,9 @@ def test_what_happens_is_told_while_the_stage_runs_and_when_it_ended(step, proje
         journal.save(record.with_event(EventKind.PASSED, "5 %", by="a controller"))
         step.poll_until_complete(None, {})
         assert len(chat.texts) == 2
+
+
+def test_a_config_that_is_broken_meanwhile_does_not_end_the_canary(step, project, caplog):
+    project.config.write_text("nonsense: 1\n")
+    step._tell()
+    assert "nobody is told" in caplog.text
