@@ -163,8 +163,10 @@ def test_the_same_write_twice_is_one_revision(router):
 
 def test_an_old_epoch_is_fenced(router, place):
     router.write(split(500, epoch=7), None)
+    before = router.read()
     with pytest.raises(Fenced, match="epoch 6 is over"):
         router.write(split(5000, epoch=6), None)
+    assert router.read() == before
     assert weights(place) == {"blue": 950, "green": 50}
 
 
@@ -243,6 +245,24 @@ def test_whoever_is_overtaken_before_its_weights_leaves_the_rule_alone(shaky, ro
     assert weights(place) == {"blue": 999, "green": 0}
     assert not faults.seen(is_a("ModifyRule"))
     assert router.read()[0].epoch == 9
+
+
+def test_whoever_is_overtaken_by_its_weights_says_so(shaky, router, faults):
+    def overtaken(exchange: Exchange) -> Response:
+        answer = exchange.forward()
+        router.write(all_to("blue", owner="newer", epoch=9), None)
+        return answer
+
+    faults.inject(overtaken, when=is_a("ModifyRule"))
+    with pytest.raises(Fenced, match="newer writes with 9"):
+        shaky.write(split(5000, epoch=8), None)
+
+
+def test_a_group_keeps_no_users(router, place):
+    router.write(split(500), None)
+    rule = client("elbv2", place.endpoint_url).describe_rules(RuleArns=[place.rule])["Rules"][0]
+    sticky = rule["Actions"][0]["ForwardConfig"]["TargetGroupStickinessConfig"]
+    assert sticky["Enabled"] in (False, "false"), "a rollback would not move them"
 
 
 def test_the_tags_of_earlier_owners_are_removed(router, place):

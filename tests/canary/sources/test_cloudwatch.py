@@ -77,18 +77,19 @@ def test_whole_minutes_are_counted_and_windows_tile(balancer):
         (6, "blue", "RequestCount", 1000),  # before the window
         (5, "blue", "RequestCount", 90),
         (4, "blue", "RequestCount", 95),
+        (4, "blue", "TargetConnectionErrorCount", 500),  # tries, of which a request has several
         (4, "green", "RequestCount", 11),
         (5, "green", "HTTPCode_Target_5XX_Count", 2),
         (4, "green", "HTTPCode_Target_4XX_Count", 1),
         (4, "green", "TargetConnectionErrorCount", 3),
         (3, "green", "RequestCount", 7),
-        (0, "green", "RequestCount", 1000),  # a minute that is not complete
+        (1, "green", "RequestCount", 1000),  # a minute that may not be complete
     ]:
         balancer.report(minutes_ago(ago) + 5, metric, value, slot)
     source = metrics(balancer)
     found = source.window(since(5))
     arms = {slot: (arm.requests, arm.errors, arm.end_to_end) for slot, arm in found.arms.items()}
-    assert arms == {"blue": (185, 0, None), "green": (18, 6, None)}
+    assert arms == {"blue": (185, 185, None), "green": (18, 6, None)}
     again = source.window(found.cursor)
     assert (again.arms, again.cursor) == ({}, found.cursor)
 
