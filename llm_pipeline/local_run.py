@@ -17,6 +17,8 @@ from llm_pipeline.errors import ExitCode, PipelineError, Transient
 from llm_pipeline.flow import Flow, passed, placement, resolve_request
 from llm_pipeline.license_question import license_change_to_review
 from llm_pipeline.logging import relay
+from llm_pipeline.notifications.channels import secrets_here
+from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.release_claim import ReleaseClaim
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
@@ -27,6 +29,7 @@ from llm_pipeline.verdict import Judgement, Verdict
 _POLL_SECONDS = 0.1
 _ATTEMPTS = 3
 _BACK_OFF_SECONDS = 5.0
+_TOLD_OF = frozenset({"canary", "settle", "rollback"})
 
 
 Approve = Callable[[str], bool | None]
@@ -230,8 +233,17 @@ class LocalRun:
                 time.sleep(_BACK_OFF_SECONDS * attempt)
                 continue
             log.info("%s", self._line(result, time.monotonic() - started))
+            self._tell(request)
             return result
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _tell(self, request: StageRequest) -> None:
+        """Tell people what has become of a canary, where somebody wants to be told."""
+        config = self._deployment.notifications
+        if config.wanted and request.stage in _TOLD_OF:
+            target = request.subject.partition(":")[0]
+            store = open_store(self._deployment.store)
+            notify(store, config, secrets_here(config), request.release_id, target)
 
     def _wait(self, job: Job, stage: str) -> StageResult:
         offset, log_of_stage = 0, logging.getLogger(f"llm_pipeline.stage.{stage}")

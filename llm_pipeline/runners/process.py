@@ -33,7 +33,8 @@ class ProcessRunner:
     def __init__(self, deployment: Deployment) -> None:
         self._work_root = Path(deployment.work_root)
         self._deployment = deployment
-        self._withheld = (*_WITHHELD, deployment.hub.webhook_secret_variable)
+        webhook = deployment.notifications.webhook_variable or ""
+        self._withheld = (*_WITHHELD, deployment.hub.webhook_secret_variable, webhook)
 
     def submit(self, request: StageRequest, placement: Placement) -> Job:
         """Start a stage; the same request while its job still runs gives that job.

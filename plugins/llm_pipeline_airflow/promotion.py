@@ -82,6 +82,8 @@ class CanaryStepOperator(TellingOperator):
 class RollbackOperator(TellingOperator):
     """Gives all traffic back to the stable version, unless the release was promoted or moved no traffic at all.
 
+    A canary that waits for a person waits on where the guard watches its deadline: clear its step to go on with it.
+
     Args:
         canary_steps: Task ids of the steps; none of them started means nothing to roll back.
     """
@@ -99,7 +101,9 @@ class RollbackOperator(TellingOperator):
         """
         if not _STARTED.intersection(_own_states(context, self.canary_steps).values()):
             raise AirflowSkipException(f"no traffic of {self.subject} was moved by this run")
-        return super().request(context)
+        request = super().request(context)
+        guarded = load_release(Path(self.config_path)).deployment.guard.schedule is not None
+        return request.model_copy(update={"config": {**request.config, "leave_paused": guarded}})
 
 
 def _own_states(context: Context, task_ids: tuple[str, ...]) -> dict[str, str]:
