@@ -122,17 +122,15 @@ class AlbRouter:
         self._client = aws_client("elbv2", place.region, place.endpoint_url, where=place.rule)
 
     def nearest(self, want: RouteState) -> RouteState:
-        """See `TrafficRouter.nearest`: weights to the nearest 0.1 %."""
+        """See `TrafficRouter.nearest`: weights to the nearest 0.1 %; copies of requests are left out."""
         if want.sticky_header is not None:
             raise Unsupported("a load balancer keeps no sessions by a header", where=self._place.rule)
-        if want.mirror is not None:
-            raise Unsupported("a load balancer copies no requests", where=self._place.rule)
         share = want.weights.get("green", 0)
         rounded = round(share / GRANULARITY) * GRANULARITY
         if rounded in (0, ALL) and rounded != share:
             smallest = f"{GRANULARITY / ALL:.1%}"
             raise Unsupported(f"a load balancer splits by {smallest} at least", where=self._place.rule)
-        return want.model_copy(update={"weights": {"blue": ALL - rounded, "green": rounded}})
+        return want.model_copy(update={"weights": {"blue": ALL - rounded, "green": rounded}, "mirror": None})
 
     def read(self) -> tuple[RouteState, str]:
         """See `TrafficRouter.read`."""

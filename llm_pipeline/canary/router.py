@@ -100,7 +100,7 @@ class TrafficRouter(Protocol):
     """What every router adapter offers."""
 
     def nearest(self, want: RouteState) -> RouteState:
-        """What the router can do of it: its weights may be coarser, and it may lack sticky sessions or mirroring.
+        """What the router can do of it: its weights may be coarser, and copies are left out where it makes none.
 
         Ask before a state is recorded as intended: the split is tested against the weights that are really set.
 

@@ -145,7 +145,6 @@ def test_the_share_to_test_the_split_against_is_the_rounded_one(router, share, r
         (split(4), "splits by 0.1% at least"),
         (split(9996), "splits by 0.1% at least"),
         (split(500, sticky_header="x-session"), "no sessions"),
-        (split(0, mirror=Mirror(slot="green", share=100)), "copies no requests"),
     ],
 )
 def test_what_a_load_balancer_cannot_do_is_refused_and_nothing_is_written(router, want, problem):
@@ -155,6 +154,13 @@ def test_what_a_load_balancer_cannot_do_is_refused_and_nothing_is_written(router
     with pytest.raises(RouterRejected, match=problem):
         router.write(want, None)
     assert router.read() == before
+
+
+def test_it_copies_no_requests_and_says_so_by_its_nearest(router):
+    want = all_to("blue", owner="t", epoch=1).model_copy(update={"mirror": Mirror(slot="green", share=100)})
+    assert router.nearest(want).mirror is None
+    router.write(want, None)
+    assert router.read()[0] == router.nearest(want)
 
 
 def test_the_same_write_twice_is_one_revision(router):

@@ -110,7 +110,7 @@ class ArmMetrics(Protocol):
         """
 
 
-def check_total(arms: Mapping[SlotName, int], total: int, *, tolerance: float, what: str) -> None:
+def check_total(arms: Mapping[str, int], total: int, *, tolerance: float, what: str) -> None:
     """Compare the arms' requests with the router's own count.
 
     Raises:

@@ -62,7 +62,7 @@ class CloudWatchMetrics:
         if not any(arm.requests for arm in arms.values()):
             return self._nothing(since, now)
         if self._source.exclusive:
-            requests = {slot: arm.requests for slot, arm in arms.items()}
+            requests: dict[str, int] = {slot: arm.requests for slot, arm in arms.items()}
             check_total(requests, sums["total"], tolerance=self._source.tolerance, what=self._load_balancer)
         return MetricsWindow(arms=arms, cursor=MetricsCursor(began=since.began, until=end))
 
