@@ -84,5 +84,11 @@ def _remote_router(place: GatewayApiPlace | IstioPlace | AwsAlbPlace) -> Traffic
             from llm_pipeline.canary.aws_alb import AlbRouter
 
             return AlbRouter(place)
-        case GatewayApiPlace() | IstioPlace():
-            raise Unsupported(f"no router of kind {place.kind} is in this version", where=place.namespace)
+        case GatewayApiPlace():
+            from llm_pipeline.canary.gateway_api import GatewayApiRouter
+
+            return GatewayApiRouter(place)
+        case IstioPlace():
+            from llm_pipeline.canary.istio import IstioRouter
+
+            return IstioRouter(place)

@@ -41,7 +41,7 @@ class Cluster:
     def __init__(self, namespace: str, context: str | None) -> None:
         self._namespace = namespace
         self._where = f"namespace {namespace}" + (f" of {context}" if context else "")
-        self._client = _open(context)
+        self._client = open_client(context)
         from kubernetes import client
 
         self._batch = client.BatchV1Api(self._client)
@@ -155,19 +155,28 @@ class Cluster:
         raise Transient(f"the cluster does not answer: {problem}", where=self._where, hint="try again later")
 
     def _refuse(self, error: Any) -> NoReturn:
-        message = _status_message(error)
+        message = status_message(error)
         if error.status in _NOT_ALLOWED:
             hint = f"this account needs: {self.NEEDS}"
             raise ConfigError(f"the cluster does not allow it: {message}", where=self._where, hint=hint) from error
         raise ConfigError(f"the cluster refuses it: {message}", where=self._where) from error
 
 
-def _open(context: str | None) -> Any:
+def open_client(context: str | None) -> Any:
+    """The official client's `ApiClient`, which asks each thing once.
+
+    Args:
+        context: Context of the kubeconfig; None for the pod's own service account, or the current context.
+
+    Raises:
+        Unsupported: The client is not installed in this interpreter.
+        ConfigError: There is no such context, or no kubeconfig.
+    """
     try:
         from kubernetes import client, config
     except ImportError as error:
         raise Unsupported(
-            "pods need the Kubernetes client, which is not installed in this interpreter",
+            "this needs the Kubernetes client, which is not installed in this interpreter",
             hint="pip install 'llm-pipeline[kubernetes]'",
         ) from error
     configuration = client.Configuration()
@@ -182,11 +191,11 @@ def _open(context: str | None) -> Any:
             where=f"context {context}" if context else "",
             hint="set KUBECONFIG, name a context of it, or run in a pod with a service account",
         ) from error
-    configuration.retries = False  # `_call` tries again
+    configuration.retries = False  # its callers try again
     return client.ApiClient(configuration)
 
 
-def _status_message(error: Any) -> str:
+def status_message(error: Any) -> str:
     """The `Status` object's message, which tells what is wrong with which field."""
     try:
         return str(json.loads(error.body)["message"])

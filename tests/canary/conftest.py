@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "doubles")]
 
 from http_slots import HttpSlots
 
@@ -28,6 +28,7 @@ from llm_pipeline.store.local import LocalStore
 from llm_pipeline.verdict import Judgement
 
 if TYPE_CHECKING:
+    from custom_resources import CustomResources
     from live_site import LiveSite, Trial
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
@@ -167,6 +168,32 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield place
     finally:
         place.down()
+
+
+@pytest.fixture(scope="module")
+def quiet_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A router and both slots for all tests of a file, without users."""
+    place = Site(tmp_path_factory.mktemp("site"))
+    try:
+        place.up()
+        place.control.ensure("green", CANDIDATE)
+        yield place
+    finally:
+        place.down()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CustomResources]:
+    """An empty cluster, which the Kubernetes client of this process finds."""
+    from custom_resources import CustomResources
+
+    found = CustomResources(tmp_path_factory.mktemp("cluster"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(found.kubeconfig()))
+        patch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        patch.setattr("llm_pipeline.canary.kubernetes_object._WAITS_SECONDS", (0.0, 0.0))
+        yield found
+    found.close()
 
 
 @pytest.fixture(scope="module")

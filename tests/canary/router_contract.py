@@ -1,0 +1,156 @@
+"""The routers that the contract is kept by, and the hands that disturb them; see `test_router_contract.py`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from custom_resources import CustomResources, Document
+from test_aws_alb import client, forwards
+
+from llm_pipeline.canary.aws_alb import AlbRouter
+from llm_pipeline.canary.envoy import EnvoyRouter, replace_json
+from llm_pipeline.canary.gateway_api import GatewayApiRouter
+from llm_pipeline.canary.istio import IstioRouter
+from llm_pipeline.canary.router import ALL, RouteState, TrafficRouter, all_to
+from llm_pipeline.config.router_place import AwsAlbPlace, GatewayApiPlace, IstioPlace
+
+NAMESPACE = "serving"
+GATEWAY_PLACE = GatewayApiPlace.model_validate(
+    {
+        "kind": "gateway_api", "namespace": NAMESPACE, "route": "llm", "rule": 0,
+        "backends": {"blue": {"name": "llm-blue", "port": 8000}, "green": {"name": "llm-green", "port": 8000}},
+    }
+)  # fmt: skip
+ISTIO_PLACE = IstioPlace.model_validate(
+    {
+        "kind": "istio", "namespace": NAMESPACE, "virtual_service": "llm",
+        "backends": {"blue": {"host": "llm", "subset": "blue"}, "green": {"host": "llm", "subset": "green"}},
+    }
+)  # fmt: skip
+HTTP_ROUTE: Document = {
+    "apiVersion": "gateway.networking.k8s.io/v1",
+    "kind": "HTTPRoute",
+    "metadata": {"namespace": NAMESPACE, "name": "llm", "labels": {"team": "ml"}},
+    "spec": {
+        "parentRefs": [{"name": "public", "sectionName": "https"}],
+        "hostnames": ["llm.example.com"],
+        "rules": [{"timeouts": {"request": "0s"}, "backendRefs": [{"name": "llm-blue", "port": 8000}]}],
+    },
+}
+VIRTUAL_SERVICE: Document = {
+    "apiVersion": "networking.istio.io/v1",
+    "kind": "VirtualService",
+    "metadata": {"namespace": NAMESPACE, "name": "llm"},
+    "spec": {
+        "hosts": ["llm.example.com"],
+        "http": [{"name": "all", "timeout": "0s", "route": [{"destination": {"host": "llm", "subset": "blue"}}]}],
+    },
+}
+
+
+def split(green: int, epoch: int = 1, **changes: Any) -> RouteState:
+    values = {"weights": {"blue": ALL - green, "green": green}, "candidate": "green", "owner": "t", "epoch": epoch}
+    return RouteState(**{**values, **changes})
+
+
+def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class Subject(ABC):
+    """A router with all traffic on blue that nobody of ours ever wrote."""
+
+    router: TrafficRouter
+
+    @abstractmethod
+    def meddle(self) -> None:
+        """Another hand gives each slot half of the traffic."""
+
+    @abstractmethod
+    def away(self) -> TrafficRouter:
+        """The router from now on: where it is written and read is not to be had."""
+
+
+class EnvoySubject(Subject):
+    def __init__(self, router: EnvoyRouter) -> None:
+        self.router: EnvoyRouter = router
+        router.replace_routes(all_to("blue", owner="nobody", epoch=0))
+
+    def meddle(self) -> None:
+        routes = json.loads(self.router.files.routes.read_text())
+        for route in routes["resources"][0]["virtual_hosts"][0]["routes"]:
+            for arm in route["route"]["weighted_clusters"]["clusters"]:
+                arm["weight"] = ALL // 2
+        replace_json(self.router.files.routes, routes)
+
+    def away(self) -> EnvoyRouter:
+        self.router.files.routes.write_text("not one of ours")
+        return self.router
+
+
+class KubernetesSubject(Subject):
+    def __init__(self, api: CustomResources, plural: str, document: Document, router: TrafficRouter) -> None:
+        self.api, self.plural, self.router = api, plural, router
+        api.heal()
+        api.apply(plural, document)
+
+    @property
+    def document(self) -> Document:
+        return self.api.object(self.plural, NAMESPACE, "llm")
+
+    def edit(self, change: Callable[[Document], None]) -> None:
+        self.api.edit(self.plural, NAMESPACE, "llm", change)
+
+    def backends(self, document: Document) -> list[Document]:
+        spec = document["spec"]
+        found: list[Document] = spec["rules"][0]["backendRefs"] if "rules" in spec else spec["http"][0]["route"]
+        return found
+
+    def meddle(self) -> None:
+        def half(document: Document) -> None:
+            for backend in self.backends(document):
+                backend["weight"] = 50
+
+        self.edit(half)
+
+    def away(self) -> TrafficRouter:
+        self.api.answer(503, times=100)
+        return self.router
+
+
+def gateway_subject(api: CustomResources) -> KubernetesSubject:
+    return KubernetesSubject(api, "httproutes", HTTP_ROUTE, GatewayApiRouter(GATEWAY_PLACE))
+
+
+def istio_subject(api: CustomResources) -> KubernetesSubject:
+    return KubernetesSubject(api, "virtualservices", VIRTUAL_SERVICE, IstioRouter(ISTIO_PLACE))
+
+
+@functools.cache
+def _balancer(place: str) -> AlbRouter:
+    return AlbRouter(AwsAlbPlace.model_validate_json(place), reread_seconds=0.0)
+
+
+class AlbSubject(Subject):
+    def __init__(self, place: AwsAlbPlace) -> None:
+        self.place = place
+        self.router = _balancer(place.model_dump_json())
+        elb = client("elbv2", str(place.endpoint_url))
+        elb.modify_rule(RuleArn=place.rule, Actions=forwards(place, blue=1))
+        tags = elb.describe_tags(ResourceArns=[place.rule])["TagDescriptions"][0]["Tags"]
+        elb.remove_tags(ResourceArns=[place.rule], TagKeys=[tag["Key"] for tag in tags] or ["none"])
+
+    def meddle(self) -> None:
+        half = forwards(self.place, blue=1, green=1)
+        client("elbv2", str(self.place.endpoint_url)).modify_rule(RuleArn=self.place.rule, Actions=half)
+
+    def away(self) -> AlbRouter:
+        return _balancer(self.place.model_copy(update={"endpoint_url": "http://127.0.0.1:9"}).model_dump_json())

@@ -1,0 +1,216 @@
+"""The Gateway API's router: real requests through an Envoy that a double of a gateway's controller sets."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from custom_resources import CustomResources
+from gateway_controller import GatewayController
+from router_contract import GATEWAY_PLACE, HTTP_ROUTE, NAMESPACE, KubernetesSubject, gateway_subject, split, until
+from scipy import stats
+
+from llm_pipeline.canary.gateway_api import GatewayApiRouter
+from llm_pipeline.canary.open_router import open_router, router_as_it_is
+from llm_pipeline.canary.router import ALL, RouterRejected, RouterUnavailable, RouteState, SlotName, all_to
+
+SERVICES: dict[str, SlotName] = {"llm-blue": "blue", "llm-green": "green"}
+STEPS = {1: 1200, 5: 300, 25: 200, 50: 200, 100: 100, 0: 100}
+"""Requests by percent: enough that no requests to a candidate at 1 % would be seen."""
+
+
+@pytest.fixture
+def subject(cluster: CustomResources) -> KubernetesSubject:
+    return gateway_subject(cluster)
+
+
+@pytest.fixture
+def gateway(cluster: CustomResources) -> Iterator[GatewayController]:
+    controller = GatewayController(cluster, NAMESPACE, "llm", SERVICES, lambda _: None)
+    yield controller
+    controller.stop()
+
+
+@pytest.fixture
+def envoy_gateway(cluster: CustomResources, quiet_site: Any) -> Iterator[GatewayController]:
+    """It has told its Envoy, and Envoy acts on it, before it says so in the status."""
+
+    def act(weights: dict[str, int]) -> None:
+        green = round(weights.get("green", 0) / sum(weights.values()) * ALL)
+        state = RouteState(weights={"blue": ALL - green, "green": green}, owner="gateway", epoch=0)
+        revision = quiet_site.router.replace_routes(state)
+        until(lambda: quiet_site.router.converged(revision) is True)
+
+    until(lambda: quiet_site.router.usable("green") is True)
+    controller = GatewayController(cluster, NAMESPACE, "llm", SERVICES, act)
+    yield controller
+    controller.stop()
+
+
+def servers(url: str, count: int) -> Counter[str]:
+    """Which slot answered, over new requests; all of them must be answered."""
+
+    async def all_of_them() -> Counter[str]:
+        limit = asyncio.Semaphore(16)
+        async with aiohttp.ClientSession() as session:
+
+            async def one() -> str:
+                body = {"text_input": "one", "max_tokens": 1}
+                async with limit, session.post(f"{url}/v2/models/llm/generate", json=body) as answer:
+                    await answer.read()
+                    assert answer.status == 200
+                    return answer.headers["x-served-by"]
+
+            return Counter(await asyncio.gather(*(one() for _ in range(count))))
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("envoy_gateway")
+def test_the_weights_of_the_route_move_real_requests(subject, quiet_site):
+    revision = None
+    for percent, count in STEPS.items():
+        want = split(percent * 100)
+        revision = subject.router.write(want, revision)
+        until(lambda: subject.router.converged(revision) is True)  # noqa: B023 - called here
+        low, high = stats.binom.interval(1 - 1e-6, count, percent / 100)
+        green = servers(quiet_site.url, count)["green"]
+        assert low <= green <= high, f"at {percent} %"
+        assert (green > 0, green < count) == (percent > 0, percent < 100)
+
+
+def test_whatever_else_is_in_the_route_stays(subject):
+    canary = copy.deepcopy(HTTP_ROUTE)
+    filters = [{"type": "RequestHeaderModifier", "requestHeaderModifier": {"remove": ["x-debug"]}}]
+    canary["spec"]["rules"][0]["backendRefs"][0]["filters"] = filters
+    canary["spec"]["rules"].append({"matches": [{"path": {"value": "/health"}}], "backendRefs": []})
+    subject.api.apply("httproutes", canary)
+    before = subject.document
+    subject.router.write(split(500), None)
+    after = subject.document
+    assert after["metadata"]["labels"] == {"team": "ml"}
+    assert after["spec"]["rules"][1] == before["spec"]["rules"][1]
+    assert after["spec"]["parentRefs"] == before["spec"]["parentRefs"]
+    assert after["spec"]["rules"][0]["timeouts"] == {"request": "0s"}
+    green = {"group": "", "kind": "Service", "name": "llm-green", "port": 8000, "weight": 500}
+    assert subject.backends(after) == [{**subject.backends(before)[0], "weight": 9500}, green]
+
+
+def test_backends_without_weights_have_equal_shares(subject):
+    def two(document):
+        subject.backends(document)[:] = [{"name": name, "port": 8000} for name in SERVICES]
+
+    subject.edit(two)
+    assert subject.router.read()[0].weights == {"blue": 5000, "green": 5000}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "llm-green", "port": 9000},
+        {"name": "llm-green", "port": 8000, "namespace": "other"},
+        {"name": "llm-green", "port": 8000, "group": "inference.networking.k8s.io", "kind": "InferencePool"},
+    ],
+    ids=["another port", "another namespace", "another kind"],
+)
+def test_a_backend_that_is_no_slot_is_no_state_of_ours_and_a_rollback_takes_its_traffic(subject, other):
+    subject.router.write(split(500), None)
+    subject.edit(lambda document: subject.backends(document).append({**other, "weight": 100}))
+    with pytest.raises(RouterUnavailable, match="a backend that is no slot"):
+        subject.router.read()
+    subject.router.write(all_to("blue", owner="rollback", epoch=2), None)
+    assert [backend["weight"] for backend in subject.backends(subject.document)] == [ALL, 0, 0]
+    assert subject.router.read()[0].same_traffic(all_to("blue", owner="x", epoch=0))
+
+
+def test_nothing_is_acknowledged_before_the_gateway_has_seen_this_generation(subject, gateway):
+    until(lambda: subject.router.converged(subject.router.read()[1]) is True)
+    gateway.idle = True
+    revision = subject.router.write(split(500), None)
+    assert subject.router.converged(revision) is False
+    gateway.idle = False
+    until(lambda: subject.router.converged(revision) is True)
+
+
+def test_every_parent_that_the_route_names_must_acknowledge(subject, gateway):
+    until(lambda: subject.router.converged(subject.router.read()[1]) is True)
+    revision = subject.router.read()[1]
+    gateway.idle = True
+    status = subject.document["status"]
+    subject.api.write_status("httproutes", NAMESPACE, "llm", {"parents": []})
+    assert subject.router.converged(revision) is False
+    other = {**status["parents"][0], "parentRef": {"name": "internal"}}
+    subject.api.write_status("httproutes", NAMESPACE, "llm", {"parents": [other]})
+    assert subject.router.converged(revision) is False
+    subject.api.write_status("httproutes", NAMESPACE, "llm", {"parents": [other, *status["parents"]]})
+    assert subject.router.converged(revision) is True
+
+
+@pytest.mark.parametrize("condition", ["Accepted", "ResolvedRefs", "PartiallyInvalid"])
+def test_a_gateway_that_does_not_take_the_route_refuses_it(subject, gateway, condition):
+    status = "True" if condition == "PartiallyInvalid" else "False"
+    gateway.condition = {"type": condition, "status": status, "reason": "UnsupportedValue", "message": "no such thing"}
+    revision = subject.router.write(split(500), None)
+
+    with pytest.raises(RouterRejected, match=f"{condition}: UnsupportedValue: no such thing"):
+        until(lambda: subject.router.converged(revision) is not False)
+
+
+def test_a_refusal_of_an_older_generation_is_not_one_of_this(subject, gateway):
+    gateway.condition = {"type": "Accepted", "status": "False", "reason": "NotAllowedByListeners"}
+    until(lambda: "status" in subject.document)
+    gateway.condition = {}
+    revision = subject.router.write(split(500), None)
+    until(lambda: subject.router.converged(revision) is True)
+
+
+def test_a_status_that_is_written_in_between_makes_no_conflict(subject):
+    revision = subject.router.write(split(500), None)
+    said = {"parents": []}
+    subject.api.before_put.append(lambda: subject.api.write_status("httproutes", NAMESPACE, "llm", said))
+    subject.router.write(split(2500), revision)
+    assert subject.router.read()[0] == split(2500)
+    assert subject.document["status"] == said
+
+
+def endpoints(*ready: bool | None) -> dict[str, Any]:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"namespace": NAMESPACE, "name": "s", "labels": {"kubernetes.io/service-name": "llm-green"}},
+        "endpoints": [
+            {"addresses": ["10.0.0.1"], "conditions": {} if one is None else {"ready": one}} for one in ready
+        ],
+    }
+
+
+@pytest.mark.parametrize(("ready", "usable"), [((), False), ((False,), False), ((False, True), True), ((None,), True)])
+def test_a_slot_is_usable_when_its_service_has_a_ready_endpoint(subject, ready, usable):
+    subject.api.apply("endpointslices", endpoints(*ready))
+    assert subject.router.usable("green") is usable
+    assert subject.router.usable("blue") is False
+
+
+def test_where_endpoints_may_not_be_read_nothing_is_known_of_a_slot(subject):
+    subject.api.answer(403, times=1, to="endpointslices")
+    assert subject.router.usable("green") is None
+
+
+def test_a_rule_that_is_not_there_is_refused(subject):
+    place = GATEWAY_PLACE.model_copy(update={"rule": 3})
+    with pytest.raises(RouterRejected, match="no rule 3"):
+        GatewayApiRouter(place).read()
+
+
+def test_it_is_the_router_of_its_kind_of_place(subject, tmp_path):
+    initial = all_to("blue", owner="t", epoch=0)
+    subject.api.calls.clear()
+    assert isinstance(open_router(GATEWAY_PLACE, {}, tmp_path, initial=initial), GatewayApiRouter)
+    assert isinstance(router_as_it_is(GATEWAY_PLACE, {}, tmp_path), GatewayApiRouter)
+    assert subject.api.calls == []

@@ -1,0 +1,143 @@
+"""What every router does alike: Envoy, the Gateway API, Istio, and an Application Load Balancer.
+
+Envoy is real; a Kubernetes API server, a gateway's controller and Amazon's API are doubles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from custom_resources import CustomResources
+from gateway_controller import GatewayController
+from router_contract import (
+    NAMESPACE,
+    AlbSubject,
+    EnvoySubject,
+    Subject,
+    gateway_subject,
+    istio_subject,
+    split,
+    until,
+)
+from test_aws_alb import endpoint, place  # noqa: F401 - fixtures
+
+from llm_pipeline.canary.router import ALL, Fenced, RouterConflict, RouterUnavailable, all_to
+from llm_pipeline.errors import Transient, Unsupported
+
+
+@pytest.fixture(scope="module")
+def api(cluster: CustomResources) -> Iterator[CustomResources]:
+    """A cluster whose gateway acknowledges every route."""
+    services = {"llm-blue": "blue", "llm-green": "green"}
+    controller = GatewayController(cluster, NAMESPACE, "llm", services, lambda _: None)
+    yield cluster
+    controller.stop()
+
+
+@pytest.fixture(params=["envoy", "gateway_api", "istio", "aws_alb"])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    match request.param:
+        case "envoy":
+            return EnvoySubject(request.getfixturevalue("quiet_site").router)
+        case "gateway_api":
+            return gateway_subject(request.getfixturevalue("api"))
+        case "istio":
+            return istio_subject(request.getfixturevalue("api"))
+        case _:
+            return AlbSubject(request.getfixturevalue("place"))
+
+
+def test_what_nobody_of_ours_wrote_is_read_with_epoch_zero(subject):
+    state, _ = subject.router.read()
+    assert state.same_traffic(all_to("blue", owner="x", epoch=0))
+    assert state.epoch == 0
+
+
+@pytest.mark.parametrize("green", [0, 100, 500, 2500, 5000, 10_000])
+def test_what_is_written_is_read_and_takes_effect(subject, green):
+    revision = subject.router.write(split(green), None)
+    assert subject.router.read() == (split(green), revision)
+    until(lambda: subject.router.converged(revision) is True)
+
+
+@pytest.mark.parametrize("green", [3333, 1234, 9876])
+def test_the_split_that_is_read_is_the_one_that_was_promised(subject, green):
+    promised = subject.router.nearest(split(green))
+    assert promised.weights["green"] == pytest.approx(green, abs=50)
+    subject.router.write(split(green), None)
+    assert subject.router.read()[0] == promised
+
+
+def test_a_share_that_it_cannot_have_is_refused_and_never_made_all_or_nothing(subject):
+    for green in (4, 9996):
+        try:
+            promised = subject.router.nearest(split(green))
+        except Unsupported:
+            continue
+        assert promised.weights["green"] == green
+
+
+def test_all_the_traffic_to_one_slot_is_all_of_it(subject):
+    for epoch, slot in enumerate(("green", "blue"), start=1):
+        subject.router.write(all_to(slot, owner="t", epoch=epoch), None)
+        state, _ = subject.router.read()
+        assert {name: weight for name, weight in state.weights.items() if weight} == {slot: ALL}
+        assert state.candidate is None
+
+
+def test_the_same_write_twice_is_one_revision(subject):
+    first = subject.router.write(split(500), None)
+    assert subject.router.write(split(500), None) == first
+    assert subject.router.write(split(500), first) == first
+
+
+def test_the_same_split_by_a_new_owner_is_another_revision(subject):
+    first = subject.router.write(split(500, epoch=1), None)
+    second = subject.router.write(split(500, epoch=2, owner="u"), first)
+    assert second != first
+    assert subject.router.read() == (split(500, epoch=2, owner="u"), second)
+    until(lambda: subject.router.converged(second) is True)
+
+
+def test_an_old_epoch_is_fenced(subject):
+    subject.router.write(split(500, epoch=7), None)
+    for expect in (None, subject.router.read()[1]):
+        with pytest.raises(Fenced, match="epoch 6 is over"):
+            subject.router.write(split(5000, epoch=6), expect)
+    assert subject.router.read()[0] == split(500, epoch=7)
+
+
+def test_a_write_over_a_changed_revision_is_a_conflict(subject):
+    _, old = subject.router.read()
+    subject.router.write(split(500), None)
+    with pytest.raises(RouterConflict):
+        subject.router.write(split(2500), old)
+    assert subject.router.read()[0] == split(500)
+
+
+def test_a_revision_that_was_replaced_has_not_converged(subject):
+    old = subject.router.write(split(500), None)
+    new = subject.router.write(split(2500), old)
+    until(lambda: subject.router.converged(new) is True)
+    assert subject.router.converged(old) is False
+
+
+def test_a_change_by_another_hand_is_seen_and_does_not_stop_a_rollback(subject):
+    subject.router.write(split(500), None)
+    subject.meddle()
+    state, _ = subject.router.read()
+    assert state.weights == {"blue": 5000, "green": 5000}
+    assert not state.same_traffic(split(500))
+    revision = subject.router.write(all_to("blue", owner="rollback", epoch=2), None)
+    assert subject.router.read()[0].same_traffic(all_to("blue", owner="x", epoch=0))
+    until(lambda: subject.router.converged(revision) is True)
+
+
+def test_a_router_that_is_away_may_come_back(subject):
+    router = subject.away()
+    with pytest.raises(RouterUnavailable):
+        router.read()
+    with pytest.raises(RouterUnavailable) as raised:
+        router.write(split(500), "what it was at")
+    assert isinstance(raised.value, Transient)
