@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from llm_pipeline.config.model import ConfigModel, Fraction, Name, Percent, PositiveSeconds
+from llm_pipeline.config.shadow import ShadowPolicy
 
 _ALL_TRAFFIC = 100.0
 
@@ -227,6 +228,7 @@ class CanaryPolicy(ConfigModel):
             Then its server is stopped, and bringing it back starts it anew.
         warm_up_mirror_seconds: How long a candidate is sent copies of stable's requests before the first step, where
             the router can do that; 0 warms it up by golden prompts only.
+        shadow: How the candidate's answers are compared with stable's before the first step; None for no comparison.
     """
 
     steps_percent: tuple[Percent, ...] = (5.0, 25.0, 50.0, 100.0)
@@ -254,6 +256,7 @@ class CanaryPolicy(ConfigModel):
     unwatched_seconds: PositiveSeconds = 300.0
     rollback_window_hours: Annotated[float, Field(ge=0.0)] = 24.0
     warm_up_mirror_seconds: Annotated[float, Field(ge=0.0)] = 0.0
+    shadow: ShadowPolicy | None = None
 
     @model_validator(mode="after")
     def _steps_rise_to_all(self) -> CanaryPolicy:

@@ -1,0 +1,67 @@
+"""How a candidate's answers are compared with stable's before the first user: how much is asked, what must hold."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from llm_pipeline.config.model import ConfigModel, Fraction, PositiveSeconds
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    return pattern
+
+
+Regex = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
+"""A regular expression in Python's syntax, looked for anywhere in the text."""
+
+
+class Matches(ConfigModel):
+    """An answer in which the expression is found."""
+
+    matches: Regex
+
+
+class NotMatches(ConfigModel):
+    """An answer in which the expression is not found."""
+
+    not_matches: Regex
+
+
+AnswerCheck = Literal["json"] | Matches | NotMatches
+"""What an answer must be: a JSON document, or text in which something is found or not."""
+
+
+class ShadowPolicy(ConfigModel):
+    """How the answers of both arms are compared, with the same prompts at temperature 0.
+
+    The candidate may fail a prompt that stable fails, too: what counts is what only one of them fails.
+
+    Attributes:
+        prompts: So many of the workload's prompts are asked, spread over the file.
+        requests_per_second: Prompts begun in a second; each is asked of both arms, and stable serves users meanwhile.
+        maximum_tokens: Length limit of an answer.
+        timeout_seconds: Longest time for one answer.
+        checks: What answers must be.
+        minimum_agreement: Share of words that both answers to a prompt have in common, in order, averaged over the
+            prompts. Two quantizations of one model part after some words, and seldom meet again.
+        maximum_length_ratio: Tolerated ratio of the answers' lengths in tokens, either way, as a geometric mean.
+        minimum_pairs: Fewer prompts that both arms answered are INCONCLUSIVE.
+        alpha: Chance to condemn a candidate that is within all limits.
+    """
+
+    prompts: int = Field(default=100, ge=1, le=10_000)
+    requests_per_second: Annotated[float, Field(gt=0.0, le=100.0)] = 2.0
+    maximum_tokens: int = Field(default=64, ge=1)
+    timeout_seconds: PositiveSeconds = 30.0
+    checks: tuple[AnswerCheck, ...] = ()
+    minimum_agreement: Fraction = 0.5
+    maximum_length_ratio: Annotated[float, Field(gt=1.0)] = 1.5
+    minimum_pairs: int = Field(default=20, ge=2)
+    alpha: Annotated[float, Field(gt=0.0, lt=0.5)] = 0.05
