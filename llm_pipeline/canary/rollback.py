@@ -14,6 +14,7 @@ from llm_pipeline.canary import findings
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
 from llm_pipeline.canary.router import (
+    Fenced,
     RouterRejected,
     RouterUnavailable,
     RouteState,
@@ -37,6 +38,7 @@ _JUDGED = frozenset({Phase.PAUSED, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
 _FIRST_PAUSE_SECONDS = 0.1
 _LARGEST_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
+_TRIES = 5
 _STEADY_SECONDS = 2.0
 """Longer than the router's health checks are apart."""
 
@@ -94,7 +96,8 @@ def ensure_rolled_back(
         Transient: The store could not record it; the same call is safe again.
     """
     journal = CanaryJournal(store, release_id, target)
-    try:
+
+    def attempt() -> CanaryRecord | None:
         record = journal.load()
         if record is None or (record.phase in _NOTHING_TO_DO and record.traffic_confirmed is not False):
             log.info("nothing to roll back", phase=record.phase.value if record else "never began")
@@ -105,6 +108,9 @@ def ensure_rolled_back(
         take_over(store, target)
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
             return end_canary(journal, router, slots, patience, lease_epoch=lease.epoch, by=by)
+
+    try:
+        return _despite_others(attempt, journal, patience)
     except Transient:
         _roll_back_blind(router, release_id, patience)
         raise
@@ -242,6 +248,24 @@ def _words(record: CanaryRecord) -> str:
     return record.judgement.summary if record.judgement else "rolled back on request"
 
 
+def _despite_others(
+    attempt: Callable[[], CanaryRecord | None], journal: CanaryJournal, patience: Patience
+) -> CanaryRecord | None:
+    """Try again when somebody wrote at the same moment; another rollback under way is let finish first."""
+
+    def nobody_rolls_back() -> bool:
+        record = journal.load()
+        return record is None or record.phase is not Phase.ROLLING_BACK
+
+    for _ in range(_TRIES - 1):
+        try:
+            return attempt()
+        except Fenced as error:
+            log.warning("somebody else wrote at the same moment, trying again", reason=str(error))
+        _wait(nobody_rolls_back, patience.confirm + patience.drain)
+    return attempt()
+
+
 def _roll_back_blind(router: TrafficRouter | None, release_id: str, patience: Patience) -> None:
     """Without the store: if the router has a slot on trial, send everything to the other one."""
     try:
@@ -250,7 +274,12 @@ def _roll_back_blind(router: TrafficRouter | None, release_id: str, patience: Pa
         return
     if router is not None and state is not None and state.candidate is not None:
         want = all_to(other_slot(state.candidate), owner=f"rollback of {release_id}", epoch=state.epoch + 1)
-        confirmed = traffic_to(router, want, patience)
+        try:
+            confirmed = traffic_to(router, want, patience)
+        except (
+            Fenced
+        ):  # by another rollback, or by whoever adopts the canary: the error that led here is the one to tell
+            return
         log.warning("the store is unavailable; traffic was moved to stable all the same", confirmed=confirmed)
 
 

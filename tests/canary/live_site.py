@@ -29,13 +29,13 @@ from llm_pipeline.verdict import Judgement
 
 USERS = Path(__file__).with_name("mixed_users.py")
 RATE = 100.0
-SHORT = Patience(write=3, confirm=1.5, drain=3, blind_drain=0.3)
+SHORT = Patience(write=3, confirm=2, drain=1, blind_drain=0.3)
 QUICK = {
     "steps_percent": (1.0, 5.0, 25.0, 50.0, 100.0),
-    "minimum_bake_seconds": 0.8,
+    "minimum_bake_seconds": 0.6,
     "maximum_bake_seconds": 20.0,
     "minimum_requests": 4,
-    "look_seconds": 0.2,
+    "look_seconds": 0.1,
     "slow_ratio": 3.0,
     "on_undecided": "roll_back",
 }

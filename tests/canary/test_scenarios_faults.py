@@ -31,6 +31,7 @@ def fault_at_50_percent(trial, **fault: float) -> Judgement:
 
 
 def test_a_healthy_candidate_takes_all_traffic_in_five_steps_and_no_request_of_any_kind_is_lost(trial) -> None:
+    trial.policy["minimum_requests"] = 2
     trial.reach(1, 5, 25, 50, 100)
     assert trial.record.phase is Phase.PROMOTED
     assert trial.site.weights() == {trial.candidate: ALL}
@@ -74,7 +75,7 @@ def test_a_candidate_that_becomes_worse_at_50_percent_is_rolled_back_for_what_it
 
 
 def test_a_candidate_killed_at_50_percent_is_rolled_back_and_loses_no_unary_request_of_either_kind(trial) -> None:
-    trial.policy["steps_percent"] = (50.0, 100.0)
+    trial.policy |= {"steps_percent": (50.0, 100.0), "minimum_bake_seconds": 10.0}
     running = trial.start(50)
     trial.await_phase(Phase.BAKING, 50)
     os.kill(trial.site.control.pid(trial.candidate), signal.SIGKILL)
@@ -86,7 +87,7 @@ def test_a_candidate_killed_at_50_percent_is_rolled_back_and_loses_no_unary_requ
 
 @pytest.mark.parametrize("how", ["its model hangs", "its process hangs"])
 def test_a_candidate_that_hangs_without_a_reset_is_rolled_back_and_loses_no_unary_request(trial, how) -> None:
-    trial.policy["steps_percent"] = (25.0, 100.0)
+    trial.policy |= {"steps_percent": (25.0, 100.0), "minimum_bake_seconds": 10.0}
     running = trial.start(25)
     trial.await_phase(Phase.BAKING, 25)
     if how == "its model hangs":

@@ -62,7 +62,7 @@ def test_a_rollback_asked_for_in_a_step_fences_the_controller_and_loses_nothing(
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(trial.roll_back) for _ in range(2)]  # and twice at once
     assert [one for one in asked if one.exception() is None]
-    assert all(isinstance(one.exception(), Transient | None) for one in asked)
+    assert all(isinstance(one.exception(), Transient | None) for one in asked), asked
     with pytest.raises((Fenced, LeaseLost)):
         running.result(timeout=15)
     assert is_back_on_stable(trial)
