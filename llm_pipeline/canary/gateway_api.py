@@ -52,11 +52,14 @@ class GatewayApiRouter(KubernetesRouter):
             return None
         if revision_of(document) != revision:
             return False
-        parents = (document.get("status") or {}).get("parents") or []
-        named = [self._parent(reference) for reference in document["spec"].get("parentRefs") or ()]
-        answers = [self._accepts(parent, generation_of(revision)) for parent in parents]
-        heard = {self._parent(parent["parentRef"]) for parent in parents}
-        return bool(named) and heard.issuperset(named) and all(answers)
+        named = {self._parent(reference) for reference in document["spec"].get("parentRefs") or ()}
+        answers = [
+            (parent, self._accepts(status, generation_of(revision)))
+            for status in (document.get("status") or {}).get("parents") or ()
+            if (parent := self._parent(status["parentRef"])) in named  # others are left over from parents before
+        ]
+        heard = {parent for parent, _ in answers}
+        return bool(named) and heard == named and all(accepted for _, accepted in answers)
 
     def usable(self, slot: SlotName) -> bool | None:
         """See `TrafficRouter.usable`: the slot's Service has a ready endpoint; None where that may not be read."""

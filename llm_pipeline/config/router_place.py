@@ -118,6 +118,12 @@ class Services(ConfigModel):
     blue: Service
     green: Service
 
+    @model_validator(mode="after")
+    def _are_two(self) -> Services:
+        if self.blue == self.green:
+            raise ValueError("blue and green must be two Services")
+        return self
+
 
 class GatewayApiPlace(_Router):
     """An HTTPRoute of the Gateway API, whose weights are moved.
@@ -151,6 +157,12 @@ class Destinations(ConfigModel):
 
     blue: Destination
     green: Destination
+
+    @model_validator(mode="after")
+    def _are_two(self) -> Destinations:
+        if self.blue == self.green:
+            raise ValueError("blue and green must be two destinations")
+        return self
 
 
 class IstioPlace(_Router):

@@ -139,17 +139,27 @@ def test_nothing_is_acknowledged_before_the_gateway_has_seen_this_generation(sub
 
 
 def test_every_parent_that_the_route_names_must_acknowledge(subject, gateway):
-    until(lambda: subject.router.converged(subject.router.read()[1]) is True)
+    subject.edit(lambda document: document["spec"]["parentRefs"].append({"name": "internal"}))
     revision = subject.router.read()[1]
+    until(lambda: subject.router.converged(revision) is True)
     gateway.idle = True
-    status = subject.document["status"]
-    subject.api.write_status("httproutes", NAMESPACE, "llm", {"parents": []})
-    assert subject.router.converged(revision) is False
-    other = {**status["parents"][0], "parentRef": {"name": "internal"}}
-    subject.api.write_status("httproutes", NAMESPACE, "llm", {"parents": [other]})
-    assert subject.router.converged(revision) is False
-    subject.api.write_status("httproutes", NAMESPACE, "llm", {"parents": [other, *status["parents"]]})
-    assert subject.router.converged(revision) is True
+    public, internal = subject.document["status"]["parents"]
+    behind = {**internal, "conditions": [{**one, "observedGeneration": 1} for one in internal["conditions"]]}
+    left_over = {**behind, "parentRef": {"name": "not named any more"}}
+
+    def converged(*parents: dict[str, Any]) -> bool | None:
+        subject.api.write_status("httproutes", NAMESPACE, "llm", {"parents": list(parents)})
+        return subject.router.converged(revision)
+
+    assert converged() is False
+    assert converged(public) is False
+    assert converged(public, behind) is False
+    assert converged(public, left_over, internal) is True
+
+
+def test_a_route_without_a_parent_is_acted_on_by_nobody(subject):
+    subject.edit(lambda document: document["spec"].pop("parentRefs"))
+    assert subject.router.converged(subject.router.write(split(500), None)) is False
 
 
 @pytest.mark.parametrize("condition", ["Accepted", "ResolvedRefs", "PartiallyInvalid"])

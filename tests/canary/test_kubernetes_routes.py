@@ -7,7 +7,8 @@ import sys
 import pytest
 from custom_resources import CustomResources
 from kubernetes_api import Refused
-from router_contract import GATEWAY_PLACE, KubernetesSubject, gateway_subject, istio_subject, split
+from pydantic import ValidationError
+from router_contract import GATEWAY_PLACE, ISTIO_PLACE, KubernetesSubject, gateway_subject, istio_subject, split
 
 from llm_pipeline.canary.gateway_api import GatewayApiRouter
 from llm_pipeline.canary.router import (
@@ -132,6 +133,14 @@ def test_copies_of_requests_are_left_out_before_they_are_promised(subject):
     assert subject.router.nearest(want).mirror is None
     with pytest.raises(RouterRejected, match="copies no requests"):
         subject.router.write(want, None)
+
+
+@pytest.mark.parametrize("place", [GATEWAY_PLACE, ISTIO_PLACE])
+def test_one_backend_cannot_be_both_slots(place):
+    document = place.model_dump()
+    document["backends"]["green"] = document["backends"]["blue"]
+    with pytest.raises(ValidationError, match="blue and green must be two"):
+        type(place).model_validate(document)
 
 
 def test_without_a_way_to_the_cluster_the_error_says_how_to_get_one(cluster, monkeypatch):
