@@ -6,6 +6,7 @@ they held, and are retried for a while; what could not be confirmed is said, and
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from llm_pipeline.canary.router import (
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
-from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 from llm_pipeline.verdict import Judgement
 
 log = get_logger(__name__)
@@ -260,8 +261,9 @@ def _despite_others(
     for _ in range(_TRIES - 1):
         try:
             return attempt()
-        except Fenced as error:
+        except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
             log.warning("somebody else wrote at the same moment, trying again", reason=str(error))
+        time.sleep(random.uniform(_POLL_SECONDS, 5 * _POLL_SECONDS))  # noqa: S311 - so that two do not meet again
         _wait(nobody_rolls_back, patience.confirm + patience.drain)
     return attempt()
 
@@ -276,9 +278,7 @@ def _roll_back_blind(router: TrafficRouter | None, release_id: str, patience: Pa
         want = all_to(other_slot(state.candidate), owner=f"rollback of {release_id}", epoch=state.epoch + 1)
         try:
             confirmed = traffic_to(router, want, patience)
-        except (
-            Fenced
-        ):  # by another rollback, or by whoever adopts the canary: the error that led here is the one to tell
+        except Fenced:  # another rollback, or whoever adopted the canary; the caller raises what led here
             return
         log.warning("the store is unavailable; traffic was moved to stable all the same", confirmed=confirmed)
 

@@ -148,6 +148,20 @@ class Trial:
             assert time.monotonic() < deadline, record
             time.sleep(0.02)
 
+    def fault_at_50_percent(self, **fault: float) -> Judgement:
+        """The step's judgement when the candidate is fine until its bake has begun."""
+        self.policy |= {"steps_percent": (50.0, 100.0), "minimum_bake_seconds": 10.0}
+        running = self.start(50)
+        self.await_phase(Phase.BAKING, 50)
+        self.site.control.fault(self.candidate, **fault)
+        return running.result(timeout=40)
+
+    def assert_rolled_back(self) -> None:
+        assert self.record.phase is Phase.ROLLED_BACK
+        assert self.site.weights() == {self.stable: ALL}
+        assert not self.site.control.alive(self.candidate)
+        assert self.events[-2:] == ["rolling back", "rolled back"]
+
     def roll_back(self) -> CanaryRecord | None:
         return ensure_rolled_back(
             self.site.store,
