@@ -17,7 +17,7 @@ from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import LeaseState
-from llm_pipeline.verdict import Judgement, Verdict
+from llm_pipeline.verdict import Evidence, Judgement, Verdict
 
 
 class Phase(StrEnum):
@@ -143,6 +143,7 @@ class CanaryRecord(BaseModel):
         history: How earlier runs' canaries of this release ended here, oldest first.
         events: What happened, oldest first, over all attempts.
         looks: The e-values over the canary's time, oldest first.
+        shadow: What the comparison of answers before the first step found; nothing without one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -178,6 +179,7 @@ class CanaryRecord(BaseModel):
     history: tuple[PastAttempt, ...] = ()
     events: tuple[CanaryEvent, ...] = ()
     looks: tuple[Look, ...] = ()
+    shadow: tuple[Evidence, ...] = ()
 
     @property
     def settled(self) -> bool:

@@ -7,20 +7,66 @@ nothing of what it answers. Here both arms are asked at a low, bounded rate, pas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
+from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.shadow_evidence import Pair, compare_answers
+from llm_pipeline.canary.slots import slot_ports
+from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.shadow import ShadowPolicy
+from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 log = get_logger(__name__)
 
 MOST_AT_ONCE = 4
 """Prompts under way; a slow arm is asked more slowly, not more at once."""
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """The comparison of a target's two slots, ready to be made.
+
+    Attributes:
+        endpoints: Where the slots answer, not the router.
+        prompts: What users may ask.
+    """
+
+    endpoints: Mapping[SlotName, Endpoint]
+    prompts: tuple[str, ...]
+    policy: ShadowPolicy
+
+    def compare(
+        self, stable: SlotName, candidate: SlotName, keep_going: Callable[[], None] = lambda: None
+    ) -> tuple[Evidence, ...]:
+        """See `shadow_compare`."""
+        arms = self.endpoints[stable], self.endpoints[candidate]
+        return shadow_compare(*arms, self.prompts, self.policy, keep_going=keep_going)
+
+
+def shadow_of(policy: CanaryPolicy, place: TargetPlace, prompts: Path) -> Shadow | None:
+    """The comparison that a policy asks for between the slots of a place; None if it asks for none.
+
+    Args:
+        policy: The canary's.
+        place: Ports of the slots.
+        prompts: A jsonl file, as of a workload.
+
+    Raises:
+        ConfigError: The prompts cannot be read.
+    """
+    if policy.shadow is None:
+        return None
+    endpoints = {slot: Endpoint(url=f"http://{LOOPBACK}:{ports.http}") for slot, ports in slot_ports(place).items()}
+    return Shadow(endpoints, tuple(prompt.text for prompt in read_prompts(prompts)), policy.shadow)
 
 
 def shadow_compare(

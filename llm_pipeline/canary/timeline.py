@@ -17,6 +17,7 @@ from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.step_summary import StepSummary, summarise_step
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.errors import IntegrityError
+from llm_pipeline.verdict import Evidence
 
 TIMELINE_FILE = "timeline.jsonl"
 SUMMARY_FILE = "canary.json"
@@ -65,6 +66,7 @@ class CanarySummary(BaseModel):
         events: What happened in this attempt, oldest first.
         evidence: The e-values over time; None before the first look.
         step: The step in force; None before the first.
+        shadow: What the comparison of answers before the first step found.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -80,13 +82,14 @@ class CanarySummary(BaseModel):
     events: tuple[CanaryEvent, ...] = ()
     evidence: EvidenceSeries | None = None
     step: StepSummary | None = None
+    shadow: tuple[Evidence, ...] = ()
 
 
 def write_timeline(
-    directory: Path, record: CanaryRecord, access_log: AccessLog, policy: CanaryPolicy
+    directory: Path, record: CanaryRecord, access_log: AccessLog | None, policy: CanaryPolicy
 ) -> list[TimelinePoint]:
-    """Write the canary so far to `directory`: its record, and the access log since its beginning."""
-    requests, _ = access_log.read(record.began_cursor)
+    """Write the canary so far to `directory`: its record, and the access log since its beginning, if there is one."""
+    requests = access_log.read(record.began_cursor)[0] if access_log else []
     shares = [(mark.at, mark.share) for mark in record.marks]
     points = timeline(
         requests,
@@ -107,6 +110,7 @@ def write_timeline(
         events=tuple(event for event in record.events if event.at >= record.began_at),
         evidence=_evidence(record, policy),
         step=summarise_step(record, policy),
+        shadow=record.shadow,
     )
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SUMMARY_FILE).write_text(summary.model_dump_json(indent=1) + "\n")

@@ -40,6 +40,7 @@ def read_canary(directories: Sequence[Path], target: str) -> CanaryStudy:
         evidence=summary.evidence,
         moments=tuple(_moment(event, summary.began_at) for event in summary.events),
         steps=tuple(steps[percent] for percent in sorted(steps)),
+        shadow=summary.shadow,
     )
 
 

@@ -80,7 +80,12 @@ def write_marks(axes: Any, study: CanaryStudy, figure_inches: float) -> int:
 
 def span(study: CanaryStudy) -> tuple[float, float]:
     """First and last second of a plot."""
-    moments = [*(sample.seconds for sample in study.samples), *(mark.seconds for mark in study.marks)]
+    looks = study.evidence.looks if study.evidence else ()
+    moments = [
+        *(sample.seconds for sample in study.samples),
+        *(mark.seconds for mark in study.marks),
+        *(look.at for look in looks),
+    ]
     return min(0.0, *moments), max(1.0, *moments)
 
 

@@ -266,6 +266,7 @@ class CanaryStudy(Frozen):
         evidence: Its e-values over time; None where none were kept.
         moments: What happened, oldest first.
         steps: What each step showed, the smallest share first.
+        shadow: What the comparison of answers before the first step found.
     """
 
     target: str
@@ -275,6 +276,7 @@ class CanaryStudy(Frozen):
     evidence: EvidenceSeries | None = None
     moments: tuple[CanaryMoment, ...] = ()
     steps: tuple[StepSummary, ...] = ()
+    shadow: tuple[Evidence, ...] = ()
 
 
 class StageRun(Frozen):

@@ -123,7 +123,7 @@ def _production(results: Results, target: str, place: Pointers) -> str:
 
 
 def _lost(study: CanaryStudy | None) -> str:
-    if study is None:
+    if study is None or not study.samples:
         return "How many requests were lost is not known: the canary left no measurements."
     candidate = sum(sample.canary.requests for sample in study.samples)
     total = candidate + sum(sample.stable.requests for sample in study.samples)

@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from llm_pipeline.canary.shadow import MOST_AT_ONCE, sample, shadow_compare, shadow_judgement
+from llm_pipeline.canary.shadow import MOST_AT_ONCE, sample, shadow_compare, shadow_judgement, shadow_of
 from llm_pipeline.canary.shadow_evidence import Pair, agreement, compare_answers
+from llm_pipeline.config.deployment import ServerPorts, TargetPlace
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.shadow import Matches, NotMatches, ShadowPolicy
@@ -221,6 +223,20 @@ def test_a_controller_that_lost_its_lease_stops_asking() -> None:
 def test_the_sample_is_spread_over_the_file_and_the_same_for_everybody() -> None:
     assert sample(PROMPTS, 4) == ["question 0", "question 10", "question 20", "question 30"]
     assert sample([*PROMPTS, *PROMPTS], 100) == PROMPTS
+
+
+def test_a_policy_opens_the_comparison_of_a_places_slots(tmp_path: Path) -> None:
+    arms = Arm(essay), Arm(lambda _: None)
+    blue, green = (ServerPorts(http=arm.server.server_port, grpc=20001, metrics=20002) for arm in arms)
+    place = TargetPlace.model_construct(blue=blue, green=green)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    shadow = shadow_of(CanaryPolicy(shadow=FAST), place, prompts)
+    assert shadow is not None
+    with serving(*arms):
+        facts = shadow.compare("blue", "green")
+    assert (facts[0].verdict, facts[0].measured) == (Verdict.NO_GO, 0.0)
+    assert shadow_of(CanaryPolicy(), place, prompts) is None
 
 
 def test_agreement_counts_words_in_order() -> None:

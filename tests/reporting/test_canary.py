@@ -15,14 +15,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from canary_sample import BEGAN_AT, CONTROLLER, POLICY, SimulatedCanary
 
 from llm_pipeline.canary.looks import MOST_LOOKS, with_look
-from llm_pipeline.canary.timeline import SUMMARY_FILE, read_timeline
+from llm_pipeline.canary.timeline import SUMMARY_FILE, read_timeline, write_timeline
 from llm_pipeline.reporting.canary import read_canary
 from llm_pipeline.reporting.canary_evidence_plot import e_value, evidence_in_words
 from llm_pipeline.reporting.canary_plot import measured_split
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.model import ArmSample, CanarySample, CanaryStudy
-from llm_pipeline.verdict import Verdict
+from llm_pipeline.reporting.rolled_back import _lost
+from llm_pipeline.verdict import Evidence, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +155,35 @@ def test_a_canary_that_kept_no_evidence_is_shown_without(sample, promoted) -> No
     assert "requests per second" in html
     assert "Evidence over time" not in html
     assert "<strong>Events</strong>" not in html
+
+
+def test_a_canary_counted_by_another_source_is_told_without_its_requests(
+    sample, promoted, regressed: list[Path], tmp_path: Path
+) -> None:
+    canary = SimulatedCanary(tmp_path, worse_from=25)
+    canary.run()
+    write_timeline(tmp_path / "counted", canary.record, None, POLICY)
+    study = read_canary([regressed[0], tmp_path / "counted"], "cpu")
+    assert study.samples == ()
+    assert study.rollback is not None
+    data = collect(promoted.store, sample.RELEASE).model_copy(update={"loads": (), "variants": ()})
+    html = render_report(data.model_copy(update={"canaries": (study,)}))
+    assert "Evidence over time, cpu" in html
+    assert "requests per second" not in html
+    assert html.count("NO GO") >= 2
+    assert "is not known" in _lost(study)
+
+
+def test_the_comparison_of_answers_before_the_first_step_is_told_fact_by_fact(sample, study, tmp_path: Path) -> None:
+    fact = Evidence(
+        name="shadow: words in common", verdict=Verdict.NO_GO, measured=0.31, lower=0.2, upper=0.42, limit=0.5,
+        unit="fraction", samples=100, detail="3 of 100 answers are equal",
+    )  # fmt: skip
+    data = collect(sample.SampleRelease(tmp_path).store, sample.RELEASE)
+    html = render_report(data.model_copy(update={"canaries": (study.model_copy(update={"shadow": (fact,)}),)}))
+    table = html[html.index("Answers beside stable") : html.index("<strong>Steps</strong>")]
+    for text in ("words in common", "NO GO", "31.00 %", "20.00 % to 42.00 %", "50.00 %", "3 of 100 answers are equal"):
+        assert text in table
 
 
 def test_a_good_canary_reaches_no_threshold(tmp_path: Path) -> None:
