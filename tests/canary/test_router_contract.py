@@ -22,6 +22,7 @@ from router_contract import (
 )
 from test_aws_alb import endpoint, place  # noqa: F401 - fixtures
 
+from llm_pipeline.canary.rollback import Patience, traffic_to
 from llm_pipeline.canary.router import ALL, Fenced, RouterConflict, RouterUnavailable, all_to
 from llm_pipeline.errors import Transient, Unsupported
 
@@ -141,3 +142,10 @@ def test_a_router_that_is_away_may_come_back(subject):
     with pytest.raises(RouterUnavailable) as raised:
         router.write(split(500), "what it was at")
     assert isinstance(raised.value, Transient)
+
+
+def test_a_rollback_is_written_in_trouble_and_confirmed(subject):
+    subject.router.write(split(5000), None)
+    subject.meddle()
+    assert traffic_to(subject.router, all_to("blue", owner="rollback", epoch=2), Patience(write=5.0)) is True
+    assert subject.router.read()[0].same_traffic(all_to("blue", owner="x", epoch=0))
