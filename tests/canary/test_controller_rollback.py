@@ -41,7 +41,7 @@ def test_a_rollback_needs_no_admin_interface(site) -> None:
     site.users(rate=40)
     site.step(20)
     deaf = type(site.router)(
-        site.router_state, site.place.model_copy(update={"admin_port": 18569}), site.slots, admin_timeout_seconds=0.2
+        site.router.files, site.place.model_copy(update={"admin_port": 18569}), site.slots, admin_timeout_seconds=0.2
     )
     record = ensure_rolled_back(site.store, "r1", "cpu", router=deaf, slots=site.control, patience=SHORT)
     assert record is not None
