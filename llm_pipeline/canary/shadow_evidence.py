@@ -93,13 +93,13 @@ def _refuse(name: str) -> None:
 
 
 def _paired(name: str, pairs: Sequence[Pair], holds: Holds, level: float, least: int) -> Evidence:
-    """NO_GO where it holds for stable alone too often to be chance."""
+    """NO_GO where it holds for stable alone too often to be chance; what stable hardly ever does can hardly be lost."""
     mine = [holds(pair.candidate) for pair in pairs]
     theirs = [holds(pair.stable) for pair in pairs]
     lost = sum(there and not here for here, there in zip(mine, theirs, strict=True))
     gained = sum(here and not there for here, there in zip(mine, theirs, strict=True))
     chance = binomial_tail(lost, lost + gained, 0.5)
-    otherwise = Verdict.GO if len(pairs) >= least else Verdict.INCONCLUSIVE
+    otherwise = Verdict.GO if sum(theirs) >= least else Verdict.INCONCLUSIVE
     return Evidence(
         name=name,
         verdict=Verdict.NO_GO if chance <= level else otherwise,
@@ -109,7 +109,7 @@ def _paired(name: str, pairs: Sequence[Pair], holds: Holds, level: float, least:
         samples=len(pairs),
         detail=(
             f"candidate {sum(mine)} of {len(pairs)}, stable {sum(theirs)}; {lost} with stable only, {gained} with the "
-            f"candidate only: chance {chance:.2g} (limit {level:.2g}){_few(pairs, least)}"
+            f"candidate only: chance {chance:.2g} (limit {level:.2g}){_few(sum(theirs), least)}"
         ),
     )
 
@@ -131,7 +131,7 @@ def _agreement(pairs: Sequence[Pair], level: float, policy: ShadowPolicy) -> Evi
         limit=least,
         unit="fraction",
         samples=len(pairs),
-        detail=f"{same} of {len(pairs)} answers are equal{_few(pairs, policy.minimum_pairs)}",
+        detail=f"{same} of {len(pairs)} answers are equal{_few(len(pairs), policy.minimum_pairs)}",
     )
 
 
@@ -153,7 +153,7 @@ def _lengths(pairs: Sequence[Pair], level: float, policy: ShadowPolicy) -> Evide
         upper=upper,
         limit=most,
         samples=len(logs),
-        detail=f"tolerated from {1.0 / most:.3g} to {most:.3g}{_few(logs, policy.minimum_pairs)}",
+        detail=f"tolerated from {1.0 / most:.3g} to {most:.3g}{_few(len(logs), policy.minimum_pairs)}",
     )
 
 
@@ -169,8 +169,8 @@ def _verdict(samples: int, policy: ShadowPolicy, *, within: bool, beyond: bool) 
     return Verdict.GO if within else Verdict.NO_GO
 
 
-def _few(found: Sequence[object], least: int) -> str:
-    return "" if len(found) >= least else f"; too few, {least} are needed"
+def _few(found: int, least: int) -> str:
+    return "" if found >= least else f"; too few, {least} are needed"
 
 
 def _nothing(name: str, limit: float, unit: str) -> Evidence:

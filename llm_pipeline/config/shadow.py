@@ -23,13 +23,21 @@ Regex = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
 
 
 class Matches(ConfigModel):
-    """An answer in which the expression is found."""
+    """An answer in which the expression is found.
+
+    Attributes:
+        matches: The regular expression.
+    """
 
     matches: Regex
 
 
 class NotMatches(ConfigModel):
-    """An answer in which the expression is not found."""
+    """An answer in which the expression is not found.
+
+    Attributes:
+        not_matches: The regular expression.
+    """
 
     not_matches: Regex
 
@@ -52,7 +60,8 @@ class ShadowPolicy(ConfigModel):
         minimum_agreement: Share of words that both answers to a prompt have in common, in order, averaged over the
             prompts. Two quantizations of one model part after some words, and seldom meet again.
         maximum_length_ratio: Tolerated ratio of the answers' lengths in tokens, either way, as a geometric mean.
-        minimum_pairs: Fewer prompts that both arms answered are INCONCLUSIVE.
+        minimum_pairs: Fewer prompts that both arms answered are INCONCLUSIVE, and so is a check that fewer of
+            stable's answers pass.
         alpha: Chance to condemn a candidate that is within all limits.
     """
 
