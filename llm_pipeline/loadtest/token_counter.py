@@ -32,13 +32,18 @@ def open_counter(repository: Path, links: Mapping[str, Path] | None = None) -> C
         ConfigError: There is a tokenizer, and the package that reads it is not installed.
         IntegrityError: The tokenizer or the golden prompts cannot be read.
     """
-    places = [repository, *(links or {}).values()]
-    found = next((path for place in places for path in sorted(place.rglob(TOKENIZER_FILE))), None)
+    found = find_tokenizer(repository, links)
     if found is not None:
         return _tokenizer(found)
     bytes_a_token = _bytes_a_token(read_golden(repository))
     log.warning("the repository has no tokenizer.json: lengths are estimates", bytes_a_token=round(bytes_a_token, 2))
     return lambda text: round(len(text.encode()) / bytes_a_token)
+
+
+def find_tokenizer(repository: Path, links: Mapping[str, Path] | None = None) -> Path | None:
+    """The `tokenizer.json` of a repository, or of what it links to; None when there is none."""
+    places = [repository, *(links or {}).values()]
+    return next((path for place in places for path in sorted(place.rglob(TOKENIZER_FILE))), None)
 
 
 def _tokenizer(path: Path) -> Callable[[str], int]:
