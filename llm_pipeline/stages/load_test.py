@@ -188,7 +188,7 @@ def _compared(
 def _with_second_opinion(
     context: StageContext[LoadTestConfig], source: TrafficSource, outcome: LoadTestOutcome
 ) -> LoadTestOutcome:
-    """With what another load generator measured, where the policy asks for one; its prompts stay out of the artifact."""
+    """With what another load generator measured, where the policy asks; its prompts stay out of the artifact."""
     config, place = context.config, context.workdir / "second_opinion"
     if config.policy.second_opinion is None:
         return outcome
