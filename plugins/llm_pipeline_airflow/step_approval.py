@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
-from llm_pipeline.canary.approvals import StepApproval, answer, ask, time_out
 from llm_pipeline.flow import Flow, canary_subject
 from llm_pipeline.store.pointers import read_pointers
 from llm_pipeline_airflow.approvals import DecisionOperator
@@ -17,6 +16,8 @@ from llm_pipeline_airflow.turn import Turn
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from llm_pipeline.canary.approvals import StepApproval
 
 
 class StepApprovalOperator(DecisionOperator):
@@ -65,12 +66,14 @@ class StepApprovalOperator(DecisionOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Write the answer down, and act on the one that counts."""
+        from llm_pipeline.canary import approvals
+
         self.check_claim(context)
         flow = self.flow()
         if event.get("timedout"):
-            approval = time_out(flow.store, flow.record.release_id, self.target, self.step)
+            approval = approvals.time_out(flow.store, flow.record.release_id, self.target, self.step)
         else:
-            told = answer(
+            told = approvals.answer(
                 flow.store,
                 flow.record.release_id,
                 self.target,
@@ -85,7 +88,9 @@ class StepApprovalOperator(DecisionOperator):
         return self._obey(approval)
 
     def _question(self, flow: Flow) -> StepApproval:
-        return ask(
+        from llm_pipeline.canary import approvals
+
+        return approvals.ask(
             flow.store,
             flow.record.release_id,
             self.target,

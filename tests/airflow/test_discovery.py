@@ -86,7 +86,7 @@ def test_airflow_shows_the_mistake_as_an_import_error_of_a_file_without_dags(pro
 
     monkeypatch.setenv("LLM_PIPELINE_RELEASES", str(broken.parent))
     bag = DagBag(dag_folder=str(DAGS))
-    assert set(bag.dags) == {"release__tiny", "retention__here"}
+    assert set(bag.dags) == {"release__tiny", "retention__here", "guard__here", "rollback__here"}
     ((name, error),) = bag.import_errors.items()
     assert name.endswith("release_config_errors.py")
     assert "broken.yaml:2" in error
