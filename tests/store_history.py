@@ -14,9 +14,9 @@ from llm_pipeline.config.deployment import Deployment, Retention
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
-from llm_pipeline.config.workload import Workload
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.config.target import Target
+from llm_pipeline.config.workload import Workload
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.release_claim import claim_name
 from llm_pipeline.release_record import ReleaseRecord

@@ -10,8 +10,8 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
-from llm_pipeline.config.workload import Workload
 from llm_pipeline.config.target import Target
+from llm_pipeline.config.workload import Workload
 from llm_pipeline.errors import Unsupported
 from llm_pipeline.flow import Flow, MissingResult
 from llm_pipeline.hub.pinned import PinnedModel

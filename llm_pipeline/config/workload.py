@@ -98,9 +98,7 @@ class RampArrivals(ConfigModel):
     first_share: Fraction = 0.2
 
 
-Arrivals = Annotated[
-    PoissonArrivals | ConstantArrivals | GammaArrivals | RampArrivals, Field(discriminator="kind")
-]
+Arrivals = Annotated[PoissonArrivals | ConstantArrivals | GammaArrivals | RampArrivals, Field(discriminator="kind")]
 
 
 class Trace(ConfigModel):
