@@ -251,8 +251,12 @@ def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         python=flow.deployment.interpreter("model"),
         state_root=flow.deployment.state_root,
         drill=flow.release.drill,
+        workload=flow.release.workload,
     )
-    return config, {"repository": flow.artifact("package", target, "repository")}
+    inputs = {"repository": flow.artifact("package", target, "repository")}
+    if flow.release.policy.canary.shadow is not None:
+        inputs["prompts"] = flow.record.datasets[PROMPTS_DATASET]
+    return config, inputs
 
 
 def _rollback(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:

@@ -15,10 +15,12 @@ from llm_pipeline.canary.router import (
     ALL,
     Mirror,
 )
+from llm_pipeline.canary.shadow import shadow_judgement
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.canary.transitions import Transitions
 from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
+from llm_pipeline.verdict import Verdict
 
 log = get_logger(__name__)
 
@@ -51,7 +53,18 @@ class Starting(Transitions):
             return self._condemn(record, findings.not_reached())
         if record.stable is None:
             return self._deploy_first(record, warm)
-        return self._begin_tests(self._mirrored(record), percent)
+        record = self._compared(self._mirrored(record))
+        if any(fact.verdict is Verdict.NO_GO for fact in record.shadow):
+            return self._condemn(record, shadow_judgement(record.shadow))
+        return self._begin_tests(record, percent)
+
+    def _compared(self, record: CanaryRecord) -> CanaryRecord:
+        """Ask both slots the same prompts, once, where the policy asks for it."""
+        if self._shadow is None or record.stable is None or record.shadow:
+            return record
+        facts = self._shadow.compare(record.stable, record.candidate, self._lease.check)
+        log.info(shadow_judgement(facts).summary, slot=record.candidate)
+        return self._save(record, shadow=facts)
 
     def _mirrored(self, record: CanaryRecord) -> CanaryRecord:
         """Warm the candidate up by copies of stable's requests, once, where policy and router offer it."""

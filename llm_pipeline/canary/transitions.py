@@ -28,6 +28,7 @@ from llm_pipeline.canary.router import (
     all_to,
     other_slot,
 )
+from llm_pipeline.canary.shadow import Shadow
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.canary.watch_clock import WatchClock
@@ -51,6 +52,7 @@ class Transitions:
         router: TrafficRouter,
         traffic: Traffic,
         slots: SlotControl,
+        shadow: Shadow | None = None,
     ) -> None:
         self._plan = plan
         self._policy = plan.policy
@@ -60,6 +62,7 @@ class Transitions:
         self._traffic = traffic
         self._questions = Questions(journal.store, plan)
         self._slots = slots
+        self._shadow = shadow
         self._owner = f"{plan.release_id}@{socket.gethostname()}.{os.getpid()}"
         self._epoch = lease.epoch
         self._clock = WatchClock()

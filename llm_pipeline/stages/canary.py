@@ -11,6 +11,7 @@ from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record
 from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import TrafficRouter, all_to
+from llm_pipeline.canary.shadow import Shadow, shadow_of
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.canary.sources.open_source import open_source
 from llm_pipeline.canary.timeline import write_timeline
@@ -19,6 +20,8 @@ from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name, Percent
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
+from llm_pipeline.config.workload import Workload
+from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef, Metric, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.store.lease import Lease
@@ -42,6 +45,7 @@ class CanaryConfig(ConfigModel):
         python: Interpreter of the model's code in Triton.
         state_root: Directory of the running servers' state.
         drill: A fault for the candidate's server, on purpose.
+        workload: Its prompts are asked of both slots where the policy has a shadow comparison.
     """
 
     run: str
@@ -54,6 +58,7 @@ class CanaryConfig(ConfigModel):
     python: str
     state_root: str
     drill: Drill | None = None
+    workload: Workload
 
 
 def run(context: StageContext[CanaryConfig]) -> StageOutput:
@@ -78,7 +83,9 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     )
     journal = CanaryJournal(context.store, context.request.release_id, config.target)
     with Lease(context.store, lease_name(config.target), seconds=LEASE_SECONDS) as lease:
-        controller = CanaryController(plan, journal=journal, lease=lease, router=router, traffic=traffic, slots=slots)
+        controller = CanaryController(
+            plan, journal=journal, lease=lease, router=router, traffic=traffic, slots=slots, shadow=_shadow(context)
+        )
         judgement = controller.run_step(config.step_percent)
     return _output(context, judgement, router, time.monotonic() - started)
 
@@ -89,17 +96,22 @@ def _output(
     record = read_record(context.store, context.request.release_id, context.config.target)
     if record is None:
         return StageOutput(judgement=judgement)
-    artifacts = {}
-    if context.config.place.metrics is None:
-        directory = context.workdir / "canary"
-        write_timeline(directory, record, access_log_of(router), context.config.policy)
-        artifacts = {"canary": Produced("canary", directory)}
+    directory = context.workdir / "canary"
+    access_log = access_log_of(router) if context.config.place.metrics is None else None
+    write_timeline(directory, record, access_log, context.config.policy)
     return StageOutput(
-        artifacts=artifacts,
+        artifacts={"canary": Produced("canary", directory)},
         metrics=_metrics(record),
         judgement=judgement,
         tool_seconds=live_seconds,
     )
+
+
+def _shadow(context: StageContext[CanaryConfig]) -> Shadow | None:
+    if context.config.policy.shadow is None:
+        return None
+    prompts = locate_files(context.config.workload, context.inputs["prompts"])[0]
+    return shadow_of(context.config.policy, context.config.place, prompts)
 
 
 def _traffic(place: TargetPlace, router: TrafficRouter) -> Traffic:
