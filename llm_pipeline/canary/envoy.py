@@ -104,9 +104,9 @@ class EnvoyRouter:
         try:
             epoch, _, owner = revision.split(":", 2)
             for name, weight in envoy_config.weights_of(document).items():
-                slot = name.removesuffix(envoy_config.FAILOVER_SUFFIX)
+                slot = envoy_config.plain_name(name)
                 weights[slot] = weight
-                candidate = slot if slot != name else candidate
+                candidate = slot if name.endswith(envoy_config.FAILOVER_SUFFIX) else candidate
             state = RouteState.model_validate(
                 {
                     "weights": weights,
@@ -143,8 +143,7 @@ class EnvoyRouter:
         """
         files, place = self.files, self.place
         files.xds.mkdir(parents=True, exist_ok=True)
-        host = place.slot_host if isinstance(place, ExistingEnvoyPlace) else envoy_config.LOCAL_HOST
-        replace_json(files.clusters, envoy_config.clusters(self.slots, host))
+        self.write_clusters()
         if place.tls is not None:
             replace_json(files.secrets, envoy_config.secrets(place.tls))
         if not files.routes.exists():
@@ -152,6 +151,20 @@ class EnvoyRouter:
         replace_json(files.listeners, envoy_config.listeners(files.xds, place, files.access_log))
         admin_port = urlsplit(place.admin_url).port
         replace_json(files.bootstrap, envoy_config.bootstrap(files.xds, admin_port or 80))
+
+    def write_clusters(self) -> None:
+        """Write the clusters that routes may name, unless they are there: an Envoy that runs takes them up.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        place = self.place
+        host = place.slot_host if isinstance(place, ExistingEnvoyPlace) else envoy_config.LOCAL_HOST
+        wanted = envoy_config.clusters(self.slots, host)
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            if json.loads(self.files.clusters.read_text()) == wanted:
+                return
+        replace_json(self.files.clusters, wanted)
 
     def replace_routes(self, want: RouteState) -> str:
         """Write the routes without asking; for the first start, and under the lock."""

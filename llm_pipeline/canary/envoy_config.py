@@ -2,6 +2,8 @@
 
 Each slot has a plain cluster and, for the time it is on trial, a guarded one (outlier detection, no panic mode,
 active health checks) behind an aggregate `<slot>_failover` that falls back to the other slot's plain cluster.
+Stable answers meanwhile through an aggregate `<slot>_backed`, whose failures are tried again on the candidate; nothing
+ejects its server, which may be the only one that works.
 Copies for a mirror have a cluster of their own, whose breakers they cannot take from users.
 All of them exist from the start: moving traffic changes routes only, never clusters.
 """
@@ -20,6 +22,7 @@ from llm_pipeline.config.server_ports import ServerPorts
 ROUTES = "main"
 STAT_PREFIX = "ingress"
 FAILOVER_SUFFIX = "_failover"
+BACKED_SUFFIX = "_backed"
 GUARDED_SUFFIX = "_guarded"
 MIRROR_SUFFIX = "_mirror"
 LOCAL_HOST = "127.0.0.1"
@@ -141,9 +144,17 @@ def cluster_name(slot: SlotName, protocol: Protocol) -> str:
     return slot if protocol == "http" else f"{slot}_grpc"
 
 
-def arm_name(slot: SlotName, protocol: Protocol, *, candidate: bool) -> str:
-    """The cluster that a slot's route points to."""
-    return cluster_name(slot, protocol) + (FAILOVER_SUFFIX if candidate else "")
+def arm_name(slot: SlotName, protocol: Protocol, candidate: SlotName | None) -> str:
+    """The cluster that a slot's route points to; with a candidate on trial, each slot's failures go to the other."""
+    name = cluster_name(slot, protocol)
+    if candidate is None:
+        return name
+    return name + (FAILOVER_SUFFIX if slot == candidate else BACKED_SUFFIX)
+
+
+def plain_name(arm: str) -> str:
+    """The plain cluster of the slot whose arm this is: the inverse of `arm_name`."""
+    return arm.removesuffix(FAILOVER_SUFFIX).removesuffix(BACKED_SUFFIX)
 
 
 def bootstrap(directory: Path, admin_port: int) -> Json:
@@ -200,7 +211,7 @@ def secrets(tls: ServerCertificate) -> Json:
 
 
 def clusters(slots: Mapping[SlotName, ServerPorts], host: str = LOCAL_HOST) -> Json:
-    """Plain, guarded, failover and mirror clusters of every slot and protocol; `host` is where the slots' ports are."""
+    """All clusters of every slot and protocol; `host` is where the slots' ports are."""
     resources = [
         cluster
         for slot, ports in slots.items()
@@ -282,17 +293,15 @@ def _weighted(state: RouteState, protocol: Protocol) -> Json:
 def _arms(state: RouteState, protocol: Protocol) -> list[Json]:
     """The candidate first: with a hash policy its share then grows without moving a session back to stable."""
     slots: list[SlotName] = sorted(("blue", "green"), key=lambda slot: slot != state.candidate)
-    return [
-        {"name": arm_name(slot, protocol, candidate=slot == state.candidate), "weight": state.weights.get(slot, 0)}
-        for slot in slots
-    ]
+    return [{"name": arm_name(slot, protocol, state.candidate), "weight": state.weights.get(slot, 0)} for slot in slots]
 
 
 def _retry_policy(protocol: Protocol, *, on_trial: bool) -> Json:
-    """Only before the first byte, and to the next priority: a candidate's failure is answered by stable.
+    """Only before the first byte, and to the next priority: on trial, one slot's failure is answered by the other.
 
     Triton answers every error of a decoupled model with 400, its own internal ones and a full queue too, so while
-    a candidate is on trial a 400 gets a second opinion from stable; a request that really is wrong gets it twice.
+    a candidate is on trial a 400 gets a second opinion from the other slot; a request that really is wrong gets it
+    twice.
     """
     conditions = ["reset", "connect-failure", "refused-stream"]
     conditions += ["5xx"] if protocol == "http" else ["unavailable", "internal", "resource-exhausted"]
@@ -316,19 +325,24 @@ def _slot_clusters(slot: SlotName, protocol: Protocol, address: Json) -> list[Js
     plain = _static_cluster(name, protocol, address)
     guarded = {**_static_cluster(f"{name}{GUARDED_SUFFIX}", protocol, address), **_guard(protocol)}
     mirror = _static_cluster(f"{name}{MIRROR_SUFFIX}", protocol, address) | {"circuit_breakers": _MIRROR_BREAKERS}
-    failover = {
+    other = cluster_name(other_slot(slot), protocol)
+    failover = _aggregate_cluster(f"{name}{FAILOVER_SUFFIX}", [guarded["name"], other])
+    backed = _aggregate_cluster(f"{name}{BACKED_SUFFIX}", [name, other])
+    return [plain, guarded, failover, backed, mirror]
+
+
+def _aggregate_cluster(name: str, members: list[str]) -> Json:
+    """The first member with a healthy server; a retry goes to the next one."""
+    return {
         "@type": f"{_TYPE}.config.cluster.v3.Cluster",
-        "name": arm_name(slot, protocol, candidate=True),
+        "name": name,
         "connect_timeout": "1s",
         "lb_policy": "CLUSTER_PROVIDED",
         "circuit_breakers": _BREAKERS,  # its own: the default allows three retries at a time
         "cluster_type": _named(
-            "envoy.clusters.aggregate",
-            "extensions.clusters.aggregate.v3.ClusterConfig",
-            clusters=[guarded["name"], cluster_name(other_slot(slot), protocol)],
+            "envoy.clusters.aggregate", "extensions.clusters.aggregate.v3.ClusterConfig", clusters=members
         ),
     }
-    return [plain, guarded, failover, mirror]
 
 
 def _static_cluster(name: str, protocol: Protocol, address: Json) -> Json:

@@ -43,7 +43,7 @@ def start_router(
     initial: RouteState,
     wait_seconds: float = 15.0,
 ) -> EnvoyRouter:
-    """Start Envoy, or return the one that runs.
+    """Start Envoy, or return the one that runs, with the clusters of this version.
 
     A router that ran here before comes back with the weights it had; `initial` is for the first start only.
 
@@ -60,6 +60,7 @@ def start_router(
     """
     state = state.resolve()
     if (running := find_router(state)) is not None:
+        running.write_clusters()
         return running
     _require_free(place.port, place.address)
     _require_free(place.admin_port, envoy_config.LOCAL_HOST)

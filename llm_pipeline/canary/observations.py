@@ -1,8 +1,8 @@
 """What users saw, request by request, from the router's access log; and the timeline that the report draws.
 
-A request belongs to the arm whose cluster the router chose, whoever answered it in the end. If the candidate's
-arm was answered by stable, or needed a second attempt, the candidate failed and fail-over hid it: the user lost
-nothing, the candidate is still charged.
+A request belongs to the arm whose cluster the router chose, whoever answered it in the end. If an arm was answered
+by the other slot, or needed a second attempt, its own server failed and fail-over hid it: the user lost nothing, the
+arm is still charged, candidate or stable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ObservedRequest:
     Attributes:
         started_at: Seconds since 1970.
         arm: The slot that the router chose.
-        on_trial: The arm was the candidate's at that time (with fail-over).
+        on_trial: The arm was the candidate's at that time.
         fault: The server of the arm failed it, hidden by fail-over or not.
         error: A fault, or an answer that says no (4xx, to which every server that was asked agreed).
         lost: The user saw a failure.
@@ -293,8 +293,8 @@ def _parse(line: bytes, slot_of_address: Callable[[str | None], SlotName | None]
 
 def _arm(cluster: object) -> tuple[SlotName | None, bool]:
     name = str(cluster)
-    plain = name.removesuffix(envoy_config.FAILOVER_SUFFIX)
-    return _SLOTS.get(plain.removesuffix("_grpc")), plain != name
+    slot = envoy_config.plain_name(name).removesuffix("_grpc")
+    return _SLOTS.get(slot), name.endswith(envoy_config.FAILOVER_SUFFIX)
 
 
 def _number(value: object) -> float | None:

@@ -48,7 +48,7 @@ class RouteState(BaseModel):
 
     Attributes:
         weights: Basis points by slot; they sum to 10 000.
-        candidate: The slot on trial: its arm fails over to the other slot, so that its failures lose no request.
+        candidate: The slot on trial: each arm fails over to the other slot, so that neither's failures lose a request.
             None when no release is on trial.
         sticky_header: Requests with the same value of this header stay in one arm; None splits request by request.
         mirror: The slot that gets copies, to warm it up before its first step; None for no copies.

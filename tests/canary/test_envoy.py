@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from llm_pipeline.canary.envoy import replace_json
+from llm_pipeline.canary.envoy_config import BACKED_SUFFIX
 from llm_pipeline.canary.envoy_process import find_router, stop_router
 from llm_pipeline.canary.observations import AccessLog, LogCursor
 from llm_pipeline.canary.router import Fenced, RouterConflict, RouterRejected, RouteState, all_to
@@ -159,6 +160,42 @@ def test_a_candidate_that_fails_every_request_fails_none_for_users(site, verb) -
     assert all(request.fault and not request.lost for request in candidate)
     statistics = site.router.statistics()["green"]
     assert statistics.failures >= 0.9 * len(candidate), "the router's own counters agree"
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_a_stable_server_that_dies_fails_no_user_while_a_candidate_is_healthy(site, verb) -> None:
+    both_up(site)
+    shift(site, split(5))
+    site.control.stop("blue")
+    answers = ask(site, 200, verb=verb)
+    assert {(status, server) for status, server, _ in answers} == {(200, "green")}
+    time.sleep(0.8)
+    requests, _ = AccessLog(site.router.files.access_log, site.router.slot_of_address).read(LogCursor())
+    blamed = {(request.arm, request.on_trial, request.fault, request.lost) for request in requests}
+    assert blamed == {("blue", False, True, False), ("green", True, False, False)}
+
+
+def test_a_router_of_an_earlier_version_gets_the_clusters_that_it_lacks(site) -> None:
+    both_up(site)
+    clusters = site.router.files.clusters
+    document = json.loads(clusters.read_text())
+    kept = [cluster for cluster in document["resources"] if not cluster["name"].endswith(BACKED_SUFFIX)]
+    replace_json(clusters, {**document, "resources": kept})
+    deadline = time.monotonic() + 5
+    while f"{BACKED_SUFFIX}::" in site.router.admin("/clusters"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    site.start_router()
+    shift(site, split(50))
+    site.control.stop("blue")
+    assert {(status, server) for status, server, _ in ask(site, 50)} == {(200, "green")}
+
+
+def test_without_a_trial_nobody_answers_for_stable(site) -> None:
+    both_up(site)
+    shift(site, all_to("blue", owner="t", epoch=2))
+    site.control.stop("blue")
+    assert {status for status, _, _ in ask(site, 10)} == {503}
 
 
 def test_an_error_inside_a_stream_is_seen_in_the_access_log(site) -> None:

@@ -68,6 +68,18 @@ def test_a_failure_that_failover_hid_is_charged_to_the_candidate_and_not_lost(pa
     assert (request.fault, request.error, request.lost) == (True, True, False)
 
 
+@pytest.mark.parametrize("cluster", ["blue_backed", "blue_grpc_backed"])
+def test_what_the_candidate_answered_for_stable_is_stables_fault_and_not_lost(path, cluster) -> None:
+    request = one(path, cluster=cluster, host="127.0.0.1:2", attempts=2)
+    assert (request.arm, request.on_trial) == ("blue", False)
+    assert (request.fault, request.error, request.lost) == (True, True, False)
+
+
+def test_stable_backed_by_the_candidate_is_not_on_trial(path) -> None:
+    request = one(path, cluster="blue_backed")
+    assert (request.arm, request.on_trial, request.fault) == ("blue", False, False)
+
+
 @pytest.mark.parametrize(
     "failure", [{"code": 503}, {"code": 0}, {"flags": "UC"}, {"grpc_status": 14}, {"reported_error": "1"}]
 )

@@ -32,3 +32,4 @@ def test_when_stable_dies_nobody_is_blamed_and_no_more_traffic_goes_to_it_whatev
     approvals.answer(trial.site.store, trial.release_id, "cpu", 50, approved=True, by="alice")
     assert trial.step(50).verdict is Verdict.GO
     assert trial.record.phase is Phase.PASSED
+    assert trial.lost_unary == {}, "the candidate answered for stable all the time"

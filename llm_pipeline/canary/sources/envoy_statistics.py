@@ -2,8 +2,9 @@
 
 Fail-over hides a candidate's failures from users and from the statistics of its arm (both servers answer under the
 name of the aggregate cluster). So the candidate is charged with every request of its arm that its own server did not
-answer well: failures, refused connections, and requests that were sent past it while it was ejected. Failures inside a
-stream of status 200 show only in the access log.
+answer well: failures, refused connections, and requests that were sent past it while it was ejected. Stable's server
+is never ejected, so it is charged with what its arm lost and with what only a second attempt answered. Failures inside
+a stream of status 200 show only in the access log.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 
-_CLUSTERS = r"^cluster\.(blue|green)(_grpc)?(_failover)?\.upstream_rq_(completed|4xx|5xx|retry_success)$"
+_CLUSTERS = r"^cluster\.(blue|green)(_grpc)?(_failover|_backed)?\.upstream_rq_(completed|4xx|5xx|retry_success)$"
 _COUNTED = ("requests", "errors", "lost")
 
 
@@ -61,11 +62,12 @@ class EnvoyStatistics:
         for slot in get_args(SlotName):
             for protocol in get_args(envoy_config.Protocol):
                 name = envoy_config.cluster_name(slot, protocol)
-                plain, tried = clusters[name], clusters[name + envoy_config.FAILOVER_SUFFIX]
+                stable = clusters[name] + clusters[name + envoy_config.BACKED_SUFFIX]
+                tried = clusters[name + envoy_config.FAILOVER_SUFFIX]
                 missed = tried["upstream_rq_completed"] - answered[name + envoy_config.GUARDED_SUFFIX]
-                found[f"{slot} requests"] += plain["upstream_rq_completed"] + tried["upstream_rq_completed"]
-                found[f"{slot} errors"] += _lost(plain) + plain["upstream_rq_retry_success"] + max(0, missed)
-                found[f"{slot} lost"] += _lost(plain) + _lost(tried)
+                found[f"{slot} requests"] += stable["upstream_rq_completed"] + tried["upstream_rq_completed"]
+                found[f"{slot} errors"] += _lost(stable) + stable["upstream_rq_retry_success"] + max(0, missed)
+                found[f"{slot} lost"] += _lost(stable) + _lost(tried)
         return dict(found)
 
 

@@ -54,6 +54,20 @@ def test_requests_that_went_past_a_dead_candidate_are_its_errors_too(site) -> No
     assert green[0] > 20
 
 
+def test_what_the_candidate_answered_for_a_dead_stable_is_stables_error(site) -> None:
+    both_up(site)
+    shift(site, split(50))
+    metrics = EnvoyStatistics(site.router)
+    since = metrics.begin()
+    site.control.stop("blue")
+    assert {(status, server) for status, server, _ in ask(site, 100)} == {(200, "green")}
+    found = counts(metrics, since)
+    assert sum(requests for requests, _, _ in found.values()) == 100
+    assert found["blue"] == (found["blue"][0], found["blue"][0], 0)
+    assert found["blue"][0] > 20
+    assert found["green"][1:] == (0, 0)
+
+
 def test_what_users_lose_is_an_error_of_the_arm_that_lost_it(site) -> None:
     site.control.stop("blue")
     metrics = EnvoyStatistics(site.router)
