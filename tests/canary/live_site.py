@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from conftest import CANDIDATE, STABLE, Site
+from canary_site import CANDIDATE, STABLE, Site
 from http_slots import HttpSlots
 
 from llm_pipeline.canary.controller import CanaryController

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import free_ports
+from canary_site import free_ports
 
 from llm_pipeline.canary.envoy_process import find_router, stop_router
 from llm_pipeline.canary.promotion import ensure_production, rollback_production

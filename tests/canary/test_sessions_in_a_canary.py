@@ -9,7 +9,7 @@ from threading import Event, Thread
 
 import aiohttp
 import pytest
-from conftest import FAST_POLICY
+from canary_site import FAST_POLICY
 
 from llm_pipeline.verdict import Verdict
 
