@@ -33,7 +33,7 @@ def test_no_calibration_text_and_no_load_prompt_starts_with_a_held_out_prompt():
     lines = (CONFIGS / "workloads/demo.jsonl").read_text().splitlines()
     prompts = [json.loads(line)["prompt"] for line in lines]
     assert evaluated.isdisjoint(prompts)
-    assert len(set(prompts)) == len(prompts) == 500
+    assert len(set(prompts)) == len(prompts) == 2500
     texts = [json.loads(line)["text"] for line in (CONFIGS / "calibration/demo.jsonl").read_text().splitlines()]
     assert not [text for text in texts if text.rpartition(" ")[0] in evaluated]
 

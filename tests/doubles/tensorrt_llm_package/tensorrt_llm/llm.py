@@ -103,9 +103,10 @@ class _Tokenizer:
             from tokenizers import Tokenizer
         except ImportError:
             return
-        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        if tokenizer.get_vocab_size() > 1:
-            self._tokenizer = tokenizer
+        file = directory / "tokenizer.json"
+        vocabulary = json.loads(file.read_text()).get("model", {}).get("vocab", {}) if file.is_file() else {}
+        if len(vocabulary) > 1:
+            self._tokenizer = Tokenizer.from_file(str(file))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if self._tokenizer is not None:
