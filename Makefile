@@ -23,7 +23,7 @@ down: ## Stop every process of the demo
 	@test ! -x $(CONTROL) || $(CONTROL) -m llm_pipeline.demo down
 
 test: environments ## All tests, each under the interpreter that it needs; the end-to-end ones leave a core idle half the time
-	$(CONTROL) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --ignore=tests/end_to_end
+	$(CONTROL) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --ignore=tests/end_to_end
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-model test-end-to-end
 
 test-model:

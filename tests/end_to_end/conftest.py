@@ -32,9 +32,18 @@ class Site:
         self.layout = DemoLayout(root=root / "pipeline", configs=root / "configs", airflow_port=18080 + _PORT_SHIFT)
         shutil.copytree(_REPOSITORY / "configs", self.layout.configs)
         self._write_deployment()
+        self._shorten_load_tests()
         self.deployment = load_deployment(self.layout.deployment)
         self.store = open_store(self.deployment.store)
         self.output = ""
+
+    def _shorten_load_tests(self) -> None:
+        """Every part of the gate stays but the search; the tests of the stage search, too."""
+        path = self.layout.configs / "policies" / "demo.yaml"
+        policy = yaml.safe_load(path.read_text())
+        policy["load_test"] |= {"search": None, "confirmation_multiple": 1}
+        policy["load_test"]["regression"] |= {"window_seconds": 1, "maximum_rounds": 3}
+        path.write_text(yaml.safe_dump(policy))
 
     def run(self, command: str) -> int:
         """One demo command; what it says is kept in `output`."""
