@@ -7,6 +7,7 @@ reads are, when its nodes act on a rule, its throttling and permissions, and any
 from __future__ import annotations
 
 import functools
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,10 @@ def place(endpoint: str) -> AwsAlbPlace:
         ec2.create_subnet(VpcId=vpc, CidrBlock=block, AvailabilityZone=zone)["Subnet"]["SubnetId"]
         for block, zone in zones
     ]
-    balancer = elb.create_load_balancer(Name="llm", Subnets=subnets)["LoadBalancers"][0]["LoadBalancerArn"]
+    mine = uuid.uuid4().hex[:8]  # the double's account lasts as long as the process, and other files use it, too
+    balancer = elb.create_load_balancer(Name=f"llm-{mine}", Subnets=subnets)["LoadBalancers"][0]["LoadBalancerArn"]
     groups = {
-        slot: elb.create_target_group(Name=slot, Protocol="HTTP", Port=8000, VpcId=vpc, TargetType="ip")[
+        slot: elb.create_target_group(Name=f"{slot}-{mine}", Protocol="HTTP", Port=8000, VpcId=vpc, TargetType="ip")[
             "TargetGroups"
         ][0]["TargetGroupArn"]
         for slot in ("blue", "green")

@@ -80,6 +80,7 @@ class Production:
             "run": run,
             "step_percent": percent,
             "policy": POLICY,
+            "workload": {"prompts": "p.jsonl", "rate_per_second": 1, "duration_seconds": 1},
             "triton_home": str(TRITON_HOME),
             "python": str(MODEL_PYTHON),
         }
