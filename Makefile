@@ -5,7 +5,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments demo demo-rollback down test test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing
+.PHONY: help environments demo demo-rollback down test test-thorough test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ down: ## Stop every process of the demo
 test: environments ## All tests, each under the interpreter that it needs; the end-to-end ones leave a core idle half the time
 	$(CONTROL) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --ignore=tests/end_to_end
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-model test-end-to-end
+
+test-thorough: environments ## Minutes of live traffic: every way in which a canary may go wrong
+	$(CONTROL) -m pytest -q -m thorough -n 3 --dist loadfile --no-loadscope-reorder tests/canary
 
 test-model:
 	nice -n 19 $(MODEL) -m pytest -q

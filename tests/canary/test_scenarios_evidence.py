@@ -14,7 +14,7 @@ from llm_pipeline.canary.router import ALL
 from llm_pipeline.errors import Transient
 from llm_pipeline.verdict import Verdict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 class SourceOff(AccessLog):

@@ -11,7 +11,7 @@ from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import ALL
 from llm_pipeline.verdict import Verdict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 def test_a_healthy_candidate_takes_all_traffic_in_five_steps_and_no_request_of_any_kind_is_lost(trial) -> None:

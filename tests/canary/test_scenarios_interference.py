@@ -16,7 +16,7 @@ from llm_pipeline.errors import PipelineError, Transient
 from llm_pipeline.store.lease import LeaseLost
 from llm_pipeline.verdict import Verdict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 class Disobedient:

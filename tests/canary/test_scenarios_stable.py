@@ -12,7 +12,7 @@ from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import ALL
 from llm_pipeline.verdict import Verdict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 def test_when_stable_dies_nobody_is_blamed_and_no_more_traffic_goes_to_it_whatever_the_policy_says(trial) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from llm_pipeline.verdict import Verdict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 @pytest.mark.parametrize(
