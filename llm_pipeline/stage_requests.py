@@ -208,7 +208,7 @@ def _load_test(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         currency=flow.deployment.currency,
     )
     inputs = {"prompts": flow.record.datasets[PROMPTS_DATASET], "repository": repository}
-    if flow.release.policy.load_test.regression and (production := _production(flow, subject)):
+    if flow.release.policy.load_test.regression and (production := _production(flow, subject, repository)):
         inputs["production"] = production
     return config, inputs
 
@@ -228,12 +228,13 @@ def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
     )
 
 
-def _production(flow: Flow, target: str) -> ArtifactRef | None:
-    """What serves now; None before the first release."""
+def _production(flow: Flow, target: str, candidate: ArtifactRef) -> ArtifactRef | None:
+    """What serves now, or served before it if that is the candidate; None before the first release."""
     from llm_pipeline.store.pointers import read_pointers
 
-    production = read_pointers(flow.store, flow.record.model.id, target)[0].production
-    return production.repository if production else None
+    pointers, _ = read_pointers(flow.store, flow.record.model.id, target)
+    served = (pointer.repository for pointer in (pointers.production, pointers.previous) if pointer)
+    return next((repository for repository in served if repository != candidate), None)
 
 
 def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
