@@ -104,7 +104,9 @@ class _Tokenizer:
         except ImportError:
             return
         file = directory / "tokenizer.json"
-        vocabulary = json.loads(file.read_text(encoding="utf-8")).get("model", {}).get("vocab", {}) if file.is_file() else {}
+        vocabulary = (
+            json.loads(file.read_text(encoding="utf-8")).get("model", {}).get("vocab", {}) if file.is_file() else {}
+        )
         if len(vocabulary) > 1:
             self._tokenizer = Tokenizer.from_file(str(file))
 
