@@ -94,7 +94,7 @@ def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
 
 STAGE = Stage(
     name="package",
-    version=5,
+    version=6,
     config=PackageConfig,
     run=run,
     environment="control",

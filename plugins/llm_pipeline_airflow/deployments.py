@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from airflow.sdk import DAG, get_parsing_context
 
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import PipelineError
+from llm_pipeline_airflow.runs import releases_directory
 
 
 @dataclass(frozen=True)
@@ -48,3 +52,20 @@ def used_deployments(directory: Path) -> list[UsedDeployment]:
         )
         for file, deployment in found.items()
     ]
+
+
+def deployment_dags(
+    prefix: str, make: Callable[[UsedDeployment], DAG], directory: Path | None = None
+) -> dict[str, DAG]:
+    """A DAG for each deployment, by DAG id; a worker makes only the one it runs.
+
+    Args:
+        prefix: What their DAG ids begin with.
+        make: Makes the DAG of one deployment.
+        directory: Where the release configs are; None for the installation's own.
+    """
+    wanted = get_parsing_context().dag_id
+    if wanted is not None and not wanted.startswith(prefix):
+        return {}
+    used = {f"{prefix}{one.deployment.name}": one for one in used_deployments(directory or releases_directory())}
+    return {dag_id: make(one) for dag_id, one in used.items() if wanted in (None, dag_id)}

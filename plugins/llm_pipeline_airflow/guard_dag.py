@@ -7,13 +7,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow.sdk import DAG, get_parsing_context
+from airflow.sdk import DAG
 
 from llm_pipeline_airflow.command import TARGET_LABEL, CommandOperator
-from llm_pipeline_airflow.deployments import UsedDeployment, used_deployments
+from llm_pipeline_airflow.deployments import UsedDeployment, deployment_dags
 from llm_pipeline_airflow.placement import placement_of_targets
 from llm_pipeline_airflow.retries import task_defaults
-from llm_pipeline_airflow.runs import releases_directory
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -46,12 +45,8 @@ class GuardOperator(CommandOperator):
 
 
 def guard_dags(directory: Path | None = None) -> dict[str, DAG]:
-    """The guard DAGs by DAG id; a worker makes only the one it runs."""
-    wanted = get_parsing_context().dag_id
-    if wanted is not None and not wanted.startswith(_PREFIX):
-        return {}
-    used = {f"{_PREFIX}{one.deployment.name}": one for one in used_deployments(directory or releases_directory())}
-    return {dag_id: guard_dag(one) for dag_id, one in used.items() if wanted in (None, dag_id)}
+    """The guard DAGs by DAG id."""
+    return deployment_dags(_PREFIX, guard_dag, directory)
 
 
 def guard_dag(used: UsedDeployment) -> DAG:

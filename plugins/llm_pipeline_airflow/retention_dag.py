@@ -9,13 +9,11 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, BaseOperator, Param, get_parsing_context
+from airflow.sdk import DAG, BaseOperator, Param
 
-from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
-from llm_pipeline_airflow.deployments import used_deployments
+from llm_pipeline_airflow.deployments import UsedDeployment, deployment_dags
 from llm_pipeline_airflow.retries import task_defaults
-from llm_pipeline_airflow.runs import releases_directory
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -56,17 +54,13 @@ class RetentionOperator(BaseOperator):
 
 
 def retention_dags(directory: Path | None = None) -> dict[str, DAG]:
-    """The retention DAGs by DAG id; a worker makes only the one it runs."""
-    wanted = get_parsing_context().dag_id
-    return {
-        dag_id: retention_dag(used.path, used.deployment)
-        for used in used_deployments(directory or releases_directory())
-        if wanted in (None, dag_id := f"{_PREFIX}{used.deployment.name}")
-    }
+    """The retention DAGs by DAG id."""
+    return deployment_dags(_PREFIX, retention_dag, directory)
 
 
-def retention_dag(path: Path, deployment: Deployment) -> DAG:
+def retention_dag(used: UsedDeployment) -> DAG:
     """The DAG of one deployment."""
+    path, deployment = used.path, used.deployment
     rules = deployment.retention
     dag = DAG(
         dag_id=f"{_PREFIX}{deployment.name}",

@@ -63,16 +63,9 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                live = self._accept(request, sender)
-                self._places.take(len(live.prompt))
-            except base.RefusedError as refusal:
-                self._metrics.ended(refusal.outcome)
-                base.send(sender, base.error_answer(refusal))
-            else:
-                self._threads.submit(self._answer, live)
+        base.admit(
+            requests, self._accept, self._places, self._metrics, lambda live: self._threads.submit(self._answer, live)
+        )
 
     def finalize(self) -> None:
         """End what is live as cancelled, at its next token."""

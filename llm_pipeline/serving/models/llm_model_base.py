@@ -14,6 +14,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -292,6 +293,34 @@ class Places:
         """Accept no more."""
         with self._lock:
             self._closed = True
+
+
+def admit(
+    requests: list[Any],
+    accept: Callable[[Any, Any], Any],
+    places: Places,
+    metrics: Metrics,
+    begin: Callable[[Any], object],
+) -> None:
+    """Check requests and begin those that have a place; every answer goes through its response sender.
+
+    Args:
+        requests: As Triton gives them.
+        accept: Reads one, with its response sender; raises `RefusedError`. What it makes has a `prompt` of tokens.
+        places: Where an accepted request takes one.
+        metrics: Where a refused one is counted.
+        begin: Takes what `accept` made.
+    """
+    for request in requests:
+        sender = request.get_response_sender()
+        try:
+            live = accept(request, sender)
+            places.take(len(live.prompt))
+        except RefusedError as refusal:
+            metrics.ended(refusal.outcome)
+            send(sender, error_answer(refusal))
+        else:
+            begin(live)
 
 
 def parameters(args: dict[str, str]) -> dict[str, str]:

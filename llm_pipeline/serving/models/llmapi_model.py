@@ -101,16 +101,13 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                live = self._accept(request, sender)
-                self._places.take(len(live.prompt))
-            except base.RefusedError as refusal:
-                self._metrics.ended(refusal.outcome)
-                base.send(sender, base.error_answer(refusal))
-            else:
-                self._loop.call_soon_threadsafe(self._start, live)
+        base.admit(
+            requests,
+            self._accept,
+            self._places,
+            self._metrics,
+            lambda live: self._loop.call_soon_threadsafe(self._start, live),
+        )
 
     def finalize(self) -> None:
         """End what is live as cancelled, then the loop and the engine."""

@@ -93,17 +93,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                live = self._accept(request, sender)
-                self._places.take(len(live.prompt))
-            except base.RefusedError as refusal:
-                self._metrics.ended(refusal.outcome)
-                base.send(sender, base.error_answer(refusal))
-            else:
-                self._inbox.put(live)
-                self._batcher.wake()
+        base.admit(requests, self._accept, self._places, self._metrics, self._begin)
 
     def finalize(self) -> None:
         """Stop the threads; requests that are still live end as cancelled."""
@@ -114,6 +104,10 @@ class TritonPythonModel:
         self._batcher.stop()
 
     # Triton's thread
+
+    def _begin(self, live: Live) -> None:
+        self._inbox.put(live)
+        self._batcher.wake()
 
     def _load(self, version: Path) -> None:
         description = json.loads((version / "engine" / "engine.json").read_text(encoding="utf-8"))
