@@ -39,6 +39,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.config.workload import UniformLengths, Workload
 from llm_pipeline.loadtest.attainment import good
+from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.gate import void_reason
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import RatePoint
@@ -217,8 +218,9 @@ def _arm(stack: ExitStack, name: str, served: object) -> Arm:
 
 def _measure(arm: Arm, source: TrafficSource, seed: int, seconds: float) -> None:
     """The highest rate and the overload of one server with one seed; the first one warms it up."""
-    if not arm.rates:
-        arm.client.send(source.closed_loop(4, 3.0, 1000, maximum_requests=2000))
+    if not arm.rates:  # alone and in a crowd: a runtime compiles for shapes that it meets for the first time
+        for users in (4, OVERLOAD_USERS):
+            arm.client.send(source.closed_loop(users, seconds, 1000 + users, maximum_requests=5000))
     first = _probe(arm, source, seed, arm.rates[-1] if arm.rates else WORKLOAD.rate_per_second, seconds)
     points = search_highest_rate(
         first, MOST_TIMES * first.rate_per_second, SEARCH, lambda rate: _probe(arm, source, seed, rate, seconds)
@@ -232,13 +234,15 @@ def _measure(arm: Arm, source: TrafficSource, seed: int, seconds: float) -> None
 
 
 def _probe(arm: Arm, source: TrafficSource, seed: int, rate: float, seconds: float) -> RatePoint:
+    """One rate. Answers must have their length, and a small model fills some with its end token: no text, no fault."""
     window = max(seconds, min(LONGEST_SECONDS, FEWEST_REQUESTS / rate))
     traffic = source.open_loop(rate, window, seed)
     measured = arm.client.send(traffic)
     if void_reason(measured.records, POLICY):
         arm.void += 1
         measured = arm.client.send(traffic)
-    share = float(good(measured.records, POLICY.service_level).mean())
+    judged = measured.records.where(measured.records["fault"] != Fault.EMPTY)
+    share = float(good(judged, POLICY.service_level).mean())
     return RatePoint(
         rate_per_second=rate,
         good_fraction=share,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from llm_pipeline.airflow_pools import airflow_pools, pool_problem, slots_needed
+from llm_pipeline.canary.guard_sign import RECENT_SECONDS, is_guarded
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter
 from llm_pipeline.config.target import Target
@@ -65,6 +66,7 @@ def examine(deployment: Deployment, targets: Sequence[Target] = (), model_id: st
         *(Check(subject="credentials", state="warning", detail=line) for line in _credentials(deployment)),
         *_ports(deployment),
         *_pools(deployment, targets),
+        *_guards(deployment),
         *_gpus(targets),
         *_engines(deployment, targets, model_id),
     )
@@ -165,6 +167,23 @@ def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]
             yield Check(subject=f"pool {pool}", state="failed", detail=problem, fix=fix)
         else:
             yield Check(subject=f"pool {pool}", state="ok", detail=f"{there[pool]} slots, a task takes {slots} at most")
+
+
+def _guards(deployment: Deployment) -> Iterator[Check]:
+    """Whether somebody rolls back canaries that nobody watches."""
+    if deployment.guard.schedule is None:
+        return
+    try:
+        store = open_store(deployment.store)
+        alone = [target for target in deployment.places if not is_guarded(store, target)]
+    except PipelineError:
+        return  # said of the store
+    if alone:
+        detail = f"not heard of for {RECENT_SECONDS / 60:.0f} minutes at {', '.join(alone)}"
+        fix = f"unpause the DAG guard__{deployment.name}, or run `llm-pipeline guard` by other means"
+        yield Check(subject="guard", state="warning", detail=detail, fix=fix)
+    elif deployment.places:
+        yield Check(subject="guard", state="ok", detail=f"looks at {len(deployment.places)} places")
 
 
 def _gpus(targets: Sequence[Target]) -> Iterator[Check]:

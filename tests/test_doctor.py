@@ -71,12 +71,21 @@ def broken(path: Path, **changes: object) -> Path:
 
 def test_what_is_there_is_ok_and_the_store_is_left_as_it_was(deployment_file: Path, capsys):
     _, checks = doctor(deployment_file, capsys)
-    assert {name: check["state"] for name, check in checks.items() if name not in ("triton", "GPUs")} == {
+    assert {name: check["state"] for name, check in checks.items() if name not in ("triton", "GPUs", "guard")} == {
         "environment control": "ok", "environment model": "ok", "store": "ok", "work_root": "ok", "state_root": "ok",
         "ports": "ok",
     }  # fmt: skip
     assert "package 0.1.0" in checks["environment control"]["detail"]
     assert not list((deployment_file.parent / "store").rglob("*.json"))
+
+
+def test_a_guard_that_does_not_look_is_a_warning_and_one_that_does_is_fine(deployment_file: Path, capsys):
+    _, checks = doctor(deployment_file, capsys)
+    assert (checks["guard"]["state"], checks["guard"]["detail"]) == ("warning", "not heard of for 15 minutes at cpu")
+    assert "unpause the DAG guard__here" in checks["guard"]["fix"]
+    assert main(["guard", "--deployment", str(deployment_file)]) == 0
+    capsys.readouterr()
+    assert doctor(deployment_file, capsys)[1]["guard"]["state"] == "ok"
 
 
 @pytest.mark.parametrize(

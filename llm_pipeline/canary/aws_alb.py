@@ -29,12 +29,10 @@ from llm_pipeline.canary.router import (
     RouterUnavailable,
     RouteState,
     SlotName,
+    rounded,
 )
 from llm_pipeline.config.router_place import AwsAlbPlace
 from llm_pipeline.errors import Unsupported
-
-GRANULARITY = 10
-"""Basis points: what one unit of weight is."""
 
 _LARGEST_WEIGHT = 999
 _TAG = "llm-pipeline/epoch/"
@@ -123,14 +121,7 @@ class AlbRouter:
 
     def nearest(self, want: RouteState) -> RouteState:
         """See `TrafficRouter.nearest`: weights to the nearest 0.1 %; copies of requests are left out."""
-        if want.sticky_header is not None:
-            raise Unsupported("a load balancer keeps no sessions by a header", where=self._place.rule)
-        share = want.weights.get("green", 0)
-        rounded = round(share / GRANULARITY) * GRANULARITY
-        if rounded in (0, ALL) and rounded != share:
-            smallest = f"{GRANULARITY / ALL:.1%}"
-            raise Unsupported(f"a load balancer splits by {smallest} at least", where=self._place.rule)
-        return want.model_copy(update={"weights": {"blue": ALL - rounded, "green": rounded}, "mirror": None})
+        return rounded(want, self._place.share_unit, where=self._place.rule)
 
     def read(self) -> tuple[RouteState, str]:
         """See `TrafficRouter.read`."""
@@ -224,7 +215,7 @@ class AlbRouter:
             return False
 
     def _weights(self, want: RouteState) -> dict[str, int]:
-        units = {slot: want.weights.get(slot, 0) // GRANULARITY for slot in self._groups}
+        units = {slot: want.weights.get(slot, 0) // self._place.share_unit for slot in self._groups}
         return {self._groups[slot]: min(unit, _LARGEST_WEIGHT) for slot, unit in units.items()}  # 999 to 0 is all
 
     def _actions(self, rule: _Rule, want: RouteState) -> list[Mapping[str, Any]]:

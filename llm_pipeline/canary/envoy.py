@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.canary import envoy_config
 from llm_pipeline.canary.router import (
     Fenced,
     RouterConflict,
@@ -27,13 +26,16 @@ from llm_pipeline.canary.router import (
     RouteState,
     SlotName,
 )
+from llm_pipeline.canary.xds import clusters, listener, routes
+from llm_pipeline.canary.xds.messages import LOCAL_HOST, address_text
+from llm_pipeline.canary.xds.names import FAILOVER_SUFFIX, MIRROR_SUFFIX, ROUTES, STAT_PREFIX, plain_name
 from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 
-_RDS_STATISTICS = f"http.{envoy_config.STAT_PREFIX}.rds.{envoy_config.ROUTES}"
+_RDS_STATISTICS = f"http.{STAT_PREFIX}.rds.{ROUTES}"
 
 
 class EndpointStatistics(BaseModel):
@@ -103,16 +105,16 @@ class EnvoyRouter:
         candidate = None
         try:
             epoch, _, owner = revision.split(":", 2)
-            for name, weight in envoy_config.weights_of(document).items():
-                slot = envoy_config.plain_name(name)
+            for name, weight in routes.weights_of(document).items():
+                slot = plain_name(name)
                 weights[slot] = weight
-                candidate = slot if name.endswith(envoy_config.FAILOVER_SUFFIX) else candidate
+                candidate = slot if name.endswith(FAILOVER_SUFFIX) else candidate
             state = RouteState.model_validate(
                 {
                     "weights": weights,
                     "candidate": candidate,
-                    "sticky_header": envoy_config.sticky_header_of(document),
-                    "mirror": envoy_config.mirror_of(document),
+                    "sticky_header": routes.sticky_header_of(document),
+                    "mirror": routes.mirror_of(document),
                     "owner": owner,
                     "epoch": int(epoch),
                 }
@@ -145,12 +147,12 @@ class EnvoyRouter:
         files.xds.mkdir(parents=True, exist_ok=True)
         self.write_clusters()
         if place.tls is not None:
-            replace_json(files.secrets, envoy_config.secrets(place.tls))
+            replace_json(files.secrets, listener.secrets(place.tls))
         if not files.routes.exists():
             self.replace_routes(initial)
-        replace_json(files.listeners, envoy_config.listeners(files.xds, place, files.access_log))
+        replace_json(files.listeners, listener.listeners(files.xds, place, files.access_log))
         admin_port = urlsplit(place.admin_url).port
-        replace_json(files.bootstrap, envoy_config.bootstrap(files.xds, admin_port or 80))
+        replace_json(files.bootstrap, listener.bootstrap(files.xds, admin_port or 80))
 
     def write_clusters(self) -> None:
         """Write the clusters that routes may name, unless they are there: an Envoy that runs takes them up.
@@ -158,9 +160,7 @@ class EnvoyRouter:
         Raises:
             OSError: The disk refuses.
         """
-        place = self.place
-        host = place.slot_host if isinstance(place, ExistingEnvoyPlace) else envoy_config.LOCAL_HOST
-        wanted = envoy_config.clusters(self.slots, host)
+        wanted = clusters.clusters(self.slots, self._slot_host)
         with contextlib.suppress(FileNotFoundError, ValueError):
             if json.loads(self.files.clusters.read_text()) == wanted:
                 return
@@ -170,7 +170,7 @@ class EnvoyRouter:
         """Write the routes without asking; for the first start, and under the lock."""
         revision = f"{want.epoch}:{time.time_ns()}:{want.owner}"
         try:
-            replace_json(self.files.routes, envoy_config.routes(want, revision))
+            replace_json(self.files.routes, routes.routes(want, revision))
         except OSError as error:
             raise RouterUnavailable(f"cannot write the routes: {error}", where=self._where) from error
         return revision
@@ -188,9 +188,7 @@ class EnvoyRouter:
             return None
         if f'{_RDS_STATISTICS}.version_text: "{revision}"' in statistics:
             tables = [entry["route_config"] for entry in dump.get("configs", [])]
-            return any(
-                envoy_config.weights_of(table) == envoy_config.weights_of(self._read_routes()) for table in tables
-            )
+            return any(routes.weights_of(table) == routes.weights_of(self._read_routes()) for table in tables)
         before = self._rejected_before_write
         if before is not None and (_counter(statistics, "update_rejected") or 0) > before:
             raise RouterRejected(
@@ -227,7 +225,7 @@ class EnvoyRouter:
     def slot_of_address(self, address: str | None) -> SlotName | None:
         """The slot of an upstream address as the access log has it."""
         for slot, ports in self.slots.items():
-            if address in (f"{envoy_config.LOCAL_HOST}:{ports.http}", f"{envoy_config.LOCAL_HOST}:{ports.grpc}"):
+            if address in {address_text(self._slot_host, port) for port in (ports.http, ports.grpc)}:
                 return slot
         return None
 
@@ -252,6 +250,10 @@ class EnvoyRouter:
             raise RouterUnavailable(f"the admin interface does not answer: {error}", where=self._where) from error
         finally:
             connection.close()
+
+    @property
+    def _slot_host(self) -> str:
+        return self.place.slot_host if isinstance(self.place, ExistingEnvoyPlace) else LOCAL_HOST
 
     @property
     def _where(self) -> str:
@@ -322,7 +324,7 @@ def _endpoint(listing: dict[str, Any], ports: tuple[int, int]) -> EndpointStatis
     attempts = failures = active = 0
     healthy = True
     for cluster in listing.get("cluster_statuses", []):
-        if cluster["name"].endswith(envoy_config.MIRROR_SUFFIX):
+        if cluster["name"].endswith(MIRROR_SUFFIX):
             continue  # copies are no users' requests
         for host in cluster.get("host_statuses", []):
             if host["address"]["socket_address"]["port_value"] not in ports:

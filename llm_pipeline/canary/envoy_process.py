@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.canary import envoy_config
 from llm_pipeline.canary.envoy import EnvoyRouter, RouterFiles, replace_json
 from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName
+from llm_pipeline.canary.xds.messages import LOCAL_HOST
 from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.errors import ConfigError
@@ -63,7 +63,7 @@ def start_router(
         running.write_clusters()
         return running
     _require_free(place.port, place.address)
-    _require_free(place.admin_port, envoy_config.LOCAL_HOST)
+    _require_free(place.admin_port, LOCAL_HOST)
     files = RouterFiles(state)
     router = EnvoyRouter(files, place, dict(slots))
     router.write_configuration(initial)

@@ -8,7 +8,7 @@ Persistent sessions are not in the standard channel and lead to one server, not 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from llm_pipeline.canary.kubernetes_object import Document, KubernetesObject, Resource
 from llm_pipeline.canary.kubernetes_routes import KubernetesRouter, generation_of, revision_of
@@ -26,8 +26,6 @@ _PARENT_KEYS = ("group", "kind", "namespace", "name", "sectionName", "port")
 class GatewayApiRouter(KubernetesRouter):
     """The `TrafficRouter` port on one rule of an HTTPRoute."""
 
-    granularity: ClassVar[int] = 1
-
     def __init__(self, place: GatewayApiPlace) -> None:
         """The client is made here; nothing is asked yet.
 
@@ -35,7 +33,7 @@ class GatewayApiRouter(KubernetesRouter):
             Unsupported: The Kubernetes client is not installed in this interpreter.
             ConfigError: There is no such context, or no kubeconfig.
         """
-        super().__init__(KubernetesObject(HTTP_ROUTE, place.namespace, place.route, place.context))
+        super().__init__(KubernetesObject(HTTP_ROUTE, place.namespace, place.route, place.context), place)
         self._place = place
         self._services: dict[SlotName, Service] = {"blue": place.backends.blue, "green": place.backends.green}
 

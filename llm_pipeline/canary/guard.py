@@ -18,6 +18,7 @@ from typing import Literal
 
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.approvals import StepApproval, approval_name, runs_of
+from llm_pipeline.canary.guard_sign import leave_sign
 from llm_pipeline.canary.open_router import access_log_of, router_as_it_is
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
 from llm_pipeline.canary.retirement import retire_previous
@@ -75,6 +76,7 @@ def guard_once(store: ArtifactStore, deployment: Deployment, now: float | None =
             target=target,
             router=router_as_it_is(place.router, slot_ports(place), state_root / target / "router"),
             slots=TritonSlots(store, place, target=target, state_root=state_root),
+            patience=Patience.with_router(place.router),
         )
         actions += site.guard(now, [placed.model_id for placed in models if placed.target == target])
     return actions
@@ -129,11 +131,12 @@ class GuardedSite:
     target: str
     router: TrafficRouter | None
     slots: SlotControl
-    patience: Patience = Patience()  # noqa: RUF009 - frozen
+    patience: Patience
 
     def guard(self, now: float, models: Sequence[str]) -> list[GuardAction]:
         """Guard the target's canary, then what is kept warm of each model there; what fails is told."""
         try:
+            leave_sign(self.store, self.target)
             actions = self.guard_canary(now)
         except PipelineError as error:
             actions = [GuardAction(self.target, current_canary(self.store, self.target) or "", "failed", str(error))]

@@ -8,11 +8,9 @@ Consistent hashing belongs to a DestinationRule and works within one destination
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from llm_pipeline.canary.kubernetes_object import Document, KubernetesObject, Resource
 from llm_pipeline.canary.kubernetes_routes import KubernetesRouter, revision_of
-from llm_pipeline.canary.router import ALL, RouterRejected, RouterUnavailable, SlotName
+from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, SlotName
 from llm_pipeline.config.router_place import Destination, IstioPlace
 
 VIRTUAL_SERVICE = Resource("networking.istio.io", "v1", "virtualservices")
@@ -21,8 +19,6 @@ VIRTUAL_SERVICE = Resource("networking.istio.io", "v1", "virtualservices")
 class IstioRouter(KubernetesRouter):
     """The `TrafficRouter` port on one HTTP route of a VirtualService."""
 
-    granularity: ClassVar[int] = ALL // 100
-
     def __init__(self, place: IstioPlace) -> None:
         """The client is made here; nothing is asked yet.
 
@@ -30,7 +26,8 @@ class IstioRouter(KubernetesRouter):
             Unsupported: The Kubernetes client is not installed in this interpreter.
             ConfigError: There is no such context, or no kubeconfig.
         """
-        super().__init__(KubernetesObject(VIRTUAL_SERVICE, place.namespace, place.virtual_service, place.context))
+        service = KubernetesObject(VIRTUAL_SERVICE, place.namespace, place.virtual_service, place.context)
+        super().__init__(service, place)
         self._place = place
         self._destinations: dict[SlotName, Destination] = {"blue": place.backends.blue, "green": place.backends.green}
 

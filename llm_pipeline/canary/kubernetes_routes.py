@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import time
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from pydantic import ValidationError
 
@@ -27,7 +26,9 @@ from llm_pipeline.canary.router import (
     RouterUnavailable,
     RouteState,
     SlotName,
+    rounded,
 )
+from llm_pipeline.config.router_place import GatewayApiPlace, IstioPlace
 from llm_pipeline.errors import Unsupported
 
 OWNER = "llm-pipeline/owner"
@@ -40,16 +41,11 @@ _TRIES = 5
 
 
 class KubernetesRouter(ABC):
-    """The `TrafficRouter` port on one object; a subclass knows where its kind has the backends.
+    """The `TrafficRouter` port on one object; a subclass knows where its kind has the backends."""
 
-    Attributes:
-        granularity: Basis points: what one unit of weight is.
-    """
-
-    granularity: ClassVar[int]
-
-    def __init__(self, target: KubernetesObject) -> None:
+    def __init__(self, target: KubernetesObject, place: GatewayApiPlace | IstioPlace) -> None:
         self._object = target
+        self._unit = place.share_unit
 
     @abstractmethod
     def _backends(self, document: Document) -> list[Document]:
@@ -73,13 +69,7 @@ class KubernetesRouter(ABC):
 
     def nearest(self, want: RouteState) -> RouteState:
         """See `TrafficRouter.nearest`: weights to the nearest unit; copies of requests are left out."""
-        if want.sticky_header is not None:
-            raise Unsupported("weighted backends keep no sessions by a header", where=self._where)
-        share = want.weights.get("green", 0)
-        rounded = round(share / self.granularity) * self.granularity
-        if rounded in (0, ALL) and rounded != share:
-            raise Unsupported(f"it splits by {self.granularity / ALL:.0%} at least", where=self._where)
-        return want.model_copy(update={"weights": {"blue": ALL - rounded, "green": rounded}, "mirror": None})
+        return rounded(want, self._unit, where=self._where)
 
     def read(self) -> tuple[RouteState, str]:
         """See `TrafficRouter.read`.
@@ -168,9 +158,9 @@ class KubernetesRouter(ABC):
         open_slots = dict(want.weights)
         for backend in backends:
             slot = self._slot_of(backend)
-            backend["weight"] = open_slots.pop(slot, 0) // self.granularity if slot else 0
+            backend["weight"] = open_slots.pop(slot, 0) // self._unit if slot else 0
         backends += [
-            {**self._new_backend(slot), "weight": open_slots[slot] // self.granularity}
+            {**self._new_backend(slot), "weight": open_slots[slot] // self._unit}
             for slot in _SLOTS
             if slot in open_slots
         ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,8 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.canary import envoy_config
 from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.xds.names import FAILOVER_SUFFIX, plain_name
 
 _STREAMING_PATHS = ("/generate_stream", "/ModelStreamInfer")
 # unknown, deadline exceeded, resource exhausted, internal, unavailable, data loss
@@ -28,6 +29,7 @@ _CANCELLED_FLAGS = frozenset({"DC", "DR"})
 _ANSWER_PATHS = ("/generate", "/generate_stream")
 _GIVEN_UP = ("", "cancelled")
 _SLOTS: dict[str, SlotName] = {"blue": "blue", "green": "green"}
+_LONGEST_LINE_BYTES = 1024 * 1024
 _RECENT_BYTES = 4 * 1024 * 1024
 
 
@@ -102,8 +104,11 @@ class AccessLog:
         """The cursor behind the last whole line."""
         try:
             with self._path.open("rb") as stream:
-                data = stream.read()
-                return LogCursor(inode=self._path.stat().st_ino, offset=data.rfind(b"\n") + 1)
+                status = os.fstat(stream.fileno())
+                begin = max(0, status.st_size - _LONGEST_LINE_BYTES)
+                stream.seek(begin)
+                last = stream.read(status.st_size - begin).rfind(b"\n")
+                return LogCursor(inode=status.st_ino, offset=begin + last + 1)
         except FileNotFoundError:
             return LogCursor()
 
@@ -293,8 +298,8 @@ def _parse(line: bytes, slot_of_address: Callable[[str | None], SlotName | None]
 
 def _arm(cluster: object) -> tuple[SlotName | None, bool]:
     name = str(cluster)
-    slot = envoy_config.plain_name(name).removesuffix("_grpc")
-    return _SLOTS.get(slot), name.endswith(envoy_config.FAILOVER_SUFFIX)
+    slot = plain_name(name).removesuffix("_grpc")
+    return _SLOTS.get(slot), name.endswith(FAILOVER_SUFFIX)
 
 
 def _number(value: object) -> float | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.guard_sign import is_guarded
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
 from llm_pipeline.canary.router import (
     Fenced,
@@ -25,6 +26,7 @@ from llm_pipeline.canary.router import (
     other_slot,
 )
 from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
@@ -62,6 +64,12 @@ class Patience:
     usable: float = 15.0
     blind_drain: float = 2.0
 
+    @classmethod
+    def with_router(cls, place: RouterPlace) -> Patience:
+        """As much as its kind takes; one that never tells what is in flight is given the whole time to drain."""
+        blind = cls.blind_drain if place.logs_requests else cls.drain
+        return cls(confirm=place.acts_within_seconds, blind_drain=blind)
+
 
 def ensure_rolled_back(
     store: ArtifactStore,
@@ -87,7 +95,7 @@ def ensure_rolled_back(
         slots: The target's slots.
         patience: How long each part is tried.
         by: Who asks for it, for the canary's events.
-        leave_paused: A canary that waits for a person is left to wait: where a guard watches its deadline.
+        leave_paused: A canary that waits for a person is left to wait, if a guard is there to watch its deadline.
 
     Returns:
         The canary's record; None when it never began.
@@ -104,8 +112,10 @@ def ensure_rolled_back(
             log.info("nothing to roll back", phase=record.phase.value if record else "never began")
             return record
         if leave_paused and record.phase is Phase.PAUSED:
-            log.info("the canary waits for a person; the guard watches its deadline", percent=record.share_percent)
-            return record
+            if is_guarded(store, target):
+                log.info("the canary waits for a person; the guard watches its deadline", percent=record.share_percent)
+                return record
+            log.warning("the canary waits for a person, but no guard watches its deadline: unpause the guard's DAG")
         take_over(store, target)
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
             return end_canary(journal, router, slots, patience, lease_epoch=lease.epoch, by=by)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from llm_pipeline.errors import Terminal, Transient
+from llm_pipeline.errors import Terminal, Transient, Unsupported
 
 SlotName = Literal["blue", "green"]
 ALL = 10_000
@@ -94,6 +94,21 @@ def other_slot(slot: SlotName) -> SlotName:
 def all_to(slot: SlotName, *, owner: str, epoch: int) -> RouteState:
     """The whole traffic to one slot, nothing on trial."""
     return RouteState(weights={slot: ALL}, owner=owner, epoch=epoch)
+
+
+def rounded(want: RouteState, unit: int, *, where: str) -> RouteState:
+    """The state for a router that weighs by `unit` basis points, keeps no sessions and copies no requests.
+
+    Raises:
+        Unsupported: A share would become nothing, or sessions are to be kept.
+    """
+    if want.sticky_header is not None:
+        raise Unsupported("this router keeps no sessions by a header", where=where)
+    share = want.weights.get("green", 0)
+    nearest = round(share / unit) * unit
+    if nearest in (0, ALL) and nearest != share:
+        raise Unsupported(f"this router splits by {unit / 100:g} % at least", where=where)
+    return want.model_copy(update={"weights": {"blue": ALL - nearest, "green": nearest}, "mirror": None})
 
 
 class TrafficRouter(Protocol):

@@ -85,8 +85,8 @@ class LoggedTraffic:
         return Baseline(fix_thresholds(stable, policy), len(stable), record)
 
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
-        """See `Traffic.step_begins`: requests say themselves when they began."""
-        return record
+        """See `Traffic.step_begins`: requests say themselves when they began, but a clock set back makes all later."""
+        return record.model_copy(update={"cursor": self._log.end()})
 
     def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
         """See `Traffic.look`."""

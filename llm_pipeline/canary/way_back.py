@@ -59,7 +59,7 @@ def take_back_canary(store: ArtifactStore, deployment: Deployment, target: str, 
         target,
         router=router_as_it_is(place.router, slot_ports(place), state_root / target / "router"),
         slots=TritonSlots(store, place, target=target, state_root=state_root),
-        patience=Patience(),
+        patience=Patience.with_router(place.router),
         by=by,
     )
     return release_id

@@ -141,7 +141,8 @@ class GuardSchedule(ConfigModel):
     """When the guard looks for canaries that nobody drives.
 
     Attributes:
-        schedule: Cron expression of the guard DAG (UTC); None for runs by hand only.
+        schedule: Cron expression of the guard DAG (UTC); None for runs by hand only. Where the guard was not heard of
+            for 15 minutes, a canary that waits for a person is rolled back when its run ends.
     """
 
     schedule: str | None = "* * * * *"

@@ -204,7 +204,8 @@ class CanaryPolicy(ConfigModel):
         length_ratio: Tolerated ratio of the odds of an answer that is longer than nine tenths of stable's, or shorter.
         unit: What counts once: a request, or a session, which has an event when any of its requests has one. Requests
             of one session are alike, so sessions that stay in one arm have to be counted as sessions.
-        session_header: Request header that names the session; requests without it count by themselves.
+        session_header: Request header that names the session; requests without it count by themselves. The router's
+            log keeps a fingerprint of it that is not a cryptographic one: names should be long and random.
         session_seconds: A session is judged once a step, by its requests of so many seconds from its first.
         prompt_strata: Requests are compared within so many classes of size, each with as many of stable's requests.
         cold_seconds: Latencies of requests that start so soon after a step began are not judged: the candidate's

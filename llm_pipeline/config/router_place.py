@@ -5,7 +5,7 @@ The kind decides; ports without a kind are an Envoy that is started on this host
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -41,12 +41,32 @@ class ServerCertificate(ConfigModel):
 
 
 class _Router(ConfigModel):
+    """What every kind is; the class tells what its kind can do.
+
+    Attributes:
+        share_unit: Basis points of the traffic that its weights are rounded to.
+        keeps_sessions: Requests with the same value of a header can be kept in one slot.
+        logs_requests: It keeps a record of single requests that we can read.
+        acts_within_seconds: Longest wait for its word that new weights are in force.
+    """
+
+    share_unit: ClassVar[int] = 1
+    keeps_sessions: ClassVar[bool] = False
+    logs_requests: ClassVar[bool] = False
+    acts_within_seconds: ClassVar[float] = 60.0
+
     def ports_here(self) -> tuple[int, ...]:
         """Ports that it takes on this host."""
         return ()
 
 
-class EnvoyPlace(_Router):
+class _Envoy(_Router):
+    keeps_sessions: ClassVar[bool] = True
+    logs_requests: ClassVar[bool] = True
+    acts_within_seconds: ClassVar[float] = 5.0
+
+
+class EnvoyPlace(_Envoy):
     """An Envoy that is started on this host, beside the slots.
 
     Attributes:
@@ -72,7 +92,7 @@ class EnvoyPlace(_Router):
         return (self.port, self.admin_port)
 
 
-class ExistingEnvoyPlace(_Router):
+class ExistingEnvoyPlace(_Envoy):
     """An Envoy that runs already and takes its listeners, clusters and routes from a directory that we write.
 
     It is started with the `bootstrap.json` that is written beside that directory, or one like it. Directory, access log
@@ -128,6 +148,8 @@ class Services(ConfigModel):
 class GatewayApiPlace(_Router):
     """An HTTPRoute of the Gateway API, whose weights are moved.
 
+    It keeps no sessions and no record of requests: policies with a `session_header` are refused, `metrics` is needed.
+
     Attributes:
         namespace: Its namespace.
         route: Its name.
@@ -166,7 +188,9 @@ class Destinations(ConfigModel):
 
 
 class IstioPlace(_Router):
-    """A VirtualService of Istio, whose weights are moved.
+    """A VirtualService of Istio, whose weights are moved, in whole percents.
+
+    It keeps no sessions and no record of requests: policies with a `session_header` are refused, `metrics` is needed.
 
     Attributes:
         namespace: Its namespace.
@@ -175,6 +199,8 @@ class IstioPlace(_Router):
         backends: The destination of each slot.
         context: Context of the kubeconfig; None for the pod's own service account, or the current context.
     """
+
+    share_unit: ClassVar[int] = 100
 
     kind: Literal["istio"]
     namespace: Name
@@ -202,8 +228,9 @@ class TargetGroups(ConfigModel):
 
 
 class AwsAlbPlace(_Router):
-    """A rule of an Application Load Balancer, whose weights of target groups are moved.
+    """A rule of an Application Load Balancer, whose weights of target groups are moved, in tenths of a percent.
 
+    It keeps no sessions and no record of requests: policies with a `session_header` are refused, `metrics` is needed.
     Credentials come from the usual chain of AWS.
 
     Attributes:
@@ -212,6 +239,8 @@ class AwsAlbPlace(_Router):
         region: Its region; None for the environment's.
         endpoint_url: URL of another API than Amazon's; for tests.
     """
+
+    share_unit: ClassVar[int] = 10
 
     kind: Literal["aws_alb"]
     rule: Annotated[str, Field(pattern=_ELB + r"listener-rule/app/[A-Za-z0-9-]+/[0-9a-f]+/[0-9a-f]+/[0-9a-f]+$")]

@@ -150,11 +150,12 @@ class Workload(ConfigModel):
         output_tokens: `max_tokens` asked for: smallest and largest, or a distribution.
         shared_prefixes: Prompts that begin alike, each followed by a prompt of `prompt_tokens`; without them every
             prompt is new to a prefix cache.
-        priorities: Share of requests by priority level, 1 being the most urgent; empty for none.
+        priorities: Share of requests by priority level, 1 being the most urgent; empty for none. Triton hands them to
+            the model as a parameter; its generate API, unlike `infer`, orders no queue of its own by them.
         streaming_share: Requests whose answer is streamed.
         cancelled_share: Streamed requests whose user leaves half-way; they are not judged.
         warmup_requests: Least requests before the first window.
-        seed: Seed of all draws.
+        seed: Seed of all draws of the first attempt; a load test that is tried again draws anew.
     """
 
     prompts: str

@@ -34,6 +34,7 @@ from llm_pipeline.planning.prior import with_predictions
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.recipe_checks import check_recipes, recipe_warnings
 from llm_pipeline.planning.reuse import Step
+from llm_pipeline.planning.router_checks import check_routers
 from llm_pipeline.planning.stage_cost import StepCost, check_prices, step_costs, total_cost
 from llm_pipeline.planning.stage_graph import PlannedStage, planned_steps
 from llm_pipeline.planning.stage_time import predicted_seconds
@@ -67,6 +68,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
     check_prices(loaded)
     check_recipes(loaded, shape)
     check_data_files(loaded)
+    check_routers(loaded)
     require_enough(release.workload, release.policy.load_test)
     tasks = task_pool(release.evaluation, loaded.configs_root)
     lane_warnings = _check_lanes(loaded, tasks)

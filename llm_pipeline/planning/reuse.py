@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import JsonValue
 
@@ -20,7 +20,7 @@ from llm_pipeline.flow import Flow, MissingResult
 from llm_pipeline.planning.datasets import expected_datasets
 from llm_pipeline.planning.history import History
 from llm_pipeline.release_record import ReleaseRecord
-from llm_pipeline.stages.contract import Frozen, StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.contract import Frozen, Stage, StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import KeyContent, StageRecord, key_content, read_stage_record
 from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import ArtifactStore
@@ -135,10 +135,13 @@ def _foresee(flow: _ForeseenFlow, history: History, step: Step) -> StepReuse:
 
 
 def _look_up(flow: _ForeseenFlow, history: History, request: StageRequest) -> StepReuse:
-    content = _content(request, history)
+    stage = load_stage(request.stage)
+    content = _content(stage, request, history)
     record = _readable_record(flow.store, content.key)
     if record is None:
         return StepReuse(outcome="computed", why=_why_computed(flow, history, content))
+    if stage.may_decide_again(record.result.judgement):
+        return StepReuse(outcome="computed", why=f"undecided before: {_made_by(record)}")
     if not all(flow.store.exists(ref) for ref in record.result.artifacts.values()):
         return StepReuse(outcome="computed", why="its artifact is not in the store any more")
     flow.foreseen[request.stage, request.subject] = record.result
@@ -152,9 +155,8 @@ def _passed_over(flow: _ForeseenFlow, recipe: str) -> str | None:
         return None  # a cheaper recipe is judged first; until then this one counts as needed
 
 
-def _content(request: StageRequest, history: History) -> KeyContent:
+def _content(stage: Stage[Any], request: StageRequest, history: History) -> KeyContent:
     """As the stage's process will find it, with tools whose versions that process alone can tell."""
-    stage = load_stage(request.stage)
     config = stage.config.model_validate(request.config)
     content = key_content(dataclasses.replace(stage, tools=()), config, request.inputs, request.subject)
     return content.model_copy(update={"tools": history.tools(stage.name, stage.tool_names(config))})

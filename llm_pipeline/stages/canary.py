@@ -9,7 +9,7 @@ from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.open_router import access_log_of, open_router
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record
-from llm_pipeline.canary.rollback import LEASE_SECONDS
+from llm_pipeline.canary.rollback import LEASE_SECONDS, Patience
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.shadow import Shadow, shadow_of
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
@@ -80,6 +80,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         candidate=candidate,
         production=pointers.production,
         policy=config.policy,
+        patience=Patience.with_router(config.place.router),
     )
     journal = CanaryJournal(context.store, context.request.release_id, config.target)
     with Lease(context.store, lease_name(config.target), seconds=LEASE_SECONDS) as lease:

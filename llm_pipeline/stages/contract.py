@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import ErrorDocument
-from llm_pipeline.verdict import Judgement
+from llm_pipeline.verdict import Judgement, Verdict
 
 if TYPE_CHECKING:
     from llm_pipeline.store.artifact_store import ArtifactStore
@@ -160,6 +160,9 @@ class StageOutput:
     release_id: str | None = None
 
 
+_UNDECIDED = frozenset({Verdict.INCONCLUSIVE, Verdict.ANOMALOUS})
+
+
 @dataclass(frozen=True)
 class Stage(Generic[ConfigT]):
     """A stage's declaration: its module holds one as `STAGE`.
@@ -174,6 +177,8 @@ class Stage(Generic[ConfigT]):
         imports: Heavy modules that `run` imports, so that it can be done while the inputs are verified.
         places: Top-level config fields that say where, not what (addresses, ports): not part of the stage key.
         reusable: False for a stage that acts on the world (starts a server, shifts traffic).
+        measures: It measures a machine: what it could not decide may be decided the next time, so only GO and NO_GO are
+            reused.
     """
 
     name: str
@@ -185,7 +190,12 @@ class Stage(Generic[ConfigT]):
     imports: tuple[str, ...] = ()
     places: frozenset[str] = frozenset()
     reusable: bool = True
+    measures: bool = False
 
     def tool_names(self, config: ConfigT) -> tuple[str, ...]:
         """Distributions whose versions are part of the key of such a config."""
         return self.tools if isinstance(self.tools, tuple) else self.tools(config)
+
+    def may_decide_again(self, judgement: Judgement | None) -> bool:
+        """Whether a result with this judgement is no reason not to run the stage again."""
+        return self.measures and judgement is not None and judgement.verdict in _UNDECIDED

@@ -182,7 +182,7 @@ def _execute(request: StageRequest) -> StageResult:
     if not stage.reusable:
         result = _compute(stage, config, request, store, content)
     else:
-        result = _reuse(store, content.key) or _compute_once(stage, config, request, store, content)
+        result = _reuse(stage, store, content.key) or _compute_once(stage, config, request, store, content)
     timings = Timings(
         started_at=started,
         total_seconds=time.monotonic() - clock,
@@ -202,7 +202,7 @@ def _compute_once(
     while True:
         try:
             with Lease(store, record_name(content.key)) as lease:
-                if done := _reuse(store, content.key):
+                if done := _reuse(stage, store, content.key):
                     return done
                 result = _compute(stage, config, request, store, content)
                 lease.conclude(StageRecord(content=content, result=result).model_dump(mode="json"))
@@ -272,11 +272,14 @@ def _publish(
     return refs
 
 
-def _reuse(store: ArtifactStore, key: str) -> StageResult | None:
+def _reuse(stage: Stage[Any], store: ArtifactStore, key: str) -> StageResult | None:
     record = read_stage_record(store, key)
     if record is None:
         return None
     result = record.result
+    if stage.may_decide_again(result.judgement):
+        log.info("it was undecided the last time: measured again", release=result.release_id, key=key[:12])
+        return None
     for name, ref in result.artifacts.items():
         if damage := store.check(ref):
             first = damage[0]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -42,6 +43,8 @@ from llm_pipeline.verdict import Evidence, Verdict, judge
 log = get_logger(__name__)
 
 _QUANTILE = 0.95
+_SEEDS_AN_ATTEMPT = 1_000_000
+"""More than one attempt uses up."""
 
 
 class ComparisonPlace(ConfigModel):
@@ -98,6 +101,7 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
         ConfigError: The prompts or the workload are no good, or no window of it could ever decide.
         Transient: Nobody answers at the endpoint.
     """
+    context = _drawn_anew(context)
     config = context.config
     require_enough(config.workload, config.policy)
     if config.policy.second_opinion is not None:
@@ -127,6 +131,17 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
         judgement=outcome.judgement,
         tool_seconds=seconds,
     )
+
+
+def _drawn_anew(context: StageContext[LoadTestConfig]) -> StageContext[LoadTestConfig]:
+    """With a seed of its own if it was tried before: a server may still have the prompts of that in its caches."""
+    tries = context.workdir / "tries"
+    before = len(tries.read_bytes()) if tries.exists() else 0
+    with tries.open("ab") as stream:
+        stream.write(b".")
+    workload = context.config.workload
+    again = workload.model_copy(update={"seed": workload.seed + _SEEDS_AN_ATTEMPT * before})
+    return replace(context, config=context.config.model_copy(update={"workload": again}))
 
 
 def _server_pids(config: LoadTestConfig) -> tuple[int, ...]:
@@ -266,4 +281,5 @@ STAGE = Stage(
     environment="control",
     tools=("httptools", "uvloop"),
     places=frozenset({"endpoint", "server_state", "comparison"}),
+    measures=True,
 )

@@ -21,7 +21,7 @@ class RollbackConfig(ConfigModel):
         target: The target's name.
         place: Ports of the slots and of the router.
         state_root: Directory of the running servers' state.
-        leave_paused: A canary that waits for a person is left to wait, where a guard watches its deadline.
+        leave_paused: A canary that waits for a person is left to wait, if a guard is there to watch its deadline.
     """
 
     model_id: str
@@ -44,7 +44,7 @@ def run(context: StageContext[RollbackConfig]) -> StageOutput:
         config.target,
         router=router,
         slots=slots,
-        patience=Patience(),
+        patience=Patience.with_router(config.place.router),
         leave_paused=config.leave_paused,
     )
     metrics: dict[str, Metric] = {"phase": record.phase.value if record else "never began"}

@@ -20,7 +20,7 @@ from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, read_record
 from llm_pipeline.canary.rollback import Patience, ensure_rolled_back
 from llm_pipeline.canary.router import ALL, SlotName, TrafficRouter, all_to, other_slot
-from llm_pipeline.canary.traffic import LoggedTraffic
+from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.runners import detached
 from llm_pipeline.store.lease import Lease
@@ -94,6 +94,7 @@ class Trial:
         self.policy: dict[str, Any] = dict(QUICK)
         self.router: TrafficRouter = site.router
         self.access_log = AccessLog(site.router.files.access_log, site.router.slot_of_address)
+        self.traffic: Traffic | None = None
         self.before = site.failures()
         self._threads = ThreadPoolExecutor(max_workers=2)
 
@@ -124,7 +125,7 @@ class Trial:
                 journal=journal,
                 lease=lease,
                 router=self.router,
-                traffic=LoggedTraffic(self.access_log),
+                traffic=self.traffic or LoggedTraffic(self.access_log),
                 slots=self.site.control,
             )
             return controller.run_step(percent)

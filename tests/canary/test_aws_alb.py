@@ -144,8 +144,8 @@ def test_the_share_to_test_the_split_against_is_the_rounded_one(router, share, r
 @pytest.mark.parametrize(
     ("want", "problem"),
     [
-        (split(4), "splits by 0.1% at least"),
-        (split(9996), "splits by 0.1% at least"),
+        (split(4), "splits by 0.1 % at least"),
+        (split(9996), "splits by 0.1 % at least"),
         (split(500, sticky_header="x-session"), "no sessions"),
     ],
 )

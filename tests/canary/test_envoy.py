@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 
 from llm_pipeline.canary.envoy import replace_json
-from llm_pipeline.canary.envoy_config import BACKED_SUFFIX
 from llm_pipeline.canary.envoy_process import find_router, stop_router
 from llm_pipeline.canary.observations import AccessLog, LogCursor
 from llm_pipeline.canary.router import Fenced, RouterConflict, RouterRejected, RouteState, all_to
+from llm_pipeline.canary.xds.names import BACKED_SUFFIX
 from llm_pipeline.errors import ConfigError
 
 pytestmark = pytest.mark.slow

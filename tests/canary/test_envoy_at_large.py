@@ -17,7 +17,7 @@ import pytest
 from test_envoy import ask, both_up, shift, split
 
 from llm_pipeline.canary.envoy_process import start_router, stop_router
-from llm_pipeline.canary.existing_envoy import feed_router
+from llm_pipeline.canary.existing_envoy import fed_router, feed_router
 from llm_pipeline.canary.observations import AccessLog, LogCursor
 from llm_pipeline.canary.open_router import access_log_of, open_router, router_as_it_is
 from llm_pipeline.canary.router import Mirror, RouterUnavailable, RouteState, all_to
@@ -176,6 +176,19 @@ def test_an_envoy_that_runs_already_is_fed_through_its_directory(site, tmp_path)
     with somebody_elses(state / "bootstrap.json"):
         wait_for(way_back.ready)
         assert {server for _, server, _ in ask(site, 30)} == {"blue"}
+
+
+@pytest.mark.parametrize(("host", "told"), [("10.0.0.5", "10.0.0.5:{}"), ("fd00::5", "[fd00::5]:{}")])
+def test_slots_on_another_host_are_known_in_the_log_by_its_address(site, tmp_path, host: str, told: str) -> None:
+    """An address that is no slot's would count every answer as one that the other slot had to give."""
+    place = ExistingEnvoyPlace(
+        kind="existing_envoy", directory=str(tmp_path / "xds"), admin_url="http://127.0.0.1:1", port=1,
+        access_log=str(tmp_path / "log"), slot_host=host,
+    )  # fmt: skip
+    router = fed_router(place, site.slots, tmp_path)
+    assert router.slot_of_address(told.format(site.slots["green"].http)) == "green"
+    assert router.slot_of_address(told.format(site.slots["blue"].grpc)) == "blue"
+    assert router.slot_of_address(f"127.0.0.1:{site.slots['blue'].http}") is None
 
 
 def test_a_directory_that_cannot_be_written_is_a_clear_error(site, tmp_path) -> None:

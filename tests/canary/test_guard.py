@@ -15,6 +15,7 @@ from llm_pipeline.canary import rollback
 from llm_pipeline.canary.approvals import answer
 from llm_pipeline.canary.guard import GuardAction, GuardedSite, guard_once
 from llm_pipeline.canary.record import Phase, lease_name
+from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.runners.detached import process_is_stopped, process_start_ticks
 from llm_pipeline.store.lease import Lease, LeaseState
@@ -127,6 +128,31 @@ def test_a_pause_that_began_before_the_clock_was_set_back_is_counted_from_now(si
     assert action.what == "pause restarted"
     assert guard(site, -4100.0) == []
     assert guard(site, -3900.0)[0].what == "rolled back"
+
+
+def run_ends(site: Site) -> Phase:
+    """What the last task of a release's run does; the canary's phase after it."""
+    ensure_rolled_back(
+        site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE, leave_paused=True
+    )
+    return site.record().phase
+
+
+@pytest.mark.parametrize(
+    ("guarded_seconds_ago", "phase"),
+    [(60.0, Phase.PAUSED), (1200.0, Phase.ROLLED_BACK), (-1200.0, Phase.ROLLED_BACK), (None, Phase.ROLLED_BACK)],
+)
+def test_a_paused_canary_outlives_its_run_only_while_a_guard_looks(
+    site, monkeypatch: pytest.MonkeyPatch, guarded_seconds_ago: float | None, phase: Phase
+) -> None:
+    site.policy["approve_before_percent"] = [50]
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    if guarded_seconds_ago is not None:
+        now = time.time()
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: now - guarded_seconds_ago)
+            assert [action.what for action in guard(site)] in ([], ["pause restarted"])
+    assert run_ends(site) is phase
 
 
 def test_a_step_that_was_approved_but_never_begun_is_rolled_back_in_the_end(site) -> None:

@@ -29,9 +29,9 @@ def test_weights_are_whole_percents_and_sum_to_a_hundred(subject, green, percent
 
 @pytest.mark.parametrize("green", [20, 50, 9960])
 def test_a_share_below_one_percent_is_refused_and_not_rounded_away(subject, green):
-    with pytest.raises(Unsupported, match="splits by 1% at least"):
+    with pytest.raises(Unsupported, match="splits by 1 % at least"):
         subject.router.nearest(split(green))
-    with pytest.raises(RouterRejected, match="splits by 1% at least"):
+    with pytest.raises(RouterRejected, match="splits by 1 % at least"):
         subject.router.write(split(green), None)
     assert subject.api.calls[-1:] != ["PUT virtualservices"]
 

@@ -179,6 +179,13 @@ def test_a_missing_log_is_no_requests(path) -> None:
     assert log(path).end() == LogCursor()
 
 
+def test_the_end_of_a_long_log_is_behind_its_last_whole_line(path) -> None:
+    whole = line() * 20_000
+    path.write_text(whole + '{"started_at": "1')
+    assert log(path).end() == log(path).read(LogCursor())[1]
+    assert log(path).end().offset == len(whole)
+
+
 def test_recent_requests_are_those_since_then(path) -> None:
     path.write_text(line(started_at="5") + line(started_at="15"))
     assert [request.started_at for request in log(path).recent(10.0)] == [15.0]

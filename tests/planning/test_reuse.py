@@ -87,7 +87,7 @@ class Releases:
             directory.mkdir(exist_ok=True)
             (directory / "file.txt").write_text(context.key)
             artifacts[name] = Produced(kind=kind, directory=directory)
-        if request.stage == "accuracy":
+        if request.stage in ("accuracy", "load_test"):
             verdict = self.verdicts.get(request.subject, Verdict.GO)
             fact = Evidence(name="a fact", verdict=verdict, measured=0.5, limit=0.1, unit="fraction", samples=7)
             judgement = judge(f"the test says {verdict}", [fact])
@@ -246,6 +246,20 @@ def test_another_revision_is_not_compared_with_the_commit_of_an_old_one(releases
     plan = releases.plan()
     assert plan.compared_with is None
     assert states(plan)["download"] == ("computed", "never ran")
+
+
+def test_a_load_test_that_decided_nothing_is_measured_again(releases: Releases):
+    flow = Flow(releases.store, read_record(releases.store, releases.release_id))
+    request = flow.request("load_test", "cpu").model_copy(update={"store": releases.store.uri})
+    foreseen = []
+    for verdict in (Verdict.INCONCLUSIVE, Verdict.GO):
+        releases.verdicts["cpu"] = verdict
+        assert isinstance(execute.execute(request), StageResult)
+        foreseen.append(states(releases.plan())["load_test cpu"])
+    assert foreseen == [
+        ("computed", f"undecided before: INCONCLUSIVE, made by {releases.release_id}"),
+        ("reused", f"GO, made by {releases.release_id}"),
+    ]
 
 
 def test_an_artifact_that_was_removed_is_made_again(releases: Releases):

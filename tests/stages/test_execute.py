@@ -1,5 +1,6 @@
 """Stage execution, on a stage made for the test: nothing below is specific to any real stage."""
 
+import dataclasses
 import os
 import threading
 from pathlib import Path
@@ -19,6 +20,7 @@ from llm_pipeline.stages.contract import (
     StageResult,
 )
 from llm_pipeline.store import open_store
+from llm_pipeline.verdict import Evidence, Verdict, judge
 
 
 class CountConfig(ConfigModel):
@@ -98,6 +100,26 @@ def test_the_same_request_is_computed_once(counter: Counter, request_for) -> Non
     assert (first.reused, second.reused) == (False, True)
     assert second.artifacts == first.artifacts
     assert second.release_id == "r2"
+
+
+def test_what_a_measurement_could_not_decide_is_measured_again(
+    counter: Counter, request_for, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reused(verdict: Verdict, *, measures: bool) -> bool:
+        def run(context: StageContext[CountConfig]) -> StageOutput:
+            fact = Evidence(name="a fact", verdict=verdict, measured=1.0, samples=9)
+            return dataclasses.replace(counter.run(context), judgement=judge("a measurement", [fact]))
+
+        stage = dataclasses.replace(execution.load_stage("count"), run=run, measures=measures)
+        request = request_for(text=f"{verdict} {measures}")
+        with monkeypatch.context() as patch:
+            patch.setattr(execution, "load_stage", lambda _name: stage)
+            return [succeed(request), succeed(request)][1].reused
+
+    assert {verdict: reused(verdict, measures=True) for verdict in Verdict} == {
+        Verdict.GO: True, Verdict.NO_GO: True, Verdict.INCONCLUSIVE: False, Verdict.ANOMALOUS: False,
+    }  # fmt: skip
+    assert all(reused(verdict, measures=False) for verdict in Verdict)
 
 
 def test_a_place_is_not_part_of_the_key_and_other_config_is(counter: Counter, request_for) -> None:

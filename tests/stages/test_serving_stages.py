@@ -163,6 +163,15 @@ def test_a_load_test_without_a_server_may_be_tried_again(release):
     assert failure.error.family == "transient"
 
 
+def test_a_load_test_that_is_tried_again_sends_other_prompts(release):
+    """The server keeps its caches between attempts of the task, and would answer known prompts from them."""
+    assert isinstance(release.load_test(), StageFailure)
+    release.stage()
+    measured = release.load_test()
+    windows = read_outcome(release.store.fetch(measured.artifacts["load_test"])).windows
+    assert {window.seed // 1_000_000 for window in windows} == {1}
+
+
 def test_a_server_that_somebody_started_without_a_name_is_not_trusted(release):
     from llm_pipeline.config.deployment import ServerPorts
 

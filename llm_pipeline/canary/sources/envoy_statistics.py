@@ -14,10 +14,10 @@ import time
 from collections import Counter, defaultdict
 from typing import Any, get_args
 
-from llm_pipeline.canary import envoy_config
 from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.router import RouterUnavailable, SlotName
 from llm_pipeline.canary.sources.arm_metrics import ArmWindow, MetricsCursor, MetricsWindow, SourceDown
+from llm_pipeline.canary.xds import names
 from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
@@ -60,11 +60,11 @@ class EnvoyStatistics:
         answered = _answered_well(hosts)
         found: Counter[str] = Counter()
         for slot in get_args(SlotName):
-            for protocol in get_args(envoy_config.Protocol):
-                name = envoy_config.cluster_name(slot, protocol)
-                stable = clusters[name] + clusters[name + envoy_config.BACKED_SUFFIX]
-                tried = clusters[name + envoy_config.FAILOVER_SUFFIX]
-                missed = tried["upstream_rq_completed"] - answered[name + envoy_config.GUARDED_SUFFIX]
+            for protocol in get_args(names.Protocol):
+                name = names.cluster_name(slot, protocol)
+                stable = clusters[name] + clusters[name + names.BACKED_SUFFIX]
+                tried = clusters[name + names.FAILOVER_SUFFIX]
+                missed = tried["upstream_rq_completed"] - answered[name + names.GUARDED_SUFFIX]
                 found[f"{slot} requests"] += stable["upstream_rq_completed"] + tried["upstream_rq_completed"]
                 found[f"{slot} errors"] += _lost(stable) + stable["upstream_rq_retry_success"] + max(0, missed)
                 found[f"{slot} lost"] += _lost(stable) + _lost(tried)

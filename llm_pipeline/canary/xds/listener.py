@@ -1,0 +1,114 @@
+"""What users connect to, and what is noted of each request; and the static part of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from llm_pipeline.canary.xds.messages import TYPE, Json, address, discovery, named, watched
+from llm_pipeline.canary.xds.names import ROUTES, STAT_PREFIX
+from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, ServerCertificate
+
+LUA = "envoy.filters.http.lua"
+STREAM_IDLE = "300s"
+
+_CERTIFICATE = "server"
+_BUCKETS_MILLISECONDS = [1, 2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 3000, 5000, 10000, 60000]
+
+ACCESS_LOG_FIELDS: Mapping[str, str] = {
+    "started_at": "%START_TIME(%s.%3f)%",
+    "cluster": "%UPSTREAM_CLUSTER%",
+    "host": "%UPSTREAM_HOST%",
+    "code": "%RESPONSE_CODE%",
+    "grpc_status": "%GRPC_STATUS_NUMBER%",
+    "flags": "%RESPONSE_FLAGS%",
+    "first_byte_ms": "%RESPONSE_DURATION%",
+    "total_ms": "%DURATION%",
+    "stream_ms": "%RESPONSE_TX_DURATION%",
+    "bytes": "%BYTES_SENT%",
+    "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+    "path": "%REQ(:PATH)%",
+    "request_bytes": "%BYTES_RECEIVED%",
+    "reported_error": "%DYNAMIC_METADATA(envoy.filters.http.lua:error)%",
+    "output_tokens": "%DYNAMIC_METADATA(envoy.filters.http.lua:output_tokens)%",
+    "finish_reason": "%DYNAMIC_METADATA(envoy.filters.http.lua:finish_reason)%",
+    "has_text": "%DYNAMIC_METADATA(envoy.filters.http.lua:has_text)%",
+    "session": "%DYNAMIC_METADATA(envoy.filters.http.lua:session)%",
+}
+"""One JSON line a request. UPSTREAM_HOST is the final attempt's; UPSTREAM_CLUSTER names the arm that was chosen."""
+
+
+def bootstrap(directory: Path, admin_port: int) -> Json:
+    """The static part: admin interface on loopback, statistics, and where the dynamic files are."""
+    return {
+        "node": {"id": "router", "cluster": "llm-pipeline"},
+        "admin": {"address": address(admin_port)},
+        "stats_flush_interval": "1s",
+        "stats_config": {
+            "histogram_bucket_settings": [{"match": {"prefix": "cluster."}, "buckets": _BUCKETS_MILLISECONDS}]
+        },
+        "dynamic_resources": {
+            "cds_config": watched(directory, "cds.json"),
+            "lds_config": watched(directory, "lds.json"),
+        },
+    }
+
+
+def listeners(directory: Path, place: EnvoyPlace | ExistingEnvoyPlace, access_log: Path) -> Json:
+    """The one listener that users talk to: HTTP/1.1 and HTTP/2 (gRPC) on one port, with TLS where there is a key."""
+    manager = {
+        "@type": f"{TYPE}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": STAT_PREFIX,
+        "codec_type": "AUTO",
+        "generate_request_id": True,
+        "stream_idle_timeout": STREAM_IDLE,
+        "drain_timeout": "30s",
+        "http2_protocol_options": {"max_concurrent_streams": 1000},
+        "rds": {"route_config_name": ROUTES, "config_source": watched(directory, "rds.json")},
+        "access_log": [_access_log(access_log)],
+        "http_filters": [_answers(), named("envoy.filters.http.router", "extensions.filters.http.router.v3.Router")],
+    }
+    chain: Json = {"filters": [{"name": "manager", "typed_config": manager}]}
+    if place.tls is not None:
+        chain["transport_socket"] = _tls(directory)
+    listener = {
+        "@type": f"{TYPE}.config.listener.v3.Listener",
+        "name": STAT_PREFIX,
+        "address": address(place.port, place.address),
+        "filter_chains": [chain],
+    }
+    return discovery("1", [listener])
+
+
+def secrets(tls: ServerCertificate) -> Json:
+    """The listener's certificate by its paths; a rename in their directory makes Envoy read them again."""
+    certificate = {
+        "certificate_chain": {"filename": tls.certificate},
+        "private_key": {"filename": tls.key},
+        "watched_directory": {"path": tls.directory},
+    }
+    secret_type = f"{TYPE}.extensions.transport_sockets.tls.v3.Secret"
+    return discovery("1", [{"@type": secret_type, "name": _CERTIFICATE, "tls_certificate": certificate}])
+
+
+def _tls(directory: Path) -> Json:
+    certificate = {"name": _CERTIFICATE, "sds_config": watched(directory, "sds.json")}
+    common = {"alpn_protocols": ["h2", "http/1.1"], "tls_certificate_sds_secret_configs": [certificate]}
+    message = "extensions.transport_sockets.tls.v3.DownstreamTlsContext"
+    return named("envoy.transport_sockets.tls", message, common_tls_context=common)
+
+
+def _access_log(path: Path) -> Json:
+    return named(
+        "envoy.access_loggers.file",
+        "extensions.access_loggers.file.v3.FileAccessLog",
+        path=str(path),
+        log_format={"json_format": dict(ACCESS_LOG_FIELDS)},
+    )
+
+
+def _answers() -> Json:
+    """The filter that reads answers for the access log."""
+    source = {"inline_string": (files(__package__) / "answers.lua").read_text()}
+    return named(LUA, "extensions.filters.http.lua.v3.Lua", default_source_code=source)

@@ -1,0 +1,37 @@
+"""The messages that everything is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+LOCAL_HOST = "127.0.0.1"
+TYPE = "type.googleapis.com/envoy"
+
+
+def named(name: str, message: str, **fields: Any) -> Json:
+    """An extension by its name, configured by a message of Envoy's API."""
+    return {"name": name, "typed_config": {"@type": f"{TYPE}.{message}", **fields}}
+
+
+def watched(directory: Path, file: str) -> Json:
+    """A source of configuration: a file that is read again when its directory changes."""
+    source = {"path": str(directory / file), "watched_directory": {"path": str(directory)}}
+    return {"resource_api_version": "V3", "path_config_source": source}
+
+
+def address(port: int, host: str = LOCAL_HOST) -> Json:
+    """Where somebody listens."""
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def address_text(host: str, port: int) -> str:
+    """An address as the access log has it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def discovery(version: str, resources: list[Json]) -> Json:
+    """A file of resources, with the version that Envoy acknowledges."""
+    return {"version_info": version, "resources": resources}

@@ -1,0 +1,50 @@
+"""Whether the routers of a release's targets can do what its policy asks of a canary, before anything is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llm_pipeline.config.deployment import TargetPlace
+from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.config.metric_source import CloudWatchSource, EnvoySource
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.config.router_place import AwsAlbPlace
+from llm_pipeline.errors import ConfigError
+
+
+def check_routers(loaded: LoadedRelease) -> None:
+    """Refuse policies that a router cannot follow, and routers whose traffic cannot be judged.
+
+    Raises:
+        ConfigError: Naming every such target.
+    """
+    places, policy = loaded.deployment.places, loaded.release.policy.canary
+    problems = [
+        f"target {target.name}: {problem}"
+        for target in loaded.release.targets
+        if target.name in places
+        for problem in _problems(places[target.name], policy)
+    ]
+    if problems:
+        raise ConfigError(
+            "\n".join(problems),
+            where=f"{loaded.path}: deployment {loaded.deployment.name}",
+            hint="change canary of the policy, or router and metrics of the target's place",
+        )
+
+
+def _problems(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:
+    router, metrics = place.router, place.metrics
+    if policy.session_header is not None and not router.keeps_sessions:
+        yield f"router {router.kind} keeps no sessions, and the policy has session_header {policy.session_header}"
+    elif policy.session_header is not None and metrics is not None:
+        yield f"metrics {metrics.kind} count requests, and the policy counts sessions"
+    if fine := [percent for percent in policy.steps_percent if round(percent * 100.0, 6) % router.share_unit]:
+        shares = ", ".join(f"{percent:g}" for percent in fine)
+        yield f"router {router.kind} splits by {router.share_unit / 100.0:g} %, and steps_percent has {shares}"
+    if metrics is None and not router.logs_requests:
+        yield f"router {router.kind} keeps no record of requests, and no metrics are named"
+    if isinstance(metrics, CloudWatchSource) and not isinstance(router, AwsAlbPlace):
+        yield f"metrics cloudwatch count the requests of an aws_alb router, and it is {router.kind}"
+    if isinstance(metrics, EnvoySource) and not router.logs_requests:
+        yield f"metrics envoy are an Envoy's statistics, and the router is {router.kind}"

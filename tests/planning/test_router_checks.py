@@ -1,0 +1,77 @@
+"""What a router cannot do for a policy is told by the plan, not by the canary, hours and GPUs later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.planning.plan import plan_release
+from llm_pipeline.planning.router_checks import check_routers
+
+ROUTER = "    router: { port: 18000, admin_port: 18001 }"
+MESH = """    router:
+      kind: istio
+      namespace: llm
+      virtual_service: llm
+      backends: { blue: { host: blue }, green: { host: green } }"""
+BALANCER = """    router:
+      kind: aws_alb
+      rule: arn:aws:elasticloadbalancing:eu-west-1:123456789012:listener-rule/app/llm/0a/0b/0c
+      target_groups:
+        blue: arn:aws:elasticloadbalancing:eu-west-1:123456789012:targetgroup/blue/0a
+        green: arn:aws:elasticloadbalancing:eu-west-1:123456789012:targetgroup/green/0b"""
+COUNTED = "\n    metrics: { kind: cloudwatch }"
+STEPS = "  steps_percent: [5, 25, 50, 100]"
+
+
+@pytest.fixture
+def problem(configs: Path, edit):
+    def told(router: str, steps: str = STEPS) -> str:
+        edit("deployments/local.yaml", ROUTER, router)
+        edit("policies/demo.yaml", STEPS, steps)
+        with pytest.raises(ConfigError) as raised:
+            plan_release(configs / "releases" / "demo.yaml", store_seconds=0)
+        assert raised.value.hint
+        return raised.value.message
+
+    return told
+
+
+def test_a_router_that_keeps_no_sessions_is_refused_for_a_policy_that_wants_them(problem) -> None:
+    sticky = STEPS + "\n  unit: session\n  session_header: x-session"
+    assert problem(BALANCER + COUNTED, sticky) == (
+        "target cpu: router aws_alb keeps no sessions, and the policy has session_header x-session"
+    )
+
+
+def test_counts_tell_nothing_of_sessions(problem) -> None:
+    sticky = STEPS + "\n  unit: session\n  session_header: x-session"
+    told = problem(ROUTER + "\n    metrics: { kind: envoy }", sticky)
+    assert told == "target cpu: metrics envoy count requests, and the policy counts sessions"
+
+
+@pytest.mark.parametrize(("router", "steps", "unit"), [(MESH, "0.5, 5", "1 %"), (BALANCER, "0.25, 5", "0.1 %")])
+def test_steps_finer_than_the_router_splits_are_refused(problem, router: str, steps: str, unit: str) -> None:
+    told = problem(router + COUNTED, f"  steps_percent: [{steps}, 100]")
+    assert f"splits by {unit}, and steps_percent has {steps.split(',', maxsplit=1)[0]}" in told
+
+
+def test_a_router_without_a_record_of_requests_needs_metrics(problem) -> None:
+    assert problem(MESH) == "target cpu: router istio keeps no record of requests, and no metrics are named"
+
+
+@pytest.mark.parametrize(
+    ("router", "metrics", "words"),
+    [(MESH, "cloudwatch", "of an aws_alb router, and it is istio"), (MESH, "envoy", "an Envoy's statistics")],
+)
+def test_metrics_of_another_kind_of_router_are_refused(problem, router: str, metrics: str, words: str) -> None:
+    assert words in problem(f"{router}\n    metrics: {{ kind: {metrics} }}")
+
+
+def test_what_a_router_can_do_is_no_problem(configs: Path, edit) -> None:
+    edit("deployments/local.yaml", ROUTER, BALANCER + COUNTED)
+    edit("policies/demo.yaml", STEPS, "  steps_percent: [0.1, 0.3, 5, 100]")
+    check_routers(load_release(configs / "releases" / "demo.yaml"))
