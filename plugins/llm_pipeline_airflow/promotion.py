@@ -82,7 +82,8 @@ class CanaryStepOperator(TellingOperator):
 class RollbackOperator(TellingOperator):
     """Gives all traffic back to the stable version, unless the release was promoted or moved no traffic at all.
 
-    A canary that waits for a person waits on where the guard watches its deadline: clear its step to go on with it.
+    A canary that waits for a person waits on if the guard was heard of lately, which watches its deadline: clear its
+    step to go on with it. Without a guard it is rolled back.
 
     Args:
         canary_steps: Task ids of the steps; none of them started means nothing to roll back.
