@@ -80,7 +80,7 @@ def rollback_production(store: ArtifactStore, deployment: Deployment, model_id: 
     with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
         slot = _free_slot(previous, production)
         warm = slots.alive(slot)
-        state = "is warm" if warm else "was stopped after its rollback window: its server is started anew"
+        state = "is warm" if warm else "is not in its slot any more: its server is started anew"
         log.info(f"release {previous.release_id} {state}", slot=slot)
         slots.replace(slot, previous.repository)
         slots.warm_up(slot, previous.repository)

@@ -60,6 +60,9 @@ def _tune(options: argparse.Namespace) -> int:
     if best.trouble:
         sys.stderr.write(f"no trial could be measured: {best.trouble}: {best.detail}\n")
         return ExitCode.NO_GO
+    if best is sweep.trials[0]:
+        sys.stdout.write("no other settings held more by more than noise: nothing is suggested\n")
+        return ExitCode.GO
     options.output.write_text(_suggestion(bench, sweep.trials[0], best), encoding="utf-8")
     sys.stdout.write(f"{options.output}\n")
     return ExitCode.GO

@@ -35,11 +35,6 @@ class Trial:
     detail: str = ""
     memory_bytes: int | None = None
 
-    @property
-    def score(self) -> tuple[float, float]:
-        """What is maximised: the rate that is held, and below any such rate the goodput at the target."""
-        return (0.0, 0.0) if self.trouble else (self.highest_rate_per_second, self.good_per_second)
-
 
 @dataclass
 class Sweep:
@@ -59,7 +54,10 @@ class Sweep:
     trials: list[Trial] = field(default_factory=list)
 
     def run(self, start: Settings) -> Trial:
-        """Turn the knobs until no neighbour is better, or the budget is spent; the best trial is returned."""
+        """Turn the knobs until no neighbour is better, or the budget is spent; the best trial is returned.
+
+        It is the first one, of the settings as they are, unless another was better by more than noise.
+        """
         best = self._try(dict(start))
         while best.trouble and (relieved := self._relieved(best)) is not None:
             best = self._try(relieved)
@@ -69,7 +67,7 @@ class Sweep:
             for knob in self.knobs:
                 better = self._turn(knob, best)
                 improved, best = improved or better is not best, better
-        return max(self.trials, key=lambda trial: trial.score)
+        return best
 
     def _turn(self, knob: Knob, best: Trial) -> Trial:
         """Go on in a direction for as long as it gets better; the other direction only when the first did not."""

@@ -6,14 +6,14 @@ are never built twice and nothing of the release itself changes.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
 
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.failures import BuildFailed
-from llm_pipeline.errors import StageCrashed, Transient
+from llm_pipeline.errors import RemoteStageError, StageCrashed, Transient
 from llm_pipeline.flow import Flow, placement
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.search import highest_passed
@@ -22,7 +22,6 @@ from llm_pipeline.loadtest.token_counter import open_counter
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.logging import get_logger
-from llm_pipeline.quantization.device_memory import OutOfMemory
 from llm_pipeline.release_record import PROMPTS_DATASET
 from llm_pipeline.runners.runner import StageRunner
 from llm_pipeline.serving.control.opening import open_control
@@ -36,9 +35,10 @@ from llm_pipeline.tuning.trouble import trouble_in_text, trouble_in_window
 
 _CEILING_SECONDS = 10.0
 _REQUESTS_A_USER = 200
+_RESOLUTION = 0.1
 _POLL_SECONDS = 0.1
-_OF_THE_SETTINGS = (ServerFailed, BuildFailed, OutOfMemory, StageCrashed)
-"""Failures that speak against the settings; any other ends the sweep."""
+_OF_THE_SETTINGS = frozenset({"BuildFailed", "OutOfMemory"})
+"""Errors of a build's process that speak against the settings; any other ends the sweep."""
 
 log = get_logger(__name__)
 
@@ -66,7 +66,9 @@ class TrialBench:
         try:
             target = with_settings(self.target, settings)
             trial = self._served(target, self._package(target), dict(settings))
-        except _OF_THE_SETTINGS as failure:
+        except (ServerFailed, StageCrashed, RemoteStageError) as failure:
+            if isinstance(failure, RemoteStageError) and failure.document.type not in _OF_THE_SETTINGS:
+                raise
             trial = Trial(dict(settings), trouble=trouble_in_text(str(failure)), detail=failure.message)
         turned = ", ".join(f"{path} {value}" for path, value in settings.items())
         log.info("trial", settings=turned, holds=trial.highest_rate_per_second, trouble=trial.trouble or "none")
@@ -148,5 +150,8 @@ class TrialBench:
 
 
 def _searching(policy: LoadTestPolicy) -> LoadTestPolicy:
-    """The policy with a search: without one there is nothing to compare settings by."""
-    return policy if policy.search else policy.model_copy(update={"search": RateSearch()})
+    """The policy with a search that ends where the server does: settings that all hold what is needed are no different."""
+    search = policy.search or RateSearch()
+    finer = {"maximum_multiple": math.inf, "resolution": min(search.resolution, _RESOLUTION)}
+    search = search.model_copy(update=finer)
+    return policy.model_copy(update={"search": search})

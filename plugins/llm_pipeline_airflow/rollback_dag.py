@@ -47,7 +47,7 @@ class TakeBackOperator(CommandOperator):
             raise AirflowSkipException(f"{self.subject} was not asked for")
         command = ["take-back", form["model"], self.subject, f"--reason={form['reason']}", f"--by={_asker(context)}"]
         if form["what"] == _PRODUCTION:
-            command += ["--production", f"--leaving={form['release']}"]
+            command += ["--production", f"--leaving={form['release'] or ''}"]
         return command
 
 
@@ -96,8 +96,8 @@ def _form(used: UsedDeployment) -> dict[str, Param]:
         "model": _choice(used.models, title="Model"),
         "target": _choice(used.targets, title="Target"),
         "release": Param(
-            "",
-            type="string",
+            None,
+            type=["null", "string"],
             pattern=_RELEASE,
             title="Release to leave",
             description="For production: only if this release serves now (its id, or the beginning of it). "
