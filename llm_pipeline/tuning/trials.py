@@ -150,7 +150,7 @@ class TrialBench:
 
 
 def _searching(policy: LoadTestPolicy) -> LoadTestPolicy:
-    """The policy with a search that ends where the server does: settings that all hold what is needed are no different."""
+    """The policy with a search that ends where the server does: what all settings hold tells none of them apart."""
     search = policy.search or RateSearch()
     finer = {"maximum_multiple": math.inf, "resolution": min(search.resolution, _RESOLUTION)}
     search = search.model_copy(update=finer)
