@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,8 @@ import httpx
 from llm_pipeline.errors import ConfigError, Transient
 
 _SECONDS_TO_PARK = 5.0
+_PAUSES_SECONDS = (0.5, 2.0, 5.0)
+_REPEATABLE = frozenset({"GET", "PATCH"})
 
 
 @dataclass(frozen=True)
@@ -171,10 +174,16 @@ class AirflowClient:
         return response.json()
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        try:
-            return self._http.request(method, path, **options)
-        except httpx.TransportError as error:
-            raise Transient(f"Airflow does not answer: {error!r}", where=self.access.url) from error
+        """The answer; what may be asked twice is, while Airflow's SQLite is locked, to which it says 500."""
+        for pause in (*_PAUSES_SECONDS, None) if method in _REPEATABLE else (None,):
+            try:
+                response = self._http.request(method, path, **options)
+            except httpx.TransportError as error:
+                raise Transient(f"Airflow does not answer: {error!r}", where=self.access.url) from error
+            if response.status_code != httpx.codes.INTERNAL_SERVER_ERROR or pause is None:
+                break
+            time.sleep(pause)
+        return response
 
 
 def _part(text: str) -> str:

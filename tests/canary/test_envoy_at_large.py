@@ -182,7 +182,7 @@ def test_an_envoy_that_runs_already_is_fed_through_its_directory(site, tmp_path)
 def test_slots_on_another_host_are_known_in_the_log_by_its_address(site, tmp_path, host: str, told: str) -> None:
     """An address that is no slot's would count every answer as one that the other slot had to give."""
     place = ExistingEnvoyPlace(
-        kind="existing_envoy", directory=str(tmp_path / "xds"), admin_url="http://127.0.0.1:1", port=1,
+        kind="existing_envoy", directory=str(tmp_path / "xds"), admin_url="http://127.0.0.1:9", port=8443,
         access_log=str(tmp_path / "log"), slot_host=host,
     )  # fmt: skip
     router = fed_router(place, site.slots, tmp_path)

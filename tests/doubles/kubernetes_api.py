@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+from kubeconfig import write_kubeconfig
 from kubernetes import client
 
 JOB_NAME = "batch.kubernetes.io/job-name"
@@ -102,12 +103,7 @@ class KubernetesApi:
 
     def kubeconfig(self, context: str = "test") -> Path:
         """A kubeconfig whose only context is this server."""
-        path = self._directory / "kubeconfig"
-        cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{self._server.server_port}"}}
-        named = {"name": context, "context": {"cluster": "c", "user": "u"}}
-        config = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "contexts": [named], "users": []}
-        path.write_text(json.dumps(config | {"users": [{"name": "u", "user": {}}], "current-context": context}))
-        return path
+        return write_kubeconfig(self._directory, self._server.server_port, context)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+from kubeconfig import write_kubeconfig
 from kubernetes_api import Refused, _handler, _Server, check_schema
 
 _PATH = re.compile(
@@ -76,12 +77,7 @@ class ServingApi:
 
     def kubeconfig(self) -> Path:
         """A kubeconfig whose only context is this server."""
-        path = self._directory / "kubeconfig"
-        cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{self._server.server_port}"}}
-        context = {"name": "test", "context": {"cluster": "c", "user": "u"}}
-        config = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "contexts": [context]}
-        path.write_text(json.dumps(config | {"users": [{"name": "u", "user": {}}], "current-context": "test"}))
-        return path
+        return write_kubeconfig(self._directory, self._server.server_port)
 
     def close(self) -> None:
         self._server.shutdown()

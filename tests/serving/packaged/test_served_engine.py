@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
+from served import ask, eventually, metric, post
 
 pytest.importorskip("tritonclient")
 
@@ -79,37 +77,6 @@ def asking(prompt="which colour?", maximum_tokens=40, **options):
     return GenerationRequest(prompt=prompt, maximum_tokens=maximum_tokens, **options)
 
 
-def ask(server, *requests, verb="generate"):
-    async def together():
-        async with GenerationClient(server.http_url) as client:
-            return await asyncio.gather(*(getattr(client, verb)(request) for request in requests))
-
-    answers = asyncio.run(together())
-    return answers[0] if len(requests) == 1 else answers
-
-
-def post(server, model, body, verb="generate"):
-    request = urllib.request.Request(f"{server.http_url}/v2/models/{model}/{verb}", json.dumps(body).encode())
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-def metric(server, name):
-    with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
-
-
-def eventually(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
 def test_the_engine_is_linked_and_the_repository_lints(repository):
     assert read_links(repository) == {"tensorrt_llm/1/engine": ENGINE}
     assert lint_repository(repository) == []
@@ -142,10 +109,10 @@ def test_an_answer_ends_at_its_limit_or_before_its_stop_word(server):
 
 def test_what_fails_in_the_engine_is_an_error_and_never_a_text(server):
     failed = metric(server, 'llm_requests_total{outcome="failed"')
-    status, answer = post(server, "llm", {"text_input": "fail now", "max_tokens": 4})
+    status, answer = post(server, {"text_input": "fail now", "max_tokens": 4})
     assert (status, json.loads(answer)) == (400, {"error": "tensorrt_llm: no more memory"})  # Triton says 400 to all
     assert metric(server, 'llm_requests_total{outcome="failed"') == failed + 1
-    status, answer = post(server, "llm", {"text_input": " ", "max_tokens": 4})
+    status, answer = post(server, {"text_input": " ", "max_tokens": 4})
     assert (status, json.loads(answer)["error"]) == (400, "text_input is empty")
 
 
@@ -174,14 +141,14 @@ def test_a_client_that_leaves_frees_its_place(server):
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_clients_of_the_classic_set_are_answered(model, server):
     asked = {"text_input": "characters", "max_tokens": 60, "exclude_input_in_output": True, "stop_words": ["x", "yz"]}
-    status, answer = post(server, model, asked)
+    status, answer = post(server, asked, model=model)
     assert status == 200, answer
     assert json.loads(answer)["text_output"] == ANSWERS["characters"]
 
 
 def test_the_bls_model_streams_whole_characters(server):
     asked = {"text_input": "characters", "max_tokens": 60, "exclude_input_in_output": True, "stream": True}
-    status, answer = post(server, "tensorrt_llm_bls", asked, verb="generate_stream")
+    status, answer = post(server, asked, model="tensorrt_llm_bls", verb="generate_stream")
     pieces = [json.loads(line[5:])["text_output"] for line in answer.splitlines() if line.startswith("data:")]
     assert (status, "".join(pieces)) == (200, ANSWERS["characters"])
     assert not any("\ufffd" in piece for piece in pieces)
@@ -189,6 +156,6 @@ def test_the_bls_model_streams_whole_characters(server):
 
 def test_the_classic_set_refuses_what_it_does_not_serve(server):
     asked = {"text_input": "a picture", "max_tokens": 4, "image_url_input": "http://x/y.png"}
-    status, answer = post(server, "tensorrt_llm_bls", asked)
+    status, answer = post(server, asked, model="tensorrt_llm_bls")
     assert status == 400
     assert "text only, not image_url_input" in answer

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
+from served import ask, eventually, metric, post
 
 pytest.importorskip("tritonclient")
 
@@ -87,37 +85,6 @@ def asking(prompt="which colour?", maximum_tokens=40, **options):
     return GenerationRequest(prompt=prompt, maximum_tokens=maximum_tokens, **options)
 
 
-def ask(server, *requests, verb="generate"):
-    async def together():
-        async with GenerationClient(server.http_url) as client:
-            return await asyncio.gather(*(getattr(client, verb)(request) for request in requests))
-
-    answers = asyncio.run(together())
-    return answers[0] if len(requests) == 1 else answers
-
-
-def post(server, body):
-    request = urllib.request.Request(f"{server.http_url}/v2/models/llm/generate", json.dumps(body).encode())
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-
-
-def metric(server, name):
-    with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
-
-
-def eventually(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
 def test_the_golden_prompts_and_every_other_probe_pass(server, repository):
     endpoint = Endpoint(url=server.http_url, metrics_url=server.metrics_url)
     judgement = asyncio.run(probe(endpoint, read_golden(repository), StagingPolicy(), version=1))
@@ -154,7 +121,7 @@ def test_an_answer_ends_at_its_limit_or_before_its_stop_word(server):
 )
 def test_a_senseless_request_is_the_callers_mistake(change, reason, server):
     status, answer = post(server, {"text_input": "which colour?", "max_tokens": 4, **change})
-    assert (status, reason in answer["error"]) == (400, True), answer
+    assert (status, reason in json.loads(answer)["error"]) == (400, True), answer
 
 
 def test_more_requests_than_the_queue_holds_are_refused_as_unavailable(server):

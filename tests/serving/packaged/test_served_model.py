@@ -6,10 +6,10 @@ import asyncio
 import json
 import re
 import time
-import urllib.error
 import urllib.request
 
 import pytest
+from served import ask, eventually, metric, post
 
 pytest.importorskip("tritonclient")
 
@@ -64,40 +64,6 @@ def drilled(repository, model_python, triton_home, tmp_path_factory):
 
 def asking(prompt=PROMPT, maximum_tokens=24, **options):
     return GenerationRequest(prompt=prompt, maximum_tokens=maximum_tokens, **options)
-
-
-def ask(server, *requests, verb="generate"):
-    async def together():
-        async with GenerationClient(server.http_url) as client:
-            return await asyncio.gather(*(getattr(client, verb)(request) for request in requests))
-
-    answers = asyncio.run(together())
-    return answers[0] if len(requests) == 1 else answers
-
-
-def post(server, body):
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(f"{server.http_url}/v2/models/llm/generate", data)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-
-
-def metric(server, name):
-    with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
-
-
-def eventually(condition, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_a_streamed_answer_is_the_whole_answer_in_pieces(server):
@@ -165,7 +131,7 @@ def test_a_senseless_request_is_the_callers_mistake(change, reason, server):
     before = metric(server, 'llm_requests_total{outcome="invalid"')
     status, answer = post(server, {"text_input": PROMPT, "max_tokens": 4, **change})
     assert status == 400
-    assert reason in answer["error"]
+    assert reason in json.loads(answer)["error"]
     assert metric(server, 'llm_requests_total{outcome="invalid"') == before + 1
 
 
@@ -183,7 +149,7 @@ def test_a_senseless_request_is_the_callers_mistake(change, reason, server):
 def test_a_malformed_request_is_refused_and_the_server_lives_on(body, server):
     status, answer = post(server, body)
     assert status in {400, 500}  # Triton's own front end says 500 to JSON that it cannot map to tensors
-    assert answer["error"]
+    assert json.loads(answer)["error"]
     assert ask(server, asking()).ok
 
 
@@ -210,13 +176,13 @@ def test_a_client_that_leaves_frees_its_place(server):
 def test_the_tokens_of_a_prompt_are_told_with_the_first_piece_and_counted(server):
     asked = {"text_input": PROMPT, "max_tokens": 4, "ignore_eos": True}
     before = metric(server, "llm_input_tokens_total")
-    told = post(server, asked)[1]["input_tokens"]
+    told = json.loads(post(server, asked)[1])["input_tokens"]
     assert metric(server, "llm_input_tokens_total") == before + told
     body = json.dumps({**asked, "stream": True}).encode()
     with urllib.request.urlopen(f"{server.http_url}/v2/models/llm/generate_stream", body, timeout=10) as answer:
         chunks = [json.loads(line[5:]) for line in answer if line.startswith(b"data:")]
     assert [chunk.get("input_tokens", 0) for chunk in chunks] == [told] + [0] * (len(chunks) - 1)
-    assert told == post(server, {**asked, "text_input": PROMPT + " "})[1]["input_tokens"] - 1
+    assert told == json.loads(post(server, {**asked, "text_input": PROMPT + " "})[1])["input_tokens"] - 1
     before = metric(server, "llm_input_tokens_total")
     post(server, {**asked, "max_tokens": 0})
     assert metric(server, "llm_input_tokens_total") == before  # what is refused was not taken in

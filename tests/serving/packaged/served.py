@@ -1,0 +1,53 @@
+"""How the tests of served models talk to a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
+from llm_pipeline.serving.triton_server import RunningServer
+
+
+def ask(server: RunningServer, *requests: GenerationRequest, verb: str = "generate") -> Any:
+    """The answers of requests sent together; of a single one its answer alone."""
+
+    async def together() -> list[Generation]:
+        async with GenerationClient(server.http_url) as client:
+            return await asyncio.gather(*(getattr(client, verb)(request) for request in requests))
+
+    answers = asyncio.run(together())
+    return answers[0] if len(requests) == 1 else answers
+
+
+def post(
+    server: RunningServer, body: dict[str, Any] | bytes, *, model: str = "llm", verb: str = "generate"
+) -> tuple[int, str]:
+    """Status and text of a plain HTTP call."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"{server.http_url}/v2/models/{model}/{verb}", data)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def metric(server: RunningServer, name: str) -> float:
+    """The first sample of a metric."""
+    with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether a condition becomes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
