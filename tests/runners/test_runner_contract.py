@@ -42,7 +42,7 @@ def events(lines):
 
 
 def test_a_stage_that_another_process_started_is_followed_to_its_result(place):
-    request = place.request(lines=40, seconds=0.3)
+    request = place.request(lines=40, seconds=3)
     command = [sys.executable, "-c", _SUBMIT, place.deployment.model_dump_json(), request.model_dump_json()]
     job = Job.model_validate_json(subprocess.run(command, check=True, capture_output=True).stdout)
     runner = place.runner()

@@ -66,6 +66,11 @@ def asking(prompt=PROMPT, maximum_tokens=24, **options):
     return GenerationRequest(prompt=prompt, maximum_tokens=maximum_tokens, allow_empty=True, **options)
 
 
+def told(server):
+    """Its own metrics, for a test that fails."""
+    return {name: metric(server, name) for name in ("llm_kv_cache_usage", "llm_active_requests")}
+
+
 def test_a_streamed_answer_is_the_whole_answer_in_pieces_in_any_company(server):
     requests = [asking(f"{PROMPT} {number}", ignore_eos=True) for number in range(5)]
     alone = ask(server, requests[0])
@@ -83,7 +88,7 @@ def test_an_answer_ends_before_its_stop_word(server):
     for verb in ("generate", "stream"):
         answer = ask(server, asking(maximum_tokens=40, ignore_eos=True, stop=("never there", full[7:10])), verb=verb)
         assert (answer.finish_reason, answer.text) == ("stop", full[: full.index(full[7:10])])
-    assert eventually(lambda: metric(server, "llm_kv_cache_usage") == 0)
+    assert eventually(lambda: metric(server, "llm_kv_cache_usage") == 0), told(server)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +127,7 @@ def test_a_client_that_leaves_frees_its_place_and_its_cache(server):
     assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
     assert metric(server, "llm_tokens_total") < tokens + 900
     assert metric(server, "llm_input_tokens_total") > prompts
-    assert eventually(lambda: metric(server, "llm_kv_cache_usage") == 0)
+    assert eventually(lambda: metric(server, "llm_kv_cache_usage") == 0), told(server)
     assert ask(server, asking()).ok
 
 
