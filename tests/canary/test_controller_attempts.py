@@ -10,7 +10,7 @@ from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.verdict import Verdict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 def test_a_retry_within_the_run_returns_the_recorded_judgement_and_the_next_run_tries_again(site) -> None:

@@ -12,7 +12,7 @@ from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.rollback import Patience, ensure_rolled_back
 from llm_pipeline.verdict import Verdict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 SHORT = Patience(write=5, confirm=1, drain=3, blind_drain=0.3)
 
