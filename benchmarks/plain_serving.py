@@ -1,6 +1,6 @@
 """Plain Hugging Face `generate` behind FastAPI, and the same model on our Triton deployment, at the same service level.
 
-    .envs/control/bin/python benchmarks/plain_serving.py                     # the demo's model, ten minutes
+    .envs/control/bin/python benchmarks/plain_serving.py                     # the demo's model, 17 minutes
     .envs/control/bin/python benchmarks/plain_serving.py --checkpoint DIR    # any other that both can serve
 
 An article of the field reports 15 times the requests of plain serving. It measured both sides overloaded, with a median

@@ -136,7 +136,8 @@ class GuardedSite:
     def guard(self, now: float, models: Sequence[str]) -> list[GuardAction]:
         """Guard the target's canary, then what is kept warm of each model there; what fails is told."""
         try:
-            leave_sign(self.store, self.target)
+            if self.router is not None or current_canary(self.store, self.target) is None:
+                leave_sign(self.store, self.target)  # not where there is a canary that it could do nothing about
             actions = self.guard_canary(now)
         except PipelineError as error:
             actions = [GuardAction(self.target, current_canary(self.store, self.target) or "", "failed", str(error))]

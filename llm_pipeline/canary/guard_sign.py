@@ -28,20 +28,16 @@ def leave_sign(store: ArtifactStore, target: str) -> None:
         store.write_document(_name(target), GuardSign(at=time.time()).model_dump(), revision)
 
 
-def seconds_since_sign(store: ArtifactStore, target: str) -> float | None:
-    """How long ago the guard looked at a target; None when it never did. A sign from the future is none."""
-    document = store.read_document(_name(target))
-    try:
-        seconds = time.time() - GuardSign.model_validate(document.value).at if document else -1.0
-    except ValidationError:
-        return None
-    return seconds if seconds >= 0.0 else None
-
-
 def is_guarded(store: ArtifactStore, target: str) -> bool:
-    """Whether a guard looks at the target again and again."""
-    seconds = seconds_since_sign(store, target)
-    return seconds is not None and seconds <= RECENT_SECONDS
+    """Whether a guard looked at the target lately; a sign from the future, or one that is none of ours, is no sign."""
+    document = store.read_document(_name(target))
+    if document is None:
+        return False
+    try:
+        seconds = time.time() - GuardSign.model_validate(document.value).at
+    except ValidationError:
+        return False
+    return 0.0 <= seconds <= RECENT_SECONDS
 
 
 def _name(target: str) -> str:

@@ -8,7 +8,7 @@ from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.metric_source import CloudWatchSource, EnvoySource
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.config.router_place import AwsAlbPlace
+from llm_pipeline.config.router_place import AwsAlbPlace, EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.errors import ConfigError
 
 
@@ -46,5 +46,5 @@ def _problems(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:
         yield f"router {router.kind} keeps no record of requests, and no metrics are named"
     if isinstance(metrics, CloudWatchSource) and not isinstance(router, AwsAlbPlace):
         yield f"metrics cloudwatch count the requests of an aws_alb router, and it is {router.kind}"
-    if isinstance(metrics, EnvoySource) and not router.logs_requests:
+    if isinstance(metrics, EnvoySource) and not isinstance(router, EnvoyPlace | ExistingEnvoyPlace):
         yield f"metrics envoy are an Envoy's statistics, and the router is {router.kind}"

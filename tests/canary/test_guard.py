@@ -14,6 +14,7 @@ from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 from llm_pipeline.canary import rollback
 from llm_pipeline.canary.approvals import answer
 from llm_pipeline.canary.guard import GuardAction, GuardedSite, guard_once
+from llm_pipeline.canary.guard_sign import is_guarded
 from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.config.deployment import Deployment
@@ -166,6 +167,8 @@ def test_a_step_that_was_approved_but_never_begun_is_rolled_back_in_the_end(site
 def test_the_guard_of_another_host_moves_nothing_and_says_so(site) -> None:
     killed_at_20_percent(site)
     elsewhere = GuardedSite(store=site.store, target="cpu", router=None, slots=site.slots, patience=PATIENCE)
+    assert elsewhere.guard(time.time(), []) == []
+    assert not is_guarded(site.store, "cpu"), "it leaves no sign: nobody may rely on it"
     (action,) = elsewhere.guard(time.time() + LATER, [])
     assert (action.what, site.record().phase) == ("failed", Phase.BAKING)
     assert "not on this host" in action.detail
