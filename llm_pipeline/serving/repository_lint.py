@@ -38,7 +38,12 @@ _FILES: Mapping[EngineBuilderName, tuple[str, ...]] = {
     "openvino_cpu": tuple(f"{ENGINE_DIRECTORY}/{name}" for name in OPENVINO_FILES),
     "tensorrt_llm_llmapi": (LLM_FILE,),
     "transformers_torch": (BATCHER_FILE,),
-    "tensorrt_llm_engine": ("engine_call.py", "engine_tokenizer.py", f"{TOKENIZER_DIRECTORY}/tokenizer_config.json"),
+    "tensorrt_llm_engine": (
+        "engine_call.py",
+        "own_server.py",
+        "engine_tokenizer.py",
+        f"{TOKENIZER_DIRECTORY}/tokenizer_config.json",
+    ),
 }
 _NEVER_OURS = ("symbolic_link", "tensor_twice")
 """Rules that only warn of what is in others' repositories."""

@@ -9,10 +9,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from enum import Enum
 from pathlib import Path
 from typing import Literal
 
+import psutil
 import pytest
 from pydantic import BaseModel, ConfigDict
 
@@ -185,6 +187,8 @@ def test_a_process_that_outlives_the_time_limit_is_named(check, monkeypatch):
 
         def build(self, *_: object) -> None:
             orphans.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
+            while not psutil.Process(orphans[0].pid).environ():  # Popen returns before the new program has its own
+                time.sleep(0.01)
             raise BuildFailed("stopped after its time limit")
 
     orphans: list[subprocess.Popen[bytes]] = []

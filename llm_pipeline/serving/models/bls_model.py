@@ -1,10 +1,12 @@
 """The model `tensorrt_llm_bls` of the classic set: calls preprocessing, the engine and postprocessing for a request.
 
-This file is copied into a model repository as `tensorrt_llm_bls/1/model.py`, beside `engine_call.py` and
-`llm_model_base.py`, and stands alone there. An instance serves a request at a time: there are as many as may run side
-by side. New clients use the model `llm`, which does the same in one process and counts its requests.
+This file is copied into a model repository as `tensorrt_llm_bls/1/model.py`, beside `engine_call.py`,
+`own_server.py` and `llm_model_base.py`, and stands alone there. An instance serves a request at a time: there are as
+many as may run side by side. New clients use the model `llm`, which does the same in one process and counts requests.
 
-A stream carries new text, or all text so far with `accumulate_tokens`; never half a character.
+A stream carries new text, or all text so far with `accumulate_tokens`; never half a character. Its tokens come over
+HTTP (why: `engine_call.py`), and so without the logits, which JSON has no FP16 for; everything else is called as Triton
+offers it: this process has no other thread.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
-    from llm_pipeline.serving.models import engine_call
+    from llm_pipeline.serving.models import engine_call, own_server
     from llm_pipeline.serving.models import llm_model_base as base
 else:
     import engine_call
     import llm_model_base as base
+    import own_server
 
 TO_PREPROCESSING = {
     "text_input": "QUERY",
@@ -64,6 +67,7 @@ UNSERVED = (
     "image_input", "image_bytes_input", "image_url_input", "image_sizes_input", "video_bytes_input",
     "prompt_table_extra_id", "num_draft_tokens", "use_draft_logits",
 )  # fmt: skip
+UNSTREAMED = ("return_context_logits", "return_generation_logits")
 
 
 class TritonPythonModel:
@@ -75,7 +79,13 @@ class TritonPythonModel:
         self._decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
         self._accumulate = parameters.get("accumulate_tokens") == "true"
         self._engine = parameters["tensorrt_llm_model_name"]
-        self._outputs = [output["name"] for output in config["output"] if output["name"] != "text_output"]
+        self._types = {
+            output["name"]: pb_utils.triton_string_to_numpy(output["data_type"])
+            for output in config["output"]
+            if output["name"] != "text_output"
+        }
+        self._ranks = {output["name"]: len(output["dims"]) + 1 for output in config["output"]}
+        self._client = engine_call.EngineClient(own_server.ServerAddress.of_parent())
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Answer each request through its sender, or with one response where the model is not decoupled."""
@@ -107,25 +117,36 @@ class TritonPythonModel:
         stream = bool(base.scalar(request, "stream", default=False))
         if stream and not self._decoupled:
             raise base.invalid("this model does not stream")
+        inputs = self._engine_inputs(given)
+        if not stream:
+            for outputs in _answers(self._engine, inputs, ["output_ids", "sequence_length", *self._types]):
+                yield response(self._texts(outputs.pop("output_ids"), outputs.pop("sequence_length")), outputs)
+            return
+        if any(inputs.get(name, np.zeros(1)).any() for name in UNSTREAMED):
+            raise base.invalid(f"a stream has no logits: ask for {' and '.join(UNSTREAMED)} without it")
+        yield from self._stream(engine_call.EngineCall(self._client, self._engine, inputs), sender)
+
+    def _stream(self, call: engine_call.EngineCall, sender: Any) -> Iterator[Any]:
         window, text = base.TokenWindow(), ""
-        call = engine_call.EngineCall(
-            self._engine, self._engine_inputs(given), ["output_ids", "sequence_length", *self._outputs]
-        )
         for outputs in call:
-            if sender is not None and sender.is_cancelled():
+            if sender.is_cancelled():
                 call.stop()
                 return
-            tokens, counts = outputs.pop("output_ids"), outputs.pop("sequence_length")
-            if not stream:
-                yield response(self._texts(tokens, counts), outputs)
-                continue
-            window.tokens += tokens[0, 0, : counts[0, 0]].tolist()
+            window.tokens += outputs["output_ids"][: outputs["sequence_length"][0]]
             piece = window.advance(*self._window_texts(window), last=False)
             text = text + piece if self._accumulate else piece
-            yield response([text.encode()], outputs)
+            yield response([text.encode()], self._beside(outputs))
         if window.read < len(window.tokens):  # the answer was cut inside a character
             piece = window.advance(*self._window_texts(window), last=True)
             yield response([(text + piece if self._accumulate else piece).encode()], {})
+
+    def _beside(self, outputs: dict[str, list[Any]]) -> dict[str, Any]:
+        """What the engine says beside tokens, as arrays: of one request and one beam."""
+        return {
+            name: np.array(outputs[name], kind).reshape([1] * (self._ranks[name] - 1) + [-1])
+            for name, kind in self._types.items()
+            if name in outputs
+        }
 
     def _engine_inputs(self, given: dict[str, Any]) -> dict[str, Any]:
         wanted = {TO_PREPROCESSING[name]: value for name, value in given.items() if name in TO_PREPROCESSING}
@@ -153,9 +174,26 @@ def response(texts: list[bytes], outputs: dict[str, Any]) -> Any:
 
 
 def _ask(model: str, inputs: dict[str, Any], outputs: list[str]) -> dict[str, Any]:
-    request = pb_utils.InferenceRequest(
+    return _read(model, _request(model, inputs, outputs).exec())
+
+
+def _answers(model: str, inputs: dict[str, Any], outputs: list[str]) -> Iterator[dict[str, Any]]:
+    """The responses of a model that may be decoupled; the last one may only say that it is the last."""
+    for answer in _request(model, inputs, outputs).exec(decoupled=True):
+        if arrays := _read(model, answer):
+            yield arrays
+
+
+def _request(model: str, inputs: dict[str, Any], outputs: list[str]) -> Any:
+    return pb_utils.InferenceRequest(
         model_name=model,
         requested_output_names=outputs,
         inputs=[pb_utils.Tensor(name, value) for name, value in inputs.items()],
     )
-    return engine_call.read_response(model, request.exec())
+
+
+def _read(model: str, answer: Any) -> dict[str, Any]:
+    """Arrays of a response by output name; raises `CallError` for an error."""
+    if answer.has_error():
+        raise engine_call.CallError(model, answer.error().code(), answer.error().message())
+    return {tensor.name(): tensor.as_numpy() for tensor in answer.output_tensors()}

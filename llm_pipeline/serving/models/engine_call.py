@@ -1,7 +1,12 @@
-"""One call of the model that runs a TensorRT-LLM engine, from another model of the same server.
+"""A streamed call of the model that runs a TensorRT-LLM engine, from another model of the same server.
 
-This file is copied into a model repository beside every `model.py` that needs it and stands alone there: standard
-library, numpy and triton_python_backend_utils.
+This file is copied into a model repository beside every `model.py` that needs it, with `own_server.py`, and stands
+alone there: standard library and triton_python_backend_utils.
+
+The call goes over the server's own HTTP endpoint. The call that Triton offers to its python models makes numpy arrays
+of each response on a thread that does not hold Python's lock (python_backend r24.10 to main of July 2026,
+`ProcessBLSResponseDecoupled`): while other threads run, memory is corrupted, the stub dies, and Triton leaves its
+requests without an answer. It is safe only where nothing else runs in the stub until the response is there.
 
 Triton does not hand a cancellation on to the called model: it gets a request to stop, under the same request id.
 """
@@ -9,68 +14,114 @@ Triton does not hand a cancellation on to the called model: it gets a request to
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
+
+if TYPE_CHECKING:
+    from llm_pipeline.serving.models import own_server
+else:
+    import own_server
 
 
 class CallError(Exception):
-    """The called model answered with an error; `code` is Triton's."""
+    """The called model answered with an error, or not to the end; `code` is Triton's."""
 
-    def __init__(self, model: str, error: Any) -> None:
-        super().__init__(f"{model}: {error.message()}")
-        self.code = error.code()
+    def __init__(self, model: str, code: int, message: str) -> None:
+        super().__init__(f"{model}: {message}")
+        self.code = code
+
+
+class EngineClient:
+    """Connections to the server that this process belongs to; any thread may use it."""
+
+    def __init__(self, address: own_server.ServerAddress) -> None:
+        self._address = address
+        self._idle: list[HTTPConnection] = []
+
+    def stream(self, model: str, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The responses to a request as JSON objects, each as it comes; raises `CallError`."""
+        connection = None
+        try:
+            connection, response = self._post(f"/v2/models/{model}/generate_stream", json.dumps(fields).encode())
+            if response.status != HTTPStatus.OK:
+                raise _refusal(model, response.status, response.read())
+            for line in response:
+                if line.startswith(b"data:"):
+                    event = json.loads(line[5:])
+                    if "error" in event:
+                        raise CallError(model, pb_utils.TritonError.INTERNAL, event["error"])
+                    yield event
+            self._idle.append(connection)
+            connection = None
+        except (OSError, HTTPException, ValueError) as error:
+            raise CallError(model, pb_utils.TritonError.UNAVAILABLE, f"the answer broke off: {error!r}") from error
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _post(self, path: str, body: bytes) -> tuple[HTTPConnection, HTTPResponse]:
+        """Ask on an open connection, or on a new one if there is none or the server has closed it meanwhile."""
+        while True:
+            try:
+                connection, used = self._idle.pop(), True
+            except IndexError:
+                connection, used = HTTPConnection(self._address.host, self._address.port), False
+            try:
+                connection.request("POST", path, body, self._address.headers)
+                return connection, connection.getresponse()
+            except (OSError, HTTPException):
+                connection.close()
+                if not used:
+                    raise
+
+
+def _refusal(model: str, status: int, body: bytes) -> CallError:
+    text = body.removeprefix(b"data:").decode(errors="replace").strip()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = str(json.loads(text)["error"])
+    unavailable = status == HTTPStatus.SERVICE_UNAVAILABLE
+    return CallError(model, pb_utils.TritonError.UNAVAILABLE if unavailable else pb_utils.TritonError.INTERNAL, text)
 
 
 class EngineCall:
     """A request to the engine's model, whose answers are iterated over once."""
 
-    def __init__(self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str]) -> None:
+    def __init__(self, client: EngineClient, model: str, inputs: Mapping[str, Any]) -> None:
         """Nothing is sent before the first answer is asked for.
 
         Args:
+            client: Where the model is served.
             model: Name of the engine's model.
             inputs: Arrays by input name, each with a batch of one.
-            outputs: Names of the outputs that are wanted.
         """
-        self._model, self._inputs, self._outputs = model, inputs, list(outputs)
-        self._request_id = str(secrets.randbits(63))
-        self._answers = self._exchange(inputs)
+        self._client, self._model = client, model
+        self._fields = {name: value.reshape(-1).tolist() for name, value in inputs.items()}
+        self._fields["id"] = str(secrets.randbits(63))
+        self._answers = self._exchange(self._fields)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Arrays by output name, of each response that has any; raises `CallError` for an error."""
+    def __iter__(self) -> Iterator[dict[str, list[Any]]]:
+        """Flat values by output name, of each response that has tokens; raises `CallError` for an error."""
         return self._answers
 
     def stop(self) -> None:
         """Have the engine give up what is left of the answer, and wait until it has; never raises, like `drain`."""
-        with contextlib.suppress(CallError, pb_utils.TritonModelException):
-            deque(self._exchange({**self._inputs, "stop": np.array([[True]], bool)}), maxlen=0)
+        with contextlib.suppress(CallError):
+            deque(self._exchange({**self._fields, "stop": True}), maxlen=0)
         self.drain()
 
     def drain(self) -> None:
         """Wait for the end of an answer that is complete."""
-        with contextlib.suppress(CallError, pb_utils.TritonModelException):
+        with contextlib.suppress(CallError):
             deque(self._answers, maxlen=0)
 
-    def _exchange(self, inputs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        request = pb_utils.InferenceRequest(
-            model_name=self._model,
-            request_id=self._request_id,
-            requested_output_names=self._outputs,
-            inputs=[pb_utils.Tensor(name, value) for name, value in inputs.items()],
-        )
-        for response in request.exec(decoupled=True):
-            outputs = read_response(self._model, response)
-            if outputs:  # the last response may only say that it is the last
-                yield outputs
-
-
-def read_response(model: str, response: Any) -> dict[str, Any]:
-    """Arrays of a response by output name; raises `CallError` for an error."""
-    if response.has_error():
-        raise CallError(model, response.error())
-    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+    def _exchange(self, fields: Mapping[str, Any]) -> Iterator[dict[str, list[Any]]]:
+        for event in self._client.stream(self._model, fields):
+            if "output_ids" in event:  # the last response may only say that it is the last
+                yield {name: value if isinstance(value, list) else [value] for name, value in event.items()}

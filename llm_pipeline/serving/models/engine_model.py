@@ -1,8 +1,8 @@
 """The model `llm` of a TensorRT-LLM engine: tokenize, call the model `tensorrt_llm`, detokenize; one decoupled model.
 
 This file is copied into a model repository as `llm/1/model.py`, beside `llm_model_base.py`, `engine_tokenizer.py`,
-`engine_call.py` and `tokenizer/`. It runs in Triton's stub process and therefore stands alone: standard library, numpy,
-tokenizers and triton_python_backend_utils.
+`engine_call.py`, `own_server.py` and `tokenizer/`. It runs in Triton's stub process and therefore stands alone:
+standard library, numpy, tokenizers and triton_python_backend_utils.
 
 Calls of another model block while it answers, so each request has a thread; `tensorrt_llm` batches them in flight.
 """
@@ -19,15 +19,15 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
-    from llm_pipeline.serving.models import engine_call, engine_tokenizer
+    from llm_pipeline.serving.models import engine_call, engine_tokenizer, own_server
     from llm_pipeline.serving.models import llm_model_base as base
 else:
     import engine_call
     import engine_tokenizer
     import llm_model_base as base
+    import own_server
 
 ENGINE_MODEL = "tensorrt_llm"
-OUTPUTS = ["output_ids", "sequence_length"]
 
 
 @dataclass
@@ -55,6 +55,7 @@ class TritonPythonModel:
         self._codec = engine_tokenizer.open_codec(directory)
         self._ends = engine_tokenizer.end_tokens(directory, self._codec)
         self._drill = base.Drill.from_environment()
+        self._engine = engine_call.EngineClient(own_server.ServerAddress.of_parent())
         self._metrics = base.Metrics()
         self._places = base.Places(self._limits, self._metrics)
         self._stopping = threading.Event()
@@ -100,14 +101,14 @@ class TritonPythonModel:
         live.reply.refuse(refusal)
 
     def _generate(self, live: Live) -> None:
-        call = engine_call.EngineCall(ENGINE_MODEL, self._inputs(live), OUTPUTS)
+        call = engine_call.EngineCall(self._engine, ENGINE_MODEL, self._inputs(live))
         for outputs in call:
             if self._stopping.is_set() or live.reply.client_left():
                 call.stop()
                 self._places.free("cancelled")
                 live.reply.cancel()
                 return
-            tokens = outputs["output_ids"].reshape(-1)[: int(outputs["sequence_length"].reshape(-1)[0])].tolist()
+            tokens = outputs["output_ids"][: outputs["sequence_length"][0]]
             reason = self._reason(live, tokens)
             if self._deliver(live, tokens, reason):
                 call.drain() if reason else call.stop()

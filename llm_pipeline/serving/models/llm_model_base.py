@@ -368,10 +368,12 @@ def error_answer(refusal: RefusedError) -> Any:
 
 def send(sender: Any, response: Any, *, last: bool = True) -> None:
     """Send a response; a client that is gone is no error of ours."""
+    outputs = response.output_tensors()
     try:
         sender.send(response, flags=FINAL if last else 0)
     except pb_utils.TritonModelException as error:
         pb_utils.Logger.log_warn(f"llm: a response could not be sent: {error}")
+    del outputs  # Triton drops outputs that nobody asked for without Python's lock: it must not be their last owner
 
 
 @dataclass

@@ -45,6 +45,16 @@ def metric(server: RunningServer, name: str) -> float:
     return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 
+def settled(server: RunningServer, name: str, seconds: float = 0.3) -> float:
+    """The first sample of a metric that is told after the answer that it is about: once it has stayed a while."""
+    before = metric(server, name)
+    while True:
+        time.sleep(seconds)
+        if (now := metric(server, name)) == before:
+            return now
+        before = now
+
+
 def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     """Whether a condition becomes true in time."""
     deadline = time.monotonic() + seconds
