@@ -22,18 +22,24 @@ demo-rollback: environments ## A release that turns slow in production, and is r
 down: ## Stop every process of the demo
 	@test ! -x $(CONTROL) || $(CONTROL) -m llm_pipeline.demo down
 
+# What failed beside other tests on two cores is asked once more, by itself: what is broken fails again.
+again := --last-failed --last-failed-no-failures=none
+control_tests := $(CONTROL) -m pytest -q --ignore=tests/end_to_end
+model_tests := nice -n 19 $(MODEL) -m pytest -q -o cache_dir=.pytest_cache/model
+end_to_end_tests := $(CONTROL) -m pytest -q -o cache_dir=.pytest_cache/end_to_end tests/end_to_end
+
 test: environments ## All tests, each under the interpreter that it needs; the end-to-end ones leave a core idle half the time
-	$(CONTROL) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --ignore=tests/end_to_end
+	$(control_tests) -n 4 --dist loadfile --no-loadscope-reorder || $(control_tests) $(again)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-model test-end-to-end
 
 test-thorough: environments ## Minutes of live traffic: every way in which a canary may go wrong
 	$(CONTROL) -m pytest -q -m thorough -n 3 --dist loadfile --no-loadscope-reorder tests/canary
 
 test-model:
-	nice -n 19 $(MODEL) -m pytest -q
+	$(model_tests) || $(model_tests) $(again)
 
 test-end-to-end:
-	$(CONTROL) -m pytest -q tests/end_to_end
+	$(end_to_end_tests) || $(end_to_end_tests) $(again)
 
 lint: environments ## ruff, mypy and hadolint
 	$(CONTROL) -m ruff check .
