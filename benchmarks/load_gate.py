@@ -18,7 +18,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from goals import at_least, at_most, goal
@@ -79,6 +81,13 @@ _CASES = (
     Case(Queue(16, 0.9, 1.0), 0.95, 0.95, 600, looks=3),
     Case(Queue(16, 0.9, 1.0), 0.9, 0.95, 2000),
 )
+_DECIDED = (
+    (Case(Independent(), 0.95, 0.95, 200, looks=3), 0.99, 0.88),
+    (Case(Independent(), 0.99, 0.99, 600, looks=3), 0.999, 0.96),
+    (Case(Queue(16, 0.5, 1.0), 0.95, 0.95, 600, looks=3), 0.999, 0.75),
+    (Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 2000, looks=3), 0.9999, 0.7),
+)
+"""Cases, with a quantile that a limit is kept at, and one that it is missed at."""
 
 
 def main() -> int:
@@ -87,19 +96,21 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1000, help="simulated load tests of each line, 200 or more")
     parser.add_argument("--seed", type=int, default=20_261_121)
     options = parser.parse_args()
-    random, started = np.random.default_rng(options.seed), time.monotonic()
+    seeds, started = np.random.SeedSequence(options.seed), time.monotonic()
     print(f"{'server, claim':54} {'requests':>8} {'GO':>7} {'NO_GO':>7} {'covered':>8} {'naive GO':>9}")
-    met = [*_boundary(options.runs, random), *_power(options.runs, random)]
-    met += [*_quantiles(options.runs, random), *_sample_sizes()]
+    with ProcessPoolExecutor() as workers:
+        met = [*_boundary(options.runs, seeds, workers), *_power(options.runs, seeds, workers)]
+        met += [*_quantiles(options.runs, seeds, workers), *_sample_sizes()]
     print(f"{options.runs:,} load tests a line, seed {options.seed}, {time.monotonic() - started:.0f} s")
     return 0 if all(met) else 1
 
 
-def _boundary(runs: int, random: np.random.Generator) -> Iterator[bool]:
+def _boundary(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iterator[bool]:
     """The limit is the quantile itself: every GO is false."""
     naive: list[float] = []
-    for case in _CASES:
-        seen = simulate(case, case.server.quantile(case.attainment), runs, random)
+    limits = [case.server.quantile(case.attainment) for case in _CASES]
+    jobs = workers.map(simulate, _CASES, limits, repeat(runs), seeds.spawn(len(_CASES)))
+    for case, seen in zip(_CASES, jobs, strict=True):
         _print(case.name, seen, runs, covered=f"{seen.covered / runs:.3f}")
         naive.append(seen.naive_go / runs)
         allowed = _by_chance(1.0 - case.confidence, runs)
@@ -110,26 +121,23 @@ def _boundary(runs: int, random: np.random.Generator) -> Iterator[bool]:
     yield at_least("false GO of the naive rule, the mildest case (why bounds are needed)", min(naive), 0.3)
 
 
-def _power(runs: int, random: np.random.Generator) -> Iterator[bool]:
+def _power(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iterator[bool]:
     """A gate that never says GO would be calibrated, too: limits that are kept or missed clearly are decided."""
-    for case, good, bad in (
-        (Case(Independent(), 0.95, 0.95, 200, looks=3), 0.99, 0.88),
-        (Case(Independent(), 0.99, 0.99, 600, looks=3), 0.999, 0.96),
-        (Case(Queue(16, 0.5, 1.0), 0.95, 0.95, 600, looks=3), 0.999, 0.75),
-        (Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 2000, looks=3), 0.9999, 0.7),
-    ):
-        kept = simulate(case, case.server.quantile(good), runs // 2, random)
-        missed = simulate(case, case.server.quantile(bad), runs // 2, random)
-        _print(f"{case.name}, limit at p{100 * good:g}", kept, runs // 2)
-        _print(f"{case.name}, limit at p{100 * bad:g}", missed, runs // 2)
-        yield at_least(f"GO where p{100 * good:g} is kept, {case.name}", kept.verdicts[Verdict.GO] / (runs // 2), 0.9)
-        yield at_least(
-            f"NO_GO where p{100 * bad:g} is missed, {case.name}", missed.verdicts[Verdict.NO_GO] / (runs // 2), 0.9
-        )
+    half = runs // 2
+    lines = [(case, good, Verdict.GO) for case, good, _ in _DECIDED]
+    lines += [(case, bad, Verdict.NO_GO) for case, _, bad in _DECIDED]
+    limits = [case.server.quantile(quantile) for case, quantile, _ in lines]
+    jobs = workers.map(simulate, [case for case, _, _ in lines], limits, repeat(half), seeds.spawn(len(lines)))
+    for (case, quantile, verdict), seen in zip(lines, jobs, strict=True):
+        _print(f"{case.name}, limit at p{100 * quantile:g}", seen, half)
+        is_kept = "kept" if verdict is Verdict.GO else "missed"
+        name = f"{verdict.value} where p{100 * quantile:g} is {is_kept}, {case.name}"
+        yield at_least(name, seen.verdicts[verdict] / half, 0.9)
 
 
-def simulate(case: Case, limit: float, runs: int, random: np.random.Generator) -> Seen:
+def simulate(case: Case, limit: float, runs: int, seed: np.random.SeedSequence) -> Seen:
     """Run load tests of one case against a limit in seconds."""
+    random = np.random.default_rng(seed)
     policy = LoadTestPolicy(
         service_level=ServiceLevel(first_token_milliseconds=1e3 * limit),
         attainment=case.attainment,
@@ -181,18 +189,25 @@ def _records(first_token_seconds: Seconds) -> Records:
     return Records({**columns, "total_seconds": first_token_seconds + 0.1})
 
 
-def _quantiles(runs: int, random: np.random.Generator) -> Iterator[bool]:
+def _quantiles(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iterator[bool]:
     """The bounds of percentiles that tables and plots show: two-sided 95 %."""
-    for server, requests in ((Independent(), 1000), (Queue(4, 0.7, 1.0), 2000)):
-        held = Counter[float]()
-        for times in server.windows(runs, requests, random):
-            shown = latency(times)
-            for found in shown.quantiles if shown else ():
-                truth = 1e3 * server.quantile(found.quantile)
-                held[found.quantile] += (found.lower or 0.0) <= truth <= (found.upper or np.inf)
+    servers: list[Server] = [Independent(), Queue(4, 0.7, 1.0)]
+    requests = [1000, 2000]
+    jobs = workers.map(_bounds_that_held, servers, requests, repeat(runs), seeds.spawn(len(servers)))
+    for server, count, held in zip(servers, requests, jobs, strict=True):
         for quantile in QUANTILES:
-            name = f"bounds of p{100 * quantile:g} cover, {server.name}, {requests:,} requests"
+            name = f"bounds of p{100 * quantile:g} cover, {server.name}, {count:,} requests"
             yield at_least(name, held[quantile] / runs, 1.0 - _by_chance(0.05, runs))
+
+
+def _bounds_that_held(server: Server, requests: int, runs: int, seed: np.random.SeedSequence) -> Counter[float]:
+    held = Counter[float]()
+    for times in server.windows(runs, requests, np.random.default_rng(seed)):
+        shown = latency(times)
+        for found in shown.quantiles if shown else ():
+            truth = 1e3 * server.quantile(found.quantile)
+            held[found.quantile] += (found.lower or 0.0) <= truth <= (found.upper or np.inf)
+    return held
 
 
 def _sample_sizes() -> Iterator[bool]:
