@@ -527,6 +527,22 @@ def test_code_that_answers_failures_properly_has_no_finding(tmp_path, repository
     assert repository.lint() == ()
 
 
+@pytest.mark.parametrize(
+    ("imported", "call", "found"),
+    [
+        ("import threading", "request.exec()", True),
+        ("from concurrent.futures import ThreadPoolExecutor", "request.exec(decoupled=True)", True),
+        ("import asyncio", "request.async_exec()", True),
+        ("import json", "request.exec(decoupled=True)", False),
+        ("import threading", "cursor.exec('select 1')", False),
+    ],
+)
+def test_calls_of_other_models_beside_threads_are_warned_of(repository, imported, call, found):
+    repository.write("preprocessing/1/model.py", f"{imported}\n" + CODE.replace("return []", f"return [{call}]"))
+    findings = repository.lint()
+    assert [(finding.rule, finding.severity) for finding in findings] == [("call_beside_threads", "warning")] * found
+
+
 def test_a_directory_that_is_no_repository_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="not a directory"):
         lint_repository_directory(tmp_path / "none")

@@ -12,6 +12,7 @@ from llm_pipeline.serving.lint.repository import ModelSource, Repository
 from llm_pipeline.serving.repository_layout import MODEL_FILE
 
 _COMPILER_NAMES = ("BuildConfig", "PluginConfig")
+_THREADS = ("asyncio", "concurrent", "threading")
 
 
 def code_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
@@ -48,7 +49,8 @@ class _Code:
             message = "there is no class TritonPythonModel"
             yield self._finding("code_class", message, "name the model's class TritonPythonModel")
         yield from self._errors_as_answers()
-        if self._imports_tensorrt_llm():
+        yield from self._calls_beside_threads()
+        if "tensorrt_llm" in self._imported():
             yield from self._batching()
             yield from self._blocking_calls()
             yield from self._compiler_imports()
@@ -67,10 +69,26 @@ class _Code:
                     handler.lineno,
                 )
 
-    def _imports_tensorrt_llm(self) -> bool:
+    def _calls_beside_threads(self) -> Iterator[Finding]:
+        """Calls of other models (BLS) beside other threads; `serving/models/engine_call.py` says why they matter."""
+        if not self._imported() & set(_THREADS):
+            return
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and _is_call_of_model(node):
+                yield self._finding(
+                    "call_beside_threads",
+                    "Triton makes the arrays of its responses without Python's lock: beside other threads the process "
+                    "dies under load, and its requests are never answered",
+                    "one thread and one request at a time, or call the model over the server's own HTTP or gRPC",
+                    node.lineno,
+                    "warning",
+                )
+
+    def _imported(self) -> set[str]:
+        """Top-level packages that it imports."""
         modules = [node.module or "" for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom)]
         modules += [alias.name for node in ast.walk(self.tree) if isinstance(node, ast.Import) for alias in node.names]
-        return any(name.split(".")[0] == "tensorrt_llm" for name in modules)
+        return {name.split(".")[0] for name in modules}
 
     def _batching(self) -> Iterator[Finding]:
         if self.model.config.HasField("dynamic_batching") or self.model.config.max_batch_size > 0:
@@ -110,6 +128,16 @@ class _Code:
         self, rule: str, message: str, fix: str, line: int | None = None, severity: Severity = "error"
     ) -> Finding:
         return Finding(self.model.name, rule, message, fix, self.file, line, severity)
+
+
+def _is_call_of_model(call: ast.Call) -> bool:
+    """Whether it is `request.exec()`, `request.exec(decoupled=...)` or the same of `async_exec`."""
+    is_named_so = isinstance(call.func, ast.Attribute) and call.func.attr in ("exec", "async_exec")
+    return (
+        is_named_so
+        and not call.args
+        and {keyword.arg for keyword in call.keywords} <= {"decoupled", "execution_timeout"}
+    )
 
 
 def _catches_all(handler: ast.ExceptHandler) -> bool:

@@ -187,6 +187,7 @@ def test_clients_of_the_classic_set_are_answered(model, server):
 
 def test_the_bls_model_streams_whole_characters(server):
     asked = {"text_input": "characters", "max_tokens": 60, "exclude_input_in_output": True, "stream": True}
+    asked |= {"stop_words": ["x", "yz"]}
     status, answer = post(server, asked, model="tensorrt_llm_bls", verb="generate_stream")
     pieces = [json.loads(line[5:])["text_output"] for line in answer.splitlines() if line.startswith("data:")]
     assert (status, "".join(pieces)) == (200, ANSWERS["characters"])
@@ -198,3 +199,7 @@ def test_the_classic_set_refuses_what_it_does_not_serve(server):
     status, answer = post(server, asked, model="tensorrt_llm_bls")
     assert status == 400
     assert "text only, not image_url_input" in answer
+    asked = {"text_input": "characters", "max_tokens": 4, "stream": True, "return_context_logits": True}
+    status, answer = post(server, asked, model="tensorrt_llm_bls", verb="generate_stream")
+    assert status == 400
+    assert "a stream has no logits" in answer
