@@ -19,7 +19,7 @@ from llm_pipeline.canary.router import (
 )
 from llm_pipeline.canary.step_table import format_step, step_in_numbers
 from llm_pipeline.canary.transitions import Transitions, tests_of
-from llm_pipeline.errors import Transient
+from llm_pipeline.errors import PipelineError, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.verdict import Judgement
 
@@ -143,7 +143,7 @@ class Watching(Transitions):
     def _undecided(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
         step = tests_of(record).step
         if step is not None and evidence.stable_is_bad(step):  # nowhere to go back to
-            return self._pause(record, judgement, PauseReason.UNDECIDED)
+            return self._pause(record, self._with_stable_again(judgement), PauseReason.UNDECIDED)
         if self._policy.on_undecided == "roll_back":
             return self._condemn(record, judgement)
         clean = findings.undecided_and_clean(step) if step is not None else None
@@ -152,3 +152,16 @@ class Watching(Transitions):
             record = record.with_event(EventKind.VERDICT, words, by=self._owner, verdict=judgement.verdict)
             return self._pass(record, clean)
         return self._pause(record, judgement, PauseReason.UNDECIDED)
+
+    def _with_stable_again(self, judgement: Judgement) -> Judgement:
+        """Start stable's server anew if it has ended: whoever decides then has somewhere to go back to."""
+        production = self._plan.production
+        if production is None or self._slots.alive(production.slot):
+            return judgement
+        try:
+            self._slots.ensure(production.slot, production.repository)
+            words = "stable's server had ended and was started anew"
+        except PipelineError as error:
+            words = f"stable's server has ended and does not start: {error.message}"
+        log.warning(words, slot=production.slot)
+        return judgement.model_copy(update={"summary": f"{judgement.summary}; {words}"})

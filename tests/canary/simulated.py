@@ -25,7 +25,7 @@ from llm_pipeline.canary.router import ALL, Fenced, RouterConflict, RouteState, 
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.errors import Transient
+from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.local import LocalStore
@@ -109,6 +109,9 @@ class AccessLog:
         del cursor
         if self.site.source_down:
             raise Transient("no metrics")
+        if self.site.stable_ends and self.site.router.state.weights.get("green"):
+            self.site.running.discard("blue")
+            self.site.stable_ends = False
         weights, total = self.site.router.state.weights, self.site.requests_per_look
         self.count += total
         requests = [
@@ -120,7 +123,7 @@ class AccessLog:
 
     def _request(self, slot: SlotName, number: int) -> ObservedRequest:
         on_trial = slot == "green"
-        fault = on_trial and self.site.faulty
+        fault = (on_trial and self.site.faulty) or slot not in self.site.running
         slow = on_trial and self.site.slow
         return ObservedRequest(
             started_at=time.time(),
@@ -145,6 +148,8 @@ class Slots:
 
     def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:
         del repository
+        if slot not in self.site.running and not self.site.stable_starts:
+            raise ConfigError("no GPU is free")
         self.site.running.add(slot)
 
     def replace(self, slot: SlotName, repository: ArtifactRef) -> None:
@@ -181,6 +186,8 @@ class Site:
     effects: list[str] = field(default_factory=list)
     told: list[RouteState] = field(default_factory=list)
     running: set[str] = field(default_factory=lambda: {"blue"})
+    stable_ends: bool = False
+    stable_starts: bool = True
     faulty: bool = False
     slow: bool = False
     source_down: bool = False

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import tarfile
 import time
@@ -37,7 +35,9 @@ IMAGE = "registry.test/llm/model:1"
 DIGEST = f"sha256:{'0' * 63}7"
 HERE = Placement(environment="control")
 
-sys.path.insert(0, str(REPOSITORY / "tests" / "doubles"))
+sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "doubles")]
+
+from container_engine import real_engine
 
 
 @dataclass
@@ -131,58 +131,17 @@ def docker_place(deployment, python, engine) -> Place:
 
 
 @pytest.fixture(scope="session")
-def real_engine(tmp_path_factory) -> Iterator[tuple[str, str]]:
+def real_container_engine(tmp_path_factory) -> Iterator[tuple[str, str]]:
     """Address of a real engine, Docker's or Podman's, and an image in it that is filled by mounts of this machine."""
     import docker
 
-    root = tmp_path_factory.mktemp("engine")
-    service = None
-    address = os.environ.get("LLM_PIPELINE_TEST_DOCKER_HOST", "")
-    if not address:
-        if not (shutil.which("podman") and shutil.which("runc")):
-            pytest.skip("no container engine here: set LLM_PIPELINE_TEST_DOCKER_HOST, or install podman and runc")
-        address = f"unix://{root}/podman.sock"
-        service = _podman(root, address)
-    try:
-        client = _until_it_answers(address)
+    with real_engine(tmp_path_factory.mktemp("engine")) as (client, address):
         client.api.import_image_from_data(_skeleton(), repository="llm-test/skeleton", tag="latest")
         mounts = [docker.types.Mount("/usr", "/usr", type="bind", read_only=True)]
         client.containers.run(
             "llm-test/skeleton:latest", ["/bin/true"], mounts=mounts, network_mode="none", remove=True
         )
         yield address, "llm-test/skeleton:latest"
-        for container in client.containers.list(all=True, filters={"label": "app.kubernetes.io/name=llm-pipeline"}):
-            container.remove(force=True)
-    except docker.errors.DockerException as error:
-        pytest.skip(f"containers do not start here: {error}")
-    finally:
-        if service is not None:
-            service.terminate()
-            service.wait()
-
-
-def _podman(root: Path, address: str) -> subprocess.Popen[bytes]:
-    """Podman's service with all its state in a directory of its own; limits that need no privilege to set."""
-    config = '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\n[engine]\nruntime = "runc"\n'
-    (root / "containers.conf").write_text(f'{config}cgroup_manager = "cgroupfs"\n')
-    command = ["podman", "--storage-driver=vfs", "--root", f"{root}/root", "--runroot", f"{root}/run"]
-    return subprocess.Popen(
-        [*command, "--log-level=error", "system", "service", "--time", "0", address],
-        env=os.environ | {"CONTAINERS_CONF": f"{root}/containers.conf"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def _until_it_answers(address: str) -> Any:
-    import docker
-
-    for _ in range(50):
-        try:
-            return docker.DockerClient(address, timeout=30)
-        except docker.errors.DockerException:
-            time.sleep(0.1)
-    pytest.skip(f"the container engine at {address} does not answer")
 
 
 def _skeleton() -> bytes:
@@ -201,10 +160,10 @@ def _skeleton() -> bytes:
 
 
 @pytest.fixture
-def real_docker_place(deployment, python, real_engine, monkeypatch) -> Place:
+def real_docker_place(deployment, python, real_container_engine, monkeypatch) -> Place:
     import docker
 
-    address, image = real_engine
+    address, image = real_container_engine
     monkeypatch.setenv("DOCKER_HOST", address)
     paths = {"/usr", str(REPOSITORY), sys.prefix, sys.base_prefix, str(Path(python).parent)}
     outer = [path for path in sorted(paths) if not any(path.startswith(f"{other}/") for other in paths)]

@@ -15,6 +15,8 @@ from llm_pipeline.serving.repository_layout import MODEL_NAME, MODEL_VERSION
 _ACTIVE_REQUESTS = "llm_active_requests"
 _POLL_SECONDS = 0.1
 _ANSWER_SECONDS = 5.0
+_SILENT_SECONDS = 2.0
+"""Longest silence of metrics while requests are waited for: one answer that is missing ends no drain."""
 
 
 def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], None]) -> float:
@@ -40,12 +42,14 @@ def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], Non
 
 def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
     """Wait until no request is in flight, at most so long; whether there is none; False where nobody tells."""
-    deadline = time.monotonic() + seconds
-    while active := active_requests(endpoint):
-        if time.monotonic() >= deadline:
+    told_at = started = time.monotonic()
+    while (active := active_requests(endpoint)) != 0:
+        now = time.monotonic()
+        told_at = told_at if active is None else now
+        if now - started >= seconds or now - told_at >= _SILENT_SECONDS or endpoint.metrics_url is None:
             return False
         time.sleep(_POLL_SECONDS)
-    return active == 0
+    return True
 
 
 def active_requests(endpoint: Endpoint) -> int | None:

@@ -13,7 +13,7 @@ from llm_pipeline.config.server_place import DockerServer
 from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.serving.control import Candidate, ServerControl, StagingSlot, endpoint_of, open_control
 from llm_pipeline.serving.control.docker import DockerControl
-from llm_pipeline.serving.control.waiting import active_requests
+from llm_pipeline.serving.control.waiting import await_no_requests
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 
 IMAGE, DIGEST = "registry.test/tritonserver:1", "sha256:" + "0" * 64
@@ -51,7 +51,7 @@ def test_a_candidate_is_served_from_its_container_found_by_anybody_and_gone_afte
     candidate = Candidate(make_repository(), digest="c" * 64)
     server = control.start(candidate, wait_seconds=60)
     assert server.endpoint == endpoint_of(place, release_name="demo", target_name="cpu")
-    assert active_requests(server.endpoint) == 0
+    assert await_no_requests(server.endpoint, 5)
     container = engine.container(control.name)
     assert container.options["Image"] == f"registry.test/tritonserver@{DIGEST}", "what runs is the digest"
     assert container.options["HostConfig"]["ReadonlyRootfs"]
