@@ -43,8 +43,8 @@ def make_server_image(client: Any, path: Path, *, home: Path, python: Path, base
             _add(archive, name, tarfile.DIRTYPE)
         for name in _LINKS:
             _add(archive, name, tarfile.SYMTYPE, link=f"usr/{name}")
-        for one in dict.fromkeys([*whole, *files]):
-            archive.add(one, _inside(one))
+        for name, one in {_inside(one): one for one in [*whole, *files] if not _is_within(one, whole)}.items():
+            archive.add(one, name)
         _add(archive, "opt/tritonserver/bin/tritonserver", tarfile.REGTYPE, data=program.encode())
     client.api.import_image_from_file(str(path), repository="llm-test/tritonserver", tag="latest")
     return "llm-test/tritonserver:latest"
@@ -60,6 +60,10 @@ def _inside(path: Path) -> str:
     """Below /usr where the file system has a link to it."""
     name = str(path).removeprefix("/")
     return f"usr/{name}" if name.split("/")[0] in _LINKS else name
+
+
+def _is_within(path: Path, directories: list[Path]) -> bool:
+    return any(path != one and path.is_relative_to(one) for one in directories)
 
 
 def _standard(library: Path) -> Iterator[Path]:
