@@ -23,6 +23,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 TYPE_CHECKING = False
@@ -182,14 +183,26 @@ def make_all(directory: Path) -> None:
     stale = [name for name, packages in wanted.items() if not is_current(directory / name, name, packages)]
     if stale:
         require_space(directory)
-    for name, packages in wanted.items():
+    for name in wanted:
         if name not in stale:
             say(f"{name}: up to date")
-            continue
-        make(directory, name)
-        write_stamp(directory / name, packages=packages)
+    chains = [[name for name in chain if name in stale] for chain in (("control", "triton"), ("model",))]
+    with ThreadPoolExecutor() as threads:  # side by side: each takes one core; triton comes by control's pip
+        for _ in threads.map(lambda chain: make_in_turn(directory, {name: wanted[name] for name in chain}), chains):
+            pass
     for name in ("control", "model"):
         install_project(directory / name)
+
+
+def make_in_turn(directory: Path, packages: dict[str, str]) -> None:
+    """Make environments one after the other, given the hash of what each holds.
+
+    Raises:
+        Problem: A command failed.
+    """
+    for name, hashed in packages.items():
+        make(directory, name)
+        write_stamp(directory / name, packages=hashed)
 
 
 def make(directory: Path, name: str) -> None:
@@ -372,16 +385,15 @@ def only_one(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def step(label: str) -> Iterator[None]:
-    """Tell what is done, and how long it took."""
-    sys.stdout.write(f"{label:<70}")
-    sys.stdout.flush()
+    """Tell what is begun, and how long it took; two may be under way."""
+    say(f"{label} ...")
     started = time.monotonic()
     try:
         yield
     except BaseException:
-        say("failed")
+        say(f"{label}: failed")
         raise
-    say(f"{time.monotonic() - started:6.1f} s")
+    say(f"{label:<70}{time.monotonic() - started:6.1f} s")
 
 
 def say(text: str) -> None:
