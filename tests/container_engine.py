@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,15 +25,16 @@ _LABEL = "app.kubernetes.io/managed-by=llm-pipeline"
 
 
 @contextmanager
-def real_engine(root: Path) -> Iterator[tuple[Any, str]]:
+def real_engine() -> Iterator[tuple[Any, str]]:
     """A client of the engine and its address; skips the test where there is none."""
     import docker
 
     address = os.environ.get("LLM_PIPELINE_TEST_DOCKER_HOST", "")
-    service = None
+    service, root = None, Path()
     if not address:
         if not (shutil.which("podman") and shutil.which("runc")):
             pytest.skip("no container engine here: set LLM_PIPELINE_TEST_DOCKER_HOST, or install podman and runc")
+        root = Path(tempfile.mkdtemp(prefix="podman-"))  # Podman takes no longer paths than 50 characters
         address = f"unix://{root}/podman.sock"
         service = _podman(root, address)
     try:
@@ -46,6 +48,7 @@ def real_engine(root: Path) -> Iterator[tuple[Any, str]]:
         if service is not None:
             service.terminate()
             service.wait()
+            shutil.rmtree(root, ignore_errors=True)
 
 
 def _podman(root: Path, address: str) -> subprocess.Popen[bytes]:

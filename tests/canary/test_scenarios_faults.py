@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 def test_a_healthy_candidate_takes_all_traffic_in_five_steps_and_no_request_of_any_kind_is_lost(trial) -> None:
-    trial.policy["minimum_requests"] = 2
+    trial.policy |= {"minimum_requests": 2, "maximum_bake_seconds": 60.0}
     trial.reach(1, 5, 25, 50, 100)
     assert trial.record.phase is Phase.PROMOTED
     assert trial.site.weights() == {trial.candidate: ALL}

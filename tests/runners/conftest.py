@@ -131,11 +131,11 @@ def docker_place(deployment, python, engine) -> Place:
 
 
 @pytest.fixture(scope="session")
-def real_container_engine(tmp_path_factory) -> Iterator[tuple[str, str]]:
+def real_container_engine() -> Iterator[tuple[str, str]]:
     """Address of a real engine, Docker's or Podman's, and an image in it that is filled by mounts of this machine."""
     import docker
 
-    with real_engine(tmp_path_factory.mktemp("engine")) as (client, address):
+    with real_engine() as (client, address):
         client.api.import_image_from_data(_skeleton(), repository="llm-test/skeleton", tag="latest")
         mounts = [docker.types.Mount("/usr", "/usr", type="bind", read_only=True)]
         client.containers.run(

@@ -32,12 +32,11 @@ HOME, PYTHON = ROOT / ".envs" / "triton", ROOT / ".envs" / "model" / "bin" / "py
 @pytest.fixture(scope="module")
 def engine(module_tritonserver, tmp_path_factory):
     """A real engine with the image of a server in it, and its address."""
-    root = tmp_path_factory.mktemp("engine")
-    with real_engine(root) as (client, address):
+    archive, runtime = tmp_path_factory.mktemp("image") / "image.tar", module_tritonserver.parent / "runtime"
+    with real_engine() as (client, address):
         image = make_server_image(
-            client, root / "image.tar", home=HOME, python=PYTHON, base=Path(sys.base_prefix),
-            runtime=module_tritonserver.parent / "runtime",
-        )  # fmt: skip
+            client, archive, home=HOME, python=PYTHON, base=Path(sys.base_prefix), runtime=runtime
+        )
         client.containers.run(image, ["/bin/bash", "-c", "true"], network_mode="bridge", remove=True)
         yield client, address, image
 
