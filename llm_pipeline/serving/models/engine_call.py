@@ -102,7 +102,7 @@ class EngineCall:
             inputs: Arrays by input name, each with a batch of one.
         """
         self._client, self._model = client, model
-        self._fields = {name: value.reshape(-1).tolist() for name, value in inputs.items()}
+        self._fields: dict[str, Any] = {name: _values(array) for name, array in inputs.items()}
         self._fields["id"] = str(secrets.randbits(63))
         self._answers = self._exchange(self._fields)
 
@@ -125,3 +125,8 @@ class EngineCall:
         for event in self._client.stream(self._model, fields):
             if "output_ids" in event:  # the last response may only say that it is the last
                 yield {name: value if isinstance(value, list) else [value] for name, value in event.items()}
+
+
+def _values(array: Any) -> list[Any]:
+    """Elements as JSON has them."""
+    return [value.decode() if isinstance(value, bytes) else value for value in array.reshape(-1).tolist()]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import queue
 import shutil
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
 from served import ask, eventually, metric, post
@@ -60,7 +64,7 @@ def repository(engine, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(repository, engine, model_python, triton_home, tmp_path_factory):
+def serve(repository, engine, model_python, triton_home, tmp_path_factory):
     answers = tmp_path_factory.mktemp("answers") / "answers.json"
     answers.write_text(json.dumps(ANSWERS))
     served = shutil.copytree(repository, tmp_path_factory.mktemp("doubled") / "repository")
@@ -68,12 +72,22 @@ def server(repository, engine, model_python, triton_home, tmp_path_factory):
     config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
     config.backend = "python"
     path.write_text(text_format.MessageToString(config))
+
+    def serve(state, first_port):
+        ports = ServerPorts(http=first_port, grpc=first_port + 1, metrics=first_port + 2)
+        return start_server(
+            served, ports, triton_home=triton_home, python=model_python, state=state,
+            links={"tensorrt_llm/1/engine": engine[0], "tensorrt_llm/1/model.py": DOUBLE},
+            environment={"ENGINE_DOUBLE_COMPLETIONS": str(answers), "ENGINE_DOUBLE_SECONDS_PER_TOKEN": "0.005"},
+        )  # fmt: skip
+
+    return serve
+
+
+@pytest.fixture(scope="module")
+def server(serve, tmp_path_factory):
     state = tmp_path_factory.mktemp("slot") / "engine"
-    yield start_server(
-        served, ServerPorts(http=18570, grpc=18571, metrics=18572), triton_home=triton_home, python=model_python,
-        state=state, links={"tensorrt_llm/1/engine": engine[0], "tensorrt_llm/1/model.py": DOUBLE},
-        environment={"ENGINE_DOUBLE_COMPLETIONS": str(answers), "ENGINE_DOUBLE_SECONDS_PER_TOKEN": "0.005"},
-    )  # fmt: skip
+    yield serve(state, 18570)
     stop_server(state)
 
 
@@ -187,7 +201,7 @@ def test_clients_of_the_classic_set_are_answered(model, server):
 
 def test_the_bls_model_streams_whole_characters(server):
     asked = {"text_input": "characters", "max_tokens": 60, "exclude_input_in_output": True, "stream": True}
-    asked |= {"stop_words": ["x", "yz"]}
+    asked |= {"stop_words": ["x", "yz"], "guided_decoding_guide_type": "regex", "guided_decoding_guide": "é.*"}
     status, answer = post(server, asked, model="tensorrt_llm_bls", verb="generate_stream")
     pieces = [json.loads(line[5:])["text_output"] for line in answer.splitlines() if line.startswith("data:")]
     assert (status, "".join(pieces)) == (200, ANSWERS["characters"])
@@ -203,3 +217,27 @@ def test_the_classic_set_refuses_what_it_does_not_serve(server):
     status, answer = post(server, asked, model="tensorrt_llm_bls", verb="generate_stream")
     assert status == 400
     assert "a stream has no logits" in answer
+
+
+def test_a_server_that_stops_ends_its_live_streams_and_leaves_in_time(serve, tmp_path):
+    stopped, endings = serve(tmp_path / "stopped", 18573), []
+
+    async def watch():
+        async with GenerationClient(stopped.http_url) as client:
+            stream = await client.open_stream(asking("a long story", 490, ignore_eos=True))
+            with contextlib.suppress(aiohttp.ClientError):
+                endings.append(await stream.read())
+
+    watching = threading.Thread(target=lambda: asyncio.run(watch()))
+    try:
+        watching.start()
+        assert eventually(lambda: metric(stopped, "llm_active_requests") == 1)
+    finally:
+        started = time.monotonic()
+        stop_server(tmp_path / "stopped")
+    assert time.monotonic() - started < 15
+    watching.join(timeout=10)
+    assert not watching.is_alive()
+    chunks = [json.loads(line[5:]) for text in endings for line in text.splitlines() if line.startswith(b"data:")]
+    is_whole = sum(chunk.get("output_tokens", 0) for chunk in chunks) == 490
+    assert is_whole == any(chunk.get("finish_reason") == "length" for chunk in chunks), "a part is told from the whole"
