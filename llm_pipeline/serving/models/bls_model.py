@@ -85,7 +85,7 @@ class TritonPythonModel:
             if output["name"] != "text_output"
         }
         self._ranks = {output["name"]: len(output["dims"]) + 1 for output in config["output"]}
-        self._client = engine_call.EngineClient(own_server.ServerAddress.of_parent())
+        self._address = own_server.ServerAddress.of_parent()
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Answer each request through its sender, or with one response where the model is not decoupled."""
@@ -124,7 +124,7 @@ class TritonPythonModel:
             return
         if any(inputs.get(name, np.zeros(1)).any() for name in UNSTREAMED):
             raise base.invalid(f"a stream has no logits: ask for {' and '.join(UNSTREAMED)} without it")
-        yield from self._stream(engine_call.EngineCall(self._client, self._engine, inputs), sender)
+        yield from self._stream(engine_call.EngineCall(self._address, self._engine, inputs), sender)
 
     def _stream(self, call: engine_call.EngineCall, sender: Any) -> Iterator[Any]:
         window, text = base.TokenWindow(), ""

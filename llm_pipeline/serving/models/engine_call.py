@@ -19,7 +19,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
@@ -38,70 +38,18 @@ class CallError(Exception):
         self.code = code
 
 
-class EngineClient:
-    """Connections to the server that this process belongs to; any thread may use it."""
-
-    def __init__(self, address: own_server.ServerAddress) -> None:
-        self._address = address
-        self._idle: list[HTTPConnection] = []
-
-    def stream(self, model: str, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The responses to a request as JSON objects, each as it comes; raises `CallError`."""
-        connection = None
-        try:
-            connection, response = self._post(f"/v2/models/{model}/generate_stream", json.dumps(fields).encode())
-            if response.status != HTTPStatus.OK:
-                raise _refusal(model, response.status, response.read())
-            for line in response:
-                if line.startswith(b"data:"):
-                    event = json.loads(line[5:])
-                    if "error" in event:
-                        raise CallError(model, pb_utils.TritonError.INTERNAL, event["error"])
-                    yield event
-            self._idle.append(connection)
-            connection = None
-        except (OSError, HTTPException, ValueError) as error:
-            raise CallError(model, pb_utils.TritonError.UNAVAILABLE, f"the answer broke off: {error!r}") from error
-        finally:
-            if connection is not None:
-                connection.close()
-
-    def _post(self, path: str, body: bytes) -> tuple[HTTPConnection, HTTPResponse]:
-        """Ask on an open connection, or on a new one if there is none or the server has closed it meanwhile."""
-        while True:
-            try:
-                connection, used = self._idle.pop(), True
-            except IndexError:
-                connection, used = HTTPConnection(self._address.host, self._address.port), False
-            try:
-                connection.request("POST", path, body, self._address.headers)
-                return connection, connection.getresponse()
-            except (OSError, HTTPException):
-                connection.close()
-                if not used:
-                    raise
-
-
-def _refusal(model: str, status: int, body: bytes) -> CallError:
-    text = body.removeprefix(b"data:").decode(errors="replace").strip()
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        text = str(json.loads(text)["error"])
-    unavailable = status == HTTPStatus.SERVICE_UNAVAILABLE
-    return CallError(model, pb_utils.TritonError.UNAVAILABLE if unavailable else pb_utils.TritonError.INTERNAL, text)
-
-
 class EngineCall:
     """A request to the engine's model, whose answers are iterated over once."""
 
-    def __init__(self, client: EngineClient, model: str, inputs: Mapping[str, Any]) -> None:
+    def __init__(self, address: own_server.ServerAddress, model: str, inputs: Mapping[str, Any]) -> None:
         """Nothing is sent before the first answer is asked for.
 
         Args:
-            client: Where the model is served.
+            address: Where the model is served.
             model: Name of the engine's model.
             inputs: Arrays by input name, each with a batch of one.
         """
-        self._client, self._model = client, model
+        self._address, self._model = address, model
         self._fields: dict[str, Any] = {name: _values(array) for name, array in inputs.items()}
         self._fields["id"] = str(secrets.randbits(63))
         self._answers = self._exchange(self._fields)
@@ -122,9 +70,40 @@ class EngineCall:
             deque(self._answers, maxlen=0)
 
     def _exchange(self, fields: Mapping[str, Any]) -> Iterator[dict[str, list[Any]]]:
-        for event in self._client.stream(self._model, fields):
+        for event in _stream(self._address, self._model, fields):
             if "output_ids" in event:  # the last response may only say that it is the last
                 yield {name: value if isinstance(value, list) else [value] for name, value in event.items()}
+
+
+def _stream(address: own_server.ServerAddress, model: str, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The responses to a request as JSON objects, each as it comes; raises `CallError`.
+
+    Each request has a connection of its own: a server that stops waits for the idle ones until its time is over.
+    """
+    connection = HTTPConnection(address.host, address.port)
+    try:
+        connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(fields).encode(), address.headers)
+        response = connection.getresponse()
+        if response.status != HTTPStatus.OK:
+            raise _refusal(model, response.status, response.read())
+        for line in response:
+            if line.startswith(b"data:"):
+                event = json.loads(line[5:])
+                if "error" in event:
+                    raise CallError(model, pb_utils.TritonError.INTERNAL, event["error"])
+                yield event
+    except (OSError, HTTPException, ValueError) as error:
+        raise CallError(model, pb_utils.TritonError.UNAVAILABLE, f"the answer broke off: {error!r}") from error
+    finally:
+        connection.close()
+
+
+def _refusal(model: str, status: int, body: bytes) -> CallError:
+    text = body.removeprefix(b"data:").decode(errors="replace").strip()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = str(json.loads(text)["error"])
+    unavailable = status == HTTPStatus.SERVICE_UNAVAILABLE
+    return CallError(model, pb_utils.TritonError.UNAVAILABLE if unavailable else pb_utils.TritonError.INTERNAL, text)
 
 
 def _values(array: Any) -> list[Any]:

@@ -55,7 +55,7 @@ class TritonPythonModel:
         self._codec = engine_tokenizer.open_codec(directory)
         self._ends = engine_tokenizer.end_tokens(directory, self._codec)
         self._drill = base.Drill.from_environment()
-        self._engine = engine_call.EngineClient(own_server.ServerAddress.of_parent())
+        self._address = own_server.ServerAddress.of_parent()
         self._metrics = base.Metrics()
         self._places = base.Places(self._limits, self._metrics)
         self._stopping = threading.Event()
@@ -101,7 +101,7 @@ class TritonPythonModel:
         live.reply.refuse(refusal)
 
     def _generate(self, live: Live) -> None:
-        call = engine_call.EngineCall(self._engine, ENGINE_MODEL, self._inputs(live))
+        call = engine_call.EngineCall(self._address, ENGINE_MODEL, self._inputs(live))
         for outputs in call:
             if self._stopping.is_set() or live.reply.client_left():
                 call.stop()

@@ -10,6 +10,7 @@ last one a `finish_reason`. A request without `stream` gets one response.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import threading
@@ -208,22 +209,23 @@ class Metrics:
 
     One call at a time: two threads in the metric calls of one stub end the whole server (2.51) with a segmentation
     fault. Instances of one model share its metrics, so `llm_active_requests` is moved and never set; the KV cache is
-    an instance's own, and so is its gauge.
+    an instance's own, and so is its gauge. None of them is ever collected: as the process ends that is a fault in its
+    stub (2.51), and before, it takes the metric from the instances and versions that share it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kv_cache: Any = None
         self._kv_cache_told_at = 0.0
-        family, self._families = pb_utils.MetricFamily, []
+        family = pb_utils.MetricFamily
         requests = family(name="llm_requests_total", description="requests by outcome", kind=family.COUNTER)
         tokens = family(name="llm_tokens_total", description="generated tokens", kind=family.COUNTER)
         prompts = family(name="llm_input_tokens_total", description="tokens of accepted prompts", kind=family.COUNTER)
         active = family(name="llm_active_requests", description="requests accepted, not ended", kind=family.GAUGE)
-        self._families += [requests, tokens, prompts, active]  # a family that is collected takes its metrics with it
         outcomes = ("completed", "cancelled", "rejected", "invalid", "failed")
         self._outcomes = {outcome: requests.Metric(labels={"outcome": outcome}) for outcome in outcomes}
         self._tokens, self._prompts, self._active = (one.Metric(labels={}) for one in (tokens, prompts, active))
+        _keep(requests, tokens, prompts, active, *self._outcomes.values(), self._tokens, self._prompts, self._active)
 
     def accepted(self, input_tokens: int) -> None:
         """Count a request that was accepted, with the tokens of its prompt."""
@@ -253,8 +255,8 @@ class Metrics:
         usage = family(
             name="llm_kv_cache_usage", description="KV cache in use at the last step, 0 to 1", kind=family.GAUGE
         )
-        self._families.append(usage)
         self._kv_cache = usage.Metric(labels={"instance": instance})
+        _keep(usage, self._kv_cache)
 
     def kv_cache_usage(self, fraction: float, *, last: bool) -> None:
         """Tell the KV cache's usage after a step; seldom, but always of the last step before the engine rests."""
@@ -263,6 +265,12 @@ class Metrics:
             self._kv_cache_told_at = now
             with self._lock:
                 self._kv_cache.set(fraction)
+
+
+def _keep(*objects: Any) -> None:
+    """Have objects outlive everything in this process."""
+    for one in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 class Places:

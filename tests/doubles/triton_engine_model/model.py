@@ -13,6 +13,7 @@ the end token; `ENGINE_DOUBLE_SECONDS_PER_TOKEN` slows it down. A prompt that be
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import threading
@@ -46,6 +47,8 @@ class TritonPythonModel:
             kind=pb_utils.MetricFamily.COUNTER,
         )
         self._stops = self._family.Metric(labels={})
+        for one in (self._family, self._stops):  # collected as the process ends, they are a fault in its stub (2.51)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
         self._lock = threading.Lock()  # two threads in the metric calls of one stub end the server (2.51)
 
     def execute(self, requests: list[Any]) -> None:
