@@ -16,7 +16,7 @@ from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.control import Candidate, ServerControl, StagingSlot, endpoint_of, open_control
 from llm_pipeline.serving.control.model_control import ModelControl, open_model_control
 from llm_pipeline.serving.control.model_directory import LocalModelDirectory
-from llm_pipeline.serving.control.waiting import active_requests
+from llm_pipeline.serving.control.waiting import await_no_requests
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 
@@ -121,7 +121,7 @@ def test_a_candidate_is_loaded_tells_its_digest_and_is_gone_after_the_stop(
 
     another = control_of(somebodys, staging_slot, control=control, link=link)  # as a process that never saw the start
     assert another.find() == server
-    assert active_requests(server.endpoint) == 0
+    assert await_no_requests(server.endpoint, 5)
     another.stop(drain_seconds=2)
     assert another.find() is None
     assert not files.exists()
