@@ -20,7 +20,7 @@ from llm_pipeline.demo.airflow_services import start_airflow
 from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.follow import FollowedRun, verdict_rows
 from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
-from llm_pipeline.errors import ExitCode, PipelineError
+from llm_pipeline.errors import ExitCode, PipelineError, Transient
 from llm_pipeline.flow import Flow
 from llm_pipeline.interruption import interrupt_on_termination
 from llm_pipeline.local_run import LocalRun
@@ -120,6 +120,12 @@ class Demo:
             self._console.step("nothing is in production: `llm-pipeline run` releases the FP16 model first")
             LocalRun(self._layout.release("demo-baseline"), approve=lambda _question: True).run()
             production = self._production()
+            if production is None:
+                raise Transient(
+                    "the FP16 model did not reach production; what stopped it is told above",
+                    where="demo-baseline",
+                    hint="run the same command again: what was computed is kept, an undecided load test is repeated",
+                )
         else:
             ensure_production(open_store(self._deployment.store), self._deployment, MODEL_ID, TARGET)
         if production is not None:
