@@ -122,10 +122,9 @@ class Demo:
             production = self._first_release()
         else:
             ensure_production(open_store(self._deployment.store), self._deployment, MODEL_ID, TARGET)
-        if production is not None:
-            self._console.step(
-                f"production is {production.release_id} (recipe {production.recipe}) in slot {production.slot}"
-            )
+        self._console.step(
+            f"production is {production.release_id} (recipe {production.recipe}) in slot {production.slot}"
+        )
 
     def _first_release(self) -> Pointer:
         """The FP16 model in production; a load test that decided nothing on a busy machine is measured again.
