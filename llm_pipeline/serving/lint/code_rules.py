@@ -133,11 +133,7 @@ class _Code:
 def _is_call_of_model(call: ast.Call) -> bool:
     """Whether it is `request.exec()`, `request.exec(decoupled=...)` or the same of `async_exec`."""
     is_named_so = isinstance(call.func, ast.Attribute) and call.func.attr in ("exec", "async_exec")
-    return (
-        is_named_so
-        and not call.args
-        and {keyword.arg for keyword in call.keywords} <= {"decoupled", "execution_timeout"}
-    )
+    return is_named_so and not call.args and {keyword.arg for keyword in call.keywords} <= {"decoupled"}
 
 
 def _catches_all(handler: ast.ExceptHandler) -> bool:
