@@ -4,15 +4,23 @@ Every error raised on purpose is a `PipelineError`. `Terminal` errors stay wrong
 tried (bad configuration, an unsupported combination, a failed gate); `Transient` ones may pass when tried
 again (network, throttling, a lost process). Runners, the command line and the Airflow retry policy read
 the family, never the message.
+
+An exception that nobody expected becomes one of them in `as_pipeline_error`, at the edge of a process or of a
+request; `llm_pipeline.entry` does that for every entry point.
 """
 
 from __future__ import annotations
 
+import errno
 import re
+import subprocess
+import traceback
 from enum import IntEnum
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
+
+from llm_pipeline.optional_packages import extra_of
 
 _CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^\s@]*@")
 
@@ -101,8 +109,16 @@ class Unsupported(Terminal):
     exit_code = ExitCode.BAD_INPUT
 
 
+class MissingPackage(ConfigError):
+    """An optional package that the command or stage needs is not installed in this interpreter."""
+
+
 class IntegrityError(Terminal):
     """Bytes are not what their digest, manifest or format says."""
+
+
+class InternalError(Terminal):
+    """A fault of this package or of a library below it: the log has the traceback."""
 
 
 class StageCrashed(Transient):
@@ -133,3 +149,108 @@ class RemoteStageTransient(Transient):
 def from_document(document: ErrorDocument) -> PipelineError:
     """Rebuild an error that another process reported, keeping its family and exit code."""
     return RemoteStageTransient(document) if document.family == "transient" else RemoteStageError(document)
+
+
+_AGAIN = "run the same command again"
+_HINTS_BY_ERRNO = {
+    errno.ENOSPC: "free disk space, then run the same command again",
+    errno.EDQUOT: "free disk space or raise the quota, then run the same command again",
+    errno.EFBIG: "raise the limit on the size of a file (`ulimit -f`), then run the same command again",
+    errno.EROFS: "mount the file system for writing, then run the same command again",
+    errno.EIO: "check the disk and the kernel's log, then run the same command again",
+    errno.ESTALE: "the network file system lost the file: mount it again, then run the same command again",
+    errno.EACCES: "give this user access to the file, then run the same command again",
+    errno.EPERM: "give this user access to the file, then run the same command again",
+    errno.EMFILE: "raise the limit on open files (`ulimit -n`), then run the same command again",
+    errno.ENFILE: "this host has too many open files: stop what is not needed, then run the same command again",
+    errno.ENOMEM: "free memory, then run the same command again",
+}
+_FAULTS_OF_THE_PROGRAM = frozenset(
+    {
+        errno.EBADF,
+        errno.EEXIST,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOEXEC,
+        errno.ENOTDIR,
+        errno.ENOTEMPTY,
+        errno.EXDEV,
+    }
+)
+"""What the system says of a wrong call: it says the same when the call is made again."""
+
+
+def as_pipeline_error(error: BaseException, *, where: str = "") -> PipelineError:
+    """Any exception as one of ours, for the edge of a process or of a request.
+
+    | exception | becomes |
+    |---|---|
+    | a `PipelineError` | itself |
+    | an I/O error: the disk, the network, a limit of the system, a time limit | `Transient` |
+    | no memory | `Transient` |
+    | an optional package that is not installed | `MissingPackage`, which names the extra |
+    | a group | what its first exception becomes |
+    | everything else | `InternalError` |
+
+    The caller logs `traceback_of(error)` for what was not a `PipelineError`.
+
+    Args:
+        error: What was caught.
+        where: What was being done, if the error does not say it itself.
+    """
+    if isinstance(error, PipelineError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return as_pipeline_error(error.exceptions[0], where=where)
+    return _missing_package(error, where) or _trouble_of_the_machine(error, where) or _fault(error, where)
+
+
+def _missing_package(error: BaseException, where: str) -> MissingPackage | None:
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    package = (error.name or "").partition(".")[0]
+    if (extra := extra_of(package)) is None:
+        return None
+    message = f"this needs {package}, which is not installed in this interpreter"
+    return MissingPackage(message, where=where, hint=f"pip install 'llm-pipeline[{extra}]'")
+
+
+def _trouble_of_the_machine(error: BaseException, where: str) -> Transient | None:
+    if isinstance(error, OSError) and _may_pass(error):
+        hint = _HINTS_BY_ERRNO.get(error.errno or 0, _AGAIN)
+        return Transient(_io_message(error), where=str(error.filename or where), hint=hint)
+    if isinstance(error, MemoryError):
+        return Transient("out of memory", where=where, hint="free memory or raise its limit, then run it again")
+    if isinstance(error, subprocess.TimeoutExpired):
+        return Transient(_described(error), where=where, hint=_AGAIN)
+    return None
+
+
+def _fault(error: BaseException, where: str) -> InternalError:
+    nested = ": a file or a value may be nested too deeply" if isinstance(error, RecursionError) else ""
+    return InternalError(f"{_described(error)}{nested}", where=where, hint="see the traceback in the log")
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback as text, without the credentials of the URLs in it."""
+    return without_credentials("".join(traceback.format_exception(error))).rstrip("\n")
+
+
+def _may_pass(error: OSError) -> bool:
+    """Whether an I/O error is one of the machine or the network.
+
+    Libraries raise a bare OSError, without a number, for mistakes of their own (transformers: no such model).
+    """
+    return type(error) is not OSError if error.errno is None else error.errno not in _FAULTS_OF_THE_PROGRAM
+
+
+def _io_message(error: OSError) -> str:
+    return error.strerror if error.strerror and error.filename else _described(error)
+
+
+def _described(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

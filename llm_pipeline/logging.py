@@ -14,6 +14,8 @@ import time
 from collections.abc import MutableMapping
 from typing import Any, TextIO
 
+from llm_pipeline.errors import without_credentials
+
 _FIELDS = "llm_pipeline_fields"
 
 
@@ -45,7 +47,7 @@ class JsonLineFormatter(logging.Formatter):
         if fields := getattr(record, _FIELDS, None):
             line["fields"] = fields
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = without_credentials(self.formatException(record.exc_info))
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
@@ -55,7 +57,9 @@ class ReadableFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line, and a traceback below it if there is one."""
         text = record.getMessage() + readable_fields(getattr(record, _FIELDS, None))
-        return text if not record.exc_info else f"{text}\n{self.formatException(record.exc_info)}"
+        if not record.exc_info:
+            return text
+        return f"{text}\n{without_credentials(self.formatException(record.exc_info))}"
 
 
 def readable_fields(fields: dict[str, Any] | None) -> str:

@@ -7,7 +7,6 @@ conclusion of the key's lease, and it counts only while the artifacts it names a
 from __future__ import annotations
 
 import contextlib
-import errno
 import shutil
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from llm_pipeline.digest import sha256_json
-from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
+from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError, Unsupported, as_pipeline_error
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import (
     ArtifactRef,
@@ -47,10 +46,6 @@ _RECORD_FORMAT = 2
 _LEASE_POLL_SECONDS = 1.0
 
 
-class InternalError(Terminal):
-    """A fault of this package or of a tool below it: the traceback is in the stage's log."""
-
-
 def execute(request: StageRequest) -> StageResult | StageFailure:
     """Run a stage; every error comes back as data, with its traceback in the log if it is a fault."""
     outcome = _outcome(request)
@@ -64,14 +59,9 @@ def _outcome(request: StageRequest) -> StageResult | StageFailure:
     except PipelineError as error:
         log.error(str(error))  # noqa: TRY400 - the message is made for people; its traceback would bury it
         return _failure(request, error)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            return _fault(request, error)
-        full = Transient(f"the disk is full: {error}", hint="free disk space, then run the same command again")
-        log.error(str(full))  # noqa: TRY400
-        return _failure(request, full)
-    except Exception as error:  # noqa: BLE001 - the edge of the process: re-raised as ours, with the traceback logged
-        return _fault(request, error)
+    except Exception as error:  # the edge of the process: whatever it is becomes one of ours
+        log.exception(f"stage {request.stage} failed")
+        return _failure(request, as_pipeline_error(error, where=f"stage {request.stage}"))
 
 
 class KeyContent(Frozen):
@@ -304,19 +294,11 @@ def _record_failure(request: StageRequest, failure: StageFailure | None) -> None
             store.delete_document(name)
         else:
             replace_document(store, name, failure.model_dump(mode="json"))
-    except PipelineError as error:
-        log.warning("the outcome could not be noted in the release", reason=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the outcome itself must come back
+        log.warning("the outcome could not be noted in the release", reason=str(as_pipeline_error(error)))
 
 
 def _failure(request: StageRequest, error: PipelineError) -> StageFailure:
     return StageFailure(
         release_id=request.release_id, stage=request.stage, subject=request.subject, error=error.to_document()
     )
-
-
-def _fault(request: StageRequest, error: Exception) -> StageFailure:
-    log.error(f"stage {request.stage} failed", exc_info=error)
-    wrapped = InternalError(
-        f"{type(error).__name__}: {error}", where=f"stage {request.stage}", hint="see the traceback in the stage's log"
-    )
-    return _failure(request, wrapped)

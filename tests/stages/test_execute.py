@@ -9,6 +9,7 @@ import pytest
 
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.errors import ConfigError, ExitCode, Transient
+from llm_pipeline.logging import JsonLineFormatter, ReadableFormatter
 from llm_pipeline.stages import execute as execution
 from llm_pipeline.stages.contract import (
     Produced,
@@ -44,6 +45,8 @@ class Counter:
             raise Transient("the network went away")
         if context.config.failure == "full":
             raise OSError(28, "No space left on device")
+        if context.config.failure == "fault with a URL":
+            raise RuntimeError("https://user:hunter2@hub.example")
         if context.config.failure == "fault":
             raise ZeroDivisionError("a fault")
         output = context.workdir / "out"
@@ -198,3 +201,15 @@ def test_private_work_is_kept_after_a_failure_and_removed_after_success(
     assert len(os.listdir(tmp_path / "work" / "count")) == 1
     succeed(request_for())
     assert len(os.listdir(tmp_path / "work" / "count")) == 1
+
+
+def test_a_fault_leaves_its_traceback_in_the_log_without_credentials(
+    counter: Counter, request_for, caplog: pytest.LogCaptureFixture
+) -> None:
+    fail(request_for(failure="fault with a URL"))
+    (record,) = [one for one in caplog.records if one.exc_info]
+    for formatter in (JsonLineFormatter(), ReadableFormatter()):
+        shown = formatter.format(record)
+        assert "Traceback (most recent call last)" in shown
+        assert "https://***@hub.example" in shown
+        assert "hunter2" not in shown
