@@ -10,7 +10,6 @@ runs this as a tool, with a time limit, and reads what it writes.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import yaml
 
 from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.json_document import read_object
 from llm_pipeline.logging import ReadableFormatter, get_logger
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.stages.contract import Frozen
@@ -183,7 +183,7 @@ def _versions(tensorrt_llm: str) -> dict[str, str]:
 
 
 def _vocabulary(checkpoint: Path) -> int:
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config = read_object(checkpoint / "config.json", finite=False)
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if not isinstance(size, int):
         raise IntegrityError("config.json does not say vocab_size", where=str(checkpoint))

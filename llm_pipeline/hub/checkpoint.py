@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.hub.files import WEIGHTS_SUFFIX
@@ -13,6 +11,7 @@ from llm_pipeline.hub.model_config import check_model_config
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.hub.safetensors_header import TensorEntry, read_header
 from llm_pipeline.hub.sampled_values import check_values
+from llm_pipeline.json_document import read_object
 from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
@@ -75,11 +74,11 @@ def check_index(index: Path, headers: Headers) -> None:
 
 
 def _read_index(index: Path) -> tuple[dict[str, str], int | float | None]:
+    content = read_object(index, where=index.name)
     try:
-        content: Any = json.loads(index.read_text(encoding="utf-8"))
         weight_map, metadata = content["weight_map"], content.get("metadata") or {}
         total_bytes = metadata.get("total_size")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, AttributeError) as error:
         raise IntegrityError(f"not a weight index: {error}", where=index.name) from error
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise IntegrityError("not a weight index: weight_map does not name a shard for each tensor", where=index.name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.hub.safetensors_header import TensorEntry
+from llm_pipeline.json_document import read_object
 from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
@@ -43,7 +43,7 @@ def check_model_config(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
         IntegrityError: It is no JSON object, names no architecture, has absurd dimensions, or the weights contradict
             it.
     """
-    config = _read(path)
+    config = read_object(path, where=path.name, maximum_bytes=_MAXIMUM_BYTES, finite=False)
     if config.get("auto_map"):  # also in models that transformers has classes of its own for
         log.warning(
             "the model names code of its repository, which was not fetched and is never run: the installed "
@@ -59,18 +59,6 @@ def check_model_config(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
         _check_dimensions(path, part)
     described = nested if isinstance(nested, dict) else config
     _check_embedding(path, described, tensors, exact=described is config)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > _MAXIMUM_BYTES:
-        raise _senseless(path, f"it has {path.stat().st_size} bytes")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _senseless(path, f"it is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise _senseless(path, "it is not a JSON object")
-    return config
 
 
 def _senseless(path: Path, problem: str) -> IntegrityError:

@@ -6,7 +6,6 @@ JSON header; then one buffer that the tensors fill from start to end, without ho
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_pipeline.errors import IntegrityError
+from llm_pipeline.json_document import parse
 
 MAXIMUM_HEADER_BYTES = 100_000_000
 """The limit of the reference implementation."""
@@ -61,19 +61,12 @@ def _damaged(path: Path, problem: str) -> IntegrityError:
 
 def _parse(path: Path, text: bytes) -> list[TensorEntry]:
     try:
-        header = json.loads(text, object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"the header is not JSON: {error}") from error
+        header = parse(text, where=path.name, maximum_bytes=MAXIMUM_HEADER_BYTES)
+    except IntegrityError as error:
+        raise _damaged(path, f"the header is {error.message}") from error
     if not text.startswith(b"{") or not isinstance(header, dict):
         raise _damaged(path, "the header is not a JSON object")
     return [_entry(path, name, fields) for name, fields in header.items() if name != "__metadata__"]
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return result
 
 
 def _entry(path: Path, name: str, fields: Any) -> TensorEntry:

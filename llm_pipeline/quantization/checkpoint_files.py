@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.json_document import read_object
 
 COMPANIONS = (
     "tokenizer.json",
@@ -33,13 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         IntegrityError: The file is missing or not a JSON object.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise IntegrityError(f"unreadable checkpoint file: {error}", where=str(path)) from error
-    if not isinstance(value, dict):
-        raise IntegrityError("not a JSON object", where=str(path))
-    return value
+    return read_object(path, finite=False)
 
 
 def copy_companions(source: Path, destination: Path) -> list[str]:

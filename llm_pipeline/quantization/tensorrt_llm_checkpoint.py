@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.quantization.checkpoint_files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -85,12 +86,9 @@ def check_tensorrt_llm_checkpoint(directory: Path, recipe: QuantizationRecipe, d
         IntegrityError: A file or field is missing, or says something else than the recipe.
     """
     path = directory / _CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        missing = [name for name in _facts()["required"] if name not in config]
-        quantization, mapping = config.get("quantization") or {}, config.get("mapping") or {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise IntegrityError(f"unreadable TensorRT-LLM checkpoint: {error}", where=str(path)) from error
+    config = read_json(path)
+    missing = [name for name in _facts()["required"] if name not in config]
+    quantization, mapping = config.get("quantization") or {}, config.get("mapping") or {}
     if missing:
         raise IntegrityError(f"the TensorRT-LLM checkpoint lacks {', '.join(missing)}", where=str(path))
     algorithm, kv_algorithm = tensorrt_llm_names(recipe.weights, recipe.kv_cache)

@@ -289,8 +289,8 @@ def _empty(path):
 @pytest.mark.parametrize(
     ("damage", "file", "problem"),
     [
-        (_remove, "config.json", "not the description"),
-        (_cut, "config.json", "not the description"),
+        (_remove, "config.json", "no such file"),
+        (_cut, "config.json", "not usable JSON"),
         (_remove, "rank1.safetensors", "the weights of ranks 1 of 2 are missing"),
         (_cut, "rank1.safetensors", "is truncated"),
         (_empty, "rank0.safetensors", "not a sound safetensors file"),

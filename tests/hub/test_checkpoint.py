@@ -60,8 +60,9 @@ def test_an_index_that_the_shards_contradict_is_refused(
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000])
 def test_what_is_no_index_is_refused(tmp_path: Path, content: str) -> None:
-    with pytest.raises(IntegrityError, match="not a weight index"):
+    with pytest.raises(IntegrityError, match=r"not a weight index|JSON") as refused:
         check_index(index(tmp_path, content), HEADERS)
+    assert refused.value.where == "model.safetensors.index.json"
 
 
 LLAMA = {

@@ -5,7 +5,6 @@ The tool itself reads weights for minutes before it notices a missing or cut fil
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.trtllm_build.checkpoint_config import CheckpointConfig
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.hub.safetensors_header import read_header
+from llm_pipeline.json_document import read_object
 
 CONFIG_FILE = "config.json"
 _MIXED_FILE = "quant_cfg.json"
@@ -80,10 +80,10 @@ def refuse_other_ranks(target: Target, tensor: int, pipeline: int) -> None:
 
 def _read_config(path: Path) -> CheckpointConfig:
     try:
-        return CheckpointConfig.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        detail = _short(error) if isinstance(error, ValidationError) else str(error)
-        raise IntegrityError(f"not the description of a TensorRT-LLM checkpoint: {detail}", where=str(path)) from error
+        return CheckpointConfig.model_validate(read_object(path, finite=False))
+    except ValidationError as error:
+        problem = f"not the description of a TensorRT-LLM checkpoint: {_short(error)}"
+        raise IntegrityError(problem, where=str(path)) from error
 
 
 def _short(error: ValidationError) -> str:

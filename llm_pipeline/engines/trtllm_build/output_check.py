@@ -5,7 +5,6 @@ TensorRT-LLM looks at none of it when it loads an engine; a server would run wit
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.trtllm_build.checkpoint import BuildCheckpoint
 from llm_pipeline.engines.trtllm_build.foreseen import Foreseen, Legal
 from llm_pipeline.errors import IntegrityError
+from llm_pipeline.json_document import read_object
 from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
@@ -75,11 +75,11 @@ def _size_problem(directory: Path, rank: int, checkpoint_bytes: int) -> Iterator
 
 def _config_problems(path: Path, target: Target, checkpoint: BuildCheckpoint, foreseen: Foreseen) -> Iterator[str]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        yield f"{path.name} cannot be read: {error}"
+        config = read_object(path, finite=False)
+    except IntegrityError as error:
+        yield f"{path.name} cannot be read: {error.message}"
         return
-    if not isinstance(config, dict) or set(config) != _SECTIONS:
+    if set(config) != _SECTIONS:
         yield f"{path.name} does not have exactly {', '.join(sorted(_SECTIONS))}"
         return
     if config["version"] != target.runtime_version:

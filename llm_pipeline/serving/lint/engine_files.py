@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.json_document import parse
 from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.repository import ModelSource
 
@@ -53,13 +54,13 @@ def _lone_files(model: ModelSource, version: Path) -> Iterator[Finding]:
 def _engine(model: ModelSource, directory: Path) -> Iterator[Finding]:
     place = _place(model, directory)
     try:
-        config = json.loads((directory / _CONFIG).read_bytes())
+        config = parse((directory / _CONFIG).read_bytes(), where=_CONFIG, finite=False)
         build, mapping = config["build_config"], config["pretrained_config"].get("mapping", {})
     except FileNotFoundError:
         message = f"engine files without {_CONFIG}"
         yield model.file_finding(place, "engine_directory", message, "copy the whole directory that trtllm-build wrote")
         return
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (IntegrityError, KeyError, TypeError, AttributeError) as error:
         message = f"{_CONFIG} is not the engine's: {type(error).__name__} {error}"
         yield model.file_finding(place, "engine_directory", message, "build the engine again")
         return

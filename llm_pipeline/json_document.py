@@ -1,0 +1,136 @@
+"""Reading JSON that somebody else wrote: bounded, strict, and with one kind of error that names the file.
+
+`json.loads` alone takes the last of two equal keys where other parsers take the first, reads UTF-16, turns `NaN` and
+`1e999` into floats, and ends in a `RecursionError` on deep nesting. Here each of these is an `IntegrityError`:
+
+    config = read_object(checkpoint / "config.json")
+    answer = parse(body, where="https://hub.example/api/models/x", maximum_bytes=1_000_000)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from llm_pipeline.errors import IntegrityError
+
+MAXIMUM_BYTES = 100_000_000
+"""Several times the largest tokenizers and weight indexes that are published."""
+MAXIMUM_DEPTH = 100
+_MOST_DIGITS = 300  # what still fits into a float; tokenizers do publish `model_max_length` with 31 digits
+
+
+def read_object(
+    path: Path, *, where: str | None = None, maximum_bytes: int = MAXIMUM_BYTES, finite: bool = True
+) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Args:
+        path: The file.
+        where: Its name in errors; by default the path.
+        maximum_bytes: A longer file is refused unread.
+        finite: Refuse NaN and infinities; False for configurations of models, some of which state `Infinity`.
+
+    Raises:
+        IntegrityError: There is no such file, or it holds no JSON object within the bounds of this module.
+    """
+    value = read(path, where=where, maximum_bytes=maximum_bytes, finite=finite)
+    if not isinstance(value, dict):
+        raise _unusable("not a JSON object", where or str(path))
+    return value
+
+
+def read(path: Path, *, where: str | None = None, maximum_bytes: int = MAXIMUM_BYTES, finite: bool = True) -> Any:
+    """The JSON value in a file; see `read_object`."""
+    name = where or str(path)
+    if not path.is_file():
+        raise _unusable("there is no such file", name)
+    with path.open("rb") as stream:
+        data = stream.read(maximum_bytes + 1)  # the size that the file system states may be out of date
+    return parse(data, where=name, maximum_bytes=maximum_bytes, finite=finite)
+
+
+def parse(data: bytes, *, where: str, maximum_bytes: int = MAXIMUM_BYTES, finite: bool = True) -> Any:
+    """The value of a JSON text; see `read_object`.
+
+    Args:
+        data: The text, in UTF-8.
+        where: What it is, for errors.
+        maximum_bytes: Of the text.
+        finite: Refuse NaN and infinities.
+
+    Raises:
+        IntegrityError: It is too long, too deep, not JSON, not UTF-8, has a key twice, or a number nobody can use.
+    """
+    if len(data) > maximum_bytes:
+        raise _unusable(f"longer than the {maximum_bytes:,} bytes that are read", where)
+    number = partial(_number, finite=finite)
+    try:
+        value = json.loads(
+            data.decode(),
+            object_pairs_hook=_without_duplicates,
+            parse_int=_integer,
+            parse_float=number,
+            parse_constant=number,
+        )
+        if b"\\u" in data:
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate would fail later, wherever it is written
+    except RecursionError as error:
+        raise _too_deep(where) from error
+    except ValueError as error:  # UnicodeError and JSONDecodeError are ValueErrors
+        raise _unusable(f"not usable JSON: {_short(error)}", where) from error
+    if _depth_exceeds(value, MAXIMUM_DEPTH):
+        raise _too_deep(where)
+    return value
+
+
+def _number(text: str, *, finite: bool) -> float:
+    value = float(text)
+    if finite and not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is not finite")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"an integer has {len(text)} digits")
+    return int(text)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice[:80]!r} occurs twice")
+    return result
+
+
+def _depth_exceeds(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        containers = [item for item in level if isinstance(item, (dict, list))]
+        if not containers:
+            return False
+        level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
+    return True
+
+
+def _too_deep(where: str) -> IntegrityError:
+    return _unusable(f"JSON nested deeper than {MAXIMUM_DEPTH} levels", where)
+
+
+def _short(error: ValueError) -> str:
+    """Without the text itself, which may be long and is not ours."""
+    if isinstance(error, UnicodeEncodeError):
+        return "a string holds half of a surrogate pair"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8"
+    return str(error)[:200]
+
+
+def _unusable(problem: str, where: str) -> IntegrityError:
+    return IntegrityError(problem, where=where, hint="do not use this file; replace it with the published one")
