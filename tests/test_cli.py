@@ -95,7 +95,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]):
 def test_wrong_arguments_end_with_a_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
-    assert ended.value.code != 0
+    assert ended.value.code == 4
     assert "usage: llm-pipeline" in capsys.readouterr().err
 
 

@@ -7,19 +7,20 @@ import pytest
 _PROGRAM = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # what a shell does to a job in the background
-from llm_pipeline.interruption import interrupt_on_termination
-interrupt_on_termination()
+from llm_pipeline.interruption import interruptible
 try:
-    sys.stdout.write("ready\\n"); sys.stdout.flush()
-    time.sleep(30)
-except KeyboardInterrupt:
-    sys.exit(7)
+    with interruptible():
+        sys.stdout.write("ready\\n"); sys.stdout.flush()
+        time.sleep(30)
+except KeyboardInterrupt as error:
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    sys.exit(7 if type(error).__name__ == sys.argv[1] else 8)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_both_signals_interrupt_even_where_they_were_ignored(number: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Terminated")])
+def test_both_signals_interrupt_even_where_they_were_ignored(number: signal.Signals, raised: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", _PROGRAM, raised], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)

@@ -16,12 +16,13 @@
 | `render` | a release's launch plan and Kubernetes manifests (`manifests`) |
 | `stage`, `pod` | for the runners, and for serving pods (`pods`) |
 
-Exit codes: 0 GO, 1 NO_GO, 2 INCONCLUSIVE, 3 ANOMALOUS, 4 bad input, 5 infrastructure (or something is damaged).
+Exit codes: 0 GO, 1 NO_GO, 2 INCONCLUSIVE, 3 ANOMALOUS, 4 bad input (wrong arguments, too), 5 infrastructure (or
+something is damaged, or a fault of this program); 130 and 143 after Ctrl-C and SIGTERM. `entry` keeps them.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -42,35 +43,25 @@ from llm_pipeline.cli import (
     taking_back,
     tuning,
 )
-from llm_pipeline.errors import PipelineError
+from llm_pipeline.entry import ArgumentParser, entry_point
+from llm_pipeline.interruption import interruptible
 from llm_pipeline.logging import ReadableFormatter
 
-_INTERRUPTED = 130
-_CLOSED_PIPE = 141  # as a shell says of a program whose reader went away
 
-
+@entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    _log_for_people()
     options = _parser().parse_args(arguments)
-    if options.command != "stage":
-        _log_for_people(verbose=getattr(options, "verbose", False))
-    try:
+    if getattr(options, "verbose", False):
+        logging.getLogger("llm_pipeline.stage").setLevel(logging.INFO)
+    with contextlib.nullcontext() if options.command == "stage" else interruptible():  # a stage says how it ended
         code: int = options.run(options)
-        sys.stdout.flush()
-    except PipelineError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted: what was running was stopped; the same command goes on from here\n")
-        return _INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()  # Python would complain there when it flushes stdout
-        return _CLOSED_PIPE
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="llm-pipeline", description="Releases of language models, with evidence.")
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="llm-pipeline", description="Releases of language models, with evidence.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     groups = (
@@ -93,10 +84,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _log_for_people(*, verbose: bool) -> None:
+def _log_for_people() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(ReadableFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("llm_pipeline").setLevel(logging.INFO)
-    logging.getLogger("llm_pipeline.stage").setLevel(logging.INFO if verbose else logging.WARNING)
+    logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
     logging.getLogger("llm_pipeline.stage.download").setLevel(logging.INFO)  # it may take an hour

@@ -11,11 +11,12 @@ from llm_pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from llm_pipeline.config.deployment import Deployment
+    from llm_pipeline.entry import ArgumentParser
 
 DEPLOYMENT_VARIABLE = "LLM_PIPELINE_DEPLOYMENT"
 _CHECKOUT = Path("configs/deployments/local.yaml")
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
+Commands: TypeAlias = "argparse._SubParsersAction[ArgumentParser]"  # noqa: SLF001 - it has no public name
 
 
 def add_deployment_option(parser: argparse.ArgumentParser) -> None:

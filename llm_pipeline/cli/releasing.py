@@ -56,10 +56,8 @@ def add_commands(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from llm_pipeline.interruption import interrupt_on_termination
     from llm_pipeline.local_run import LocalRun, ask_on_terminal
 
-    interrupt_on_termination()
     answer: bool | None = options.answer
     approve = ask_on_terminal if answer is None else lambda _question: answer
     return LocalRun(options.config, approve=approve, revision=options.revision).run()

@@ -21,6 +21,7 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.triton_names import TRITON_NAMES
+from llm_pipeline.entry import entry_point
 
 _FILES: dict[str, type[BaseModel]] = {
     "releases": ReleaseConfig,
@@ -115,5 +116,11 @@ def _default(field: FieldInfo) -> str:
     return "" if default is PydanticUndefined else f"`{default!r}`"
 
 
-if __name__ == "__main__":
+@entry_point
+def main() -> None:
+    """Write the reference to stdout."""
     sys.stdout.write(reference())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

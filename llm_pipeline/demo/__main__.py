@@ -7,10 +7,8 @@ every process.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
@@ -20,9 +18,10 @@ from llm_pipeline.demo.airflow_services import start_airflow
 from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.follow import FollowedRun, verdict_rows
 from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
-from llm_pipeline.errors import ExitCode, PipelineError, Transient
+from llm_pipeline.entry import ArgumentParser, entry_point
+from llm_pipeline.errors import ExitCode, Transient
 from llm_pipeline.flow import Flow
-from llm_pipeline.interruption import interrupt_on_termination
+from llm_pipeline.interruption import interruptible
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.stages.report import report_name
 from llm_pipeline.store import open_store
@@ -30,28 +29,25 @@ from llm_pipeline.store.pointers import Pointer, read_pointers
 
 _QUESTION = "7 + 5 ="
 _FIRST_RELEASE_TRIES = 3
-_INTERRUPTED = 130
 
 
-def main() -> int:
+@entry_point
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one demo command."""
-    parser = argparse.ArgumentParser(prog="python -m llm_pipeline.demo")
+    parser = ArgumentParser(prog="python -m llm_pipeline.demo")
     parser.add_argument("command", choices=["up", "rollback", "down"])
-    command: str = parser.parse_args().command
+    command: str = parser.parse_args(arguments).command
     console = Console()
     console.follow_logs()
     demo = Demo(DemoLayout(), console)
-    interrupt_on_termination()
     commands: dict[str, Callable[[], int]] = {"up": demo.up, "rollback": demo.rollback, "down": demo.down}
     try:
-        return commands[command]()
-    except PipelineError as error:
-        sys.stderr.write(f"\nerror: {error}\n")
-        return error.exit_code
+        with interruptible():
+            return commands[command]()
     except KeyboardInterrupt:
         console.line("\ninterrupted: stopping everything that was started")
         demo.down()
-        return _INTERRUPTED
+        raise
 
 
 class Demo:

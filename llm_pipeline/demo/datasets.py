@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from llm_pipeline.demo.tasks import TRAINING_WEIGHTS, Item, distinct, stream
+from llm_pipeline.entry import ArgumentParser, entry_point
 
 GENERATE_ITEMS = 3000
 CHOICE_ITEMS = 600
@@ -111,5 +111,13 @@ def _lines(rows: Iterable[Mapping[str, object]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
+@entry_point
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write every data file."""
+    parser = ArgumentParser(prog="python -m llm_pipeline.demo.datasets")
+    parser.add_argument("configs", type=Path, help="the directory to write below")
+    write_demo_files(parser.parse_args(arguments).configs)
+
+
 if __name__ == "__main__":
-    write_demo_files(Path(sys.argv[1]))
+    raise SystemExit(main())

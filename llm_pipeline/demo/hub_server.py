@@ -10,7 +10,6 @@ sets. `hub_repository.publish_revision` fills it.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from aiohttp import web
 
 from llm_pipeline.demo.hub_faults import BLOB, ENTITY_TAG, Faults, Handler, fault_middleware
 from llm_pipeline.demo.hub_repository import HubCommit, HubEntry, HubRepository, publish_revision
+from llm_pipeline.entry import ArgumentParser, entry_point
 from llm_pipeline.errors import ConfigError
 
 __all__ = ["create_application", "main", "publish_revision"]
@@ -257,13 +257,14 @@ async def _set_entity_tag(request: web.Request, response: web.StreamResponse) ->
         response.headers["ETag"] = f'"{request[ENTITY_TAG]}"'
 
 
+@entry_point
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve a directory of repositories until stopped.
 
     Raises:
         ConfigError: The root is not a directory.
     """
-    parser = argparse.ArgumentParser(prog="python -m llm_pipeline.demo.hub_server", description=__doc__)
+    parser = ArgumentParser(prog="python -m llm_pipeline.demo.hub_server", description=__doc__)
     parser.add_argument("--root", type=Path, required=True, help="directory of all repositories")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--host", default="127.0.0.1")
@@ -276,4 +277,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -5,13 +5,11 @@ python -m llm_pipeline.demo.screenshots --home .pipeline/airflow --port 8080 --d
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import io
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +23,8 @@ import numpy as np
 
 from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
 from llm_pipeline.demo.airflow_services import read_access
-from llm_pipeline.errors import ConfigError, PipelineError, Transient
+from llm_pipeline.entry import ArgumentParser, entry_point
+from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
@@ -250,23 +249,20 @@ def _shows(picture: Picture) -> str:
     return f"(document.body?.innerText ?? '').includes({json.dumps(picture.text)})"
 
 
+@entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
     """Photograph the latest run of a release's DAG; 0 when all pictures were taken."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--home", type=Path, required=True, help="Airflow's directory")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--dag", required=True)
     parser.add_argument("--run", help="run id; the latest by default")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
-    try:
-        access = read_access(options.home, options.port)
-        with AirflowClient(access) as client:
-            run_id = options.run or client.latest_run(options.dag)
-        taken = asyncio.run(take(access, release_pictures(options.dag, run_id)))
-    except PipelineError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return int(error.exit_code)
+    access = read_access(options.home, options.port)
+    with AirflowClient(access) as client:
+        run_id = options.run or client.latest_run(options.dag)
+    taken = asyncio.run(take(access, release_pictures(options.dag, run_id)))
     options.out.mkdir(parents=True, exist_ok=True)
     for name, png in taken.items():
         (options.out / name).write_bytes(png)

@@ -13,7 +13,6 @@ import contextlib
 import json
 import random
 import signal
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -22,7 +21,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.errors import ConfigError, PipelineError
+from llm_pipeline.entry import ArgumentParser, entry_point
+from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger, write_json_lines
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 
@@ -188,9 +188,10 @@ def write_record(path: Path, record: TrafficRecord) -> None:
     temporary.replace(path)
 
 
+@entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until stopped."""
-    parser = argparse.ArgumentParser(prog="llm_pipeline.demo.traffic", description="background users of one endpoint")
+    parser = ArgumentParser(prog="llm_pipeline.demo.traffic", description="background users of one endpoint")
     parser.add_argument("--url", required=True, help="base URL of the endpoint")
     parser.add_argument("--rate", type=float, default=20.0, help="mean requests a second")
     parser.add_argument("--record", type=Path, required=True, help="JSON file to keep up to date")
@@ -198,12 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")
     options = parser.parse_args(arguments)
     write_json_lines()
-    try:
-        prompts = read_prompts(options.prompts)
-    except PipelineError as error:
-        log.error(str(error))  # noqa: TRY400 - the message is made for people
-        return error.exit_code
-    asyncio.run(_serve(options, prompts))
+    asyncio.run(_serve(options, read_prompts(options.prompts)))
     return 0
 
 
@@ -226,4 +222,4 @@ def _percentile(ordered: Sequence[float], level: float) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

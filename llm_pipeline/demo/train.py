@@ -8,7 +8,6 @@ that read them the other way. That changes no output (beyond rounding), and it i
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 from llm_pipeline.demo.model_card import model_card
 from llm_pipeline.demo.tasks import TRAINING_WEIGHTS, Item, distinct, stream
 from llm_pipeline.demo.tokenizer import BOS, EOS, PAD, train_tokenizer
+from llm_pipeline.entry import ArgumentParser, entry_point
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import ReadableFormatter, get_logger
 
@@ -241,9 +241,10 @@ def _write(output: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizer
         shutil.rmtree(partial, ignore_errors=True)
 
 
+@entry_point
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Train the demo model.")
+    parser = ArgumentParser(description="Train the demo model.")
     parser.add_argument("--output", type=Path, required=True, help="directory to make")
     parser.add_argument("--threads", type=int, default=Training.threads)
     parser.add_argument("--steps", type=int, default=Training.steps)
@@ -257,4 +258,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from llm_pipeline.entry import ArgumentParser, entry_point
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.json_document import read_object
 from llm_pipeline.logging import ReadableFormatter, get_logger
@@ -56,6 +57,7 @@ class SmokeReport(Frozen):
     batched_sequences: int
 
 
+@entry_point
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the smoke test and write its report; what is refused, by us or by TensorRT-LLM, ends the process."""
     _log_to_stdout()
@@ -195,7 +197,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="llmapi_smoke")
+    parser = ArgumentParser(prog="llmapi_smoke")
     parser.add_argument("--args", type=Path, required=True, help="LLM-args file")
     parser.add_argument("--checkpoint", type=Path, required=True, help="directory that takes the place of its `model`")
     parser.add_argument("--golden", type=Path, required=True, help="golden prompts, one JSON object a line")
@@ -214,4 +216,4 @@ def _log_to_stdout() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

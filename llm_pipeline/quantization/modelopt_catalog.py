@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from llm_pipeline.config.quantization import WEIGHT_BITS, KvCacheFormat, WeightFormat
+from llm_pipeline.entry import entry_point
 from llm_pipeline.quantization.modelopt_recipes import ModeloptRecipe
 
 TABLE = Path(__file__).parent / "data" / "modelopt_recipes.json"
@@ -44,6 +45,7 @@ def catalog() -> dict[str, ModeloptRecipe]:
     return {name: _describe(name, content) for name, content in _recipe_files()}
 
 
+@entry_point
 def main() -> None:
     """Write the table."""
     rows = {name: recipe.model_dump(mode="json", exclude_defaults=True) for name, recipe in catalog().items()}
@@ -135,4 +137,4 @@ def _is_calibrated(cfg: Mapping[str, Any]) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -9,7 +9,8 @@ from logging import INFO, StreamHandler, getLogger
 from pathlib import Path
 
 from llm_pipeline.engines.host_facts import read_host_facts
-from llm_pipeline.errors import ExitCode, PipelineError
+from llm_pipeline.entry import ArgumentParser, entry_point
+from llm_pipeline.errors import ExitCode
 from llm_pipeline.logging import ReadableFormatter
 from llm_pipeline.verification.bench import Bench, versions
 from llm_pipeline.verification.installed import ask_installed
@@ -18,15 +19,12 @@ from llm_pipeline.verification.report import Report, table
 from llm_pipeline.verification.steps import run_steps
 
 
+@entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of the two commands; 0 when no step failed."""
     options = _parse(arguments)
     _log_to_stderr()
-    try:
-        code: int = options.run(options)
-    except PipelineError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return error.exit_code
+    code: int = options.run(options)
     return code
 
 
@@ -68,9 +66,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m llm_pipeline.verification", description="See docs/verification.md."
-    )
+    parser = ArgumentParser(prog="python -m llm_pipeline.verification", description="See docs/verification.md.")
     commands = parser.add_subparsers(required=True)
     making = commands.add_parser("prepare", help="make checkpoints and golden prompts, in the model image")
     making.add_argument("--output", type=Path, required=True, help="directory to make")

@@ -7,7 +7,6 @@ Importing TensorRT-LLM takes a GPU context and starts MPI, which must not outliv
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from llm_pipeline.engines.tool_process import run_tool
+from llm_pipeline.entry import ArgumentParser, entry_point
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.stages.contract import Frozen
 
@@ -62,9 +62,10 @@ class PlainSchema(GenerateJsonSchema):
         return {}
 
 
+@entry_point
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write what is installed."""
-    parser = argparse.ArgumentParser(prog="installed")
+    parser = ArgumentParser(prog="installed")
     parser.add_argument("--output", type=Path, required=True)
     output: Path = parser.parse_args(arguments).output
     runtime, module = import_module("tensorrt_llm"), import_module("tensorrt_llm.llmapi.llm_args")
@@ -77,4 +78,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

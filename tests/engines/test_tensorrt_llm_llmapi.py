@@ -167,7 +167,7 @@ def test_too_few_gpus_are_refused(checkpoint):
         ("CUDA out of memory. Tried to allocate 2.00 GiB", "out of GPU memory.*limits.maximum_sequences"),
         ("killed", "killed by the kernel.*host memory"),
         ("1 validation error for TorchLlmArgs", "refuses the LLM args, although they fit the recorded schema"),
-        ("something new", "exit code 1"),
+        ("something new", "exit code 5"),
     ],
 )
 def test_a_failed_load_is_classified_and_leaves_no_engine(checkpoint, monkeypatch, failure, meaning):

@@ -16,8 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-import uvloop
-
+from llm_pipeline.entry import entry_point
 from llm_pipeline.loadtest.client.frames import Kind, read_frame, write_frame
 from llm_pipeline.loadtest.client.rows import RowWriter
 from llm_pipeline.loadtest.client.sender import Sender
@@ -95,8 +94,11 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+@entry_point
 def main() -> None:
     """Serve the parent on stdin and stdout; whatever is printed goes to stderr."""
+    import uvloop
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     writes = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -106,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
