@@ -11,13 +11,13 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_pipeline.bounded_http import call
 from llm_pipeline.canary.router import (
     Fenced,
     RouterConflict,
@@ -242,14 +242,11 @@ class EnvoyRouter:
         Raises:
             RouterUnavailable: It does not.
         """
-        connection = HTTPConnection(urlsplit(self.place.admin_url).netloc, timeout=self._admin_timeout)
+        parts = urlsplit(self.place.admin_url)
         try:
-            connection.request("GET", path)
-            return connection.getresponse().read().decode()
-        except (OSError, HTTPException) as error:
+            return call(f"{parts.scheme}://{parts.netloc}{path}", seconds=self._admin_timeout).text
+        except OSError as error:
             raise RouterUnavailable(f"the admin interface does not answer: {error}", where=self._where) from error
-        finally:
-            connection.close()
 
     @property
     def _slot_host(self) -> str:

@@ -28,6 +28,7 @@ from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
 
 from llm_pipeline import __version__
 from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError
+from llm_pipeline.hub.bounded_answers import LIBRARY_NAME, UNPACKED, AnswerRefused, bounded_session
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
@@ -97,7 +98,7 @@ class Hub:
     def headers(self) -> dict[str, str]:
         """Headers of a request, the authorization among them."""
         headers: dict[str, str] = build_hf_headers(
-            token=self.api.token, library_name="llm-pipeline", library_version=__version__
+            token=self.api.token, library_name=LIBRARY_NAME, library_version=__version__, headers=UNPACKED
         )
         return headers
 
@@ -110,6 +111,7 @@ class Hub:
             HubUnavailable: Throttled, a server error, a timeout, or no connection.
             ConfigError: Something that the client does not accept as a repository id.
         """
+        bounded_session()
         try:
             yield
         except (HTTPError, OfflineModeIsEnabled, HFValidationError, LocalEntryNotFoundError) as error:
@@ -126,6 +128,12 @@ class Hub:
             )
         if isinstance(error, HfHubHTTPError) and error.response is not None:
             return self._refusal(error, error.response.status_code, where)
+        if isinstance(error, AnswerRefused):
+            return HubUnavailable(
+                f"an answer of {self.endpoint} is not taken: {error}",
+                where=where,
+                hint="check that hub.endpoint is a model hub, and the proxy (HTTPS_PROXY); it is tried again",
+            )
         return HubUnavailable(
             f"no answer from {self.endpoint}: {type(error).__name__}: {_first_line(error)}",
             where=where,
@@ -207,7 +215,13 @@ def connect(endpoint: str | None, token_variable: str) -> Hub:
     token = os.environ.get(token_variable, "").strip()
     if any(not character.isprintable() or character.isspace() for character in token):
         raise ConfigError("the token holds white space or control characters", where=f"${token_variable}")
-    api = HfApi(endpoint=address, token=token or False, library_name="llm-pipeline", library_version=__version__)
+    api = HfApi(
+        endpoint=address,
+        token=token or False,
+        library_name=LIBRARY_NAME,
+        library_version=__version__,
+        headers=UNPACKED,
+    )
     return Hub(endpoint=address, token_variable=token_variable, api=api, has_token=bool(token))
 
 

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub import hf_hub_url
 from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
-from huggingface_hub.utils import get_session, hf_raise_for_status
+from huggingface_hub.utils import hf_raise_for_status
 
 from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub
+from llm_pipeline.hub.bounded_answers import FILE_ANSWER, bounded_session
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.resolve import resolve_revision
 from llm_pipeline.hub.source import Body
@@ -46,13 +47,15 @@ class HubSource:
         url = hf_hub_url(
             model.id, file.path, repo_type=self.repositories, revision=model.commit, endpoint=self.hub.endpoint
         )
-        headers = self.hub.headers() | {"Accept-Encoding": "identity"}
+        headers = self.hub.headers()
         too_long = file.size - start > self._longest_answer
         if start or too_long:
             headers["Range"] = f"bytes={start}-{start + self._longest_answer - 1 if too_long else ''}"
         with (
             self.hub.errors_at(f"{model.name}: {file.path}"),
-            get_session().stream("GET", url, headers=headers, timeout=self._timeout_seconds) as response,
+            bounded_session().stream(
+                "GET", url, headers=headers, timeout=self._timeout_seconds, extensions=FILE_ANSWER
+            ) as response,
         ):
             if response.status_code == _RANGE_NOT_SATISFIABLE:
                 yield Body(start=0, chunks=iter(()))

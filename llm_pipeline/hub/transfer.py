@@ -6,6 +6,8 @@ The hub's client downloads into a temporary file of its own that a killed proces
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -30,6 +32,10 @@ class TransferStopped(Terminal):
     """Another file failed, or the process was asked to stop; the partial file stays for the next attempt."""
 
 
+class SourceTooSlow(SourceUnavailable):
+    """The source sends so little that the file would never be whole: a new connection may do better."""
+
+
 @dataclass(frozen=True)
 class Transfer:
     """Fetches files of one pinned model.
@@ -49,6 +55,8 @@ class Transfer:
     stop: Event = field(default_factory=Event)
 
     _backoff_unit_seconds: ClassVar[float] = 1.0
+    _minimum_bytes_per_second: ClassVar[int] = 10_000
+    _rate_window_seconds: ClassVar[float] = 60.0
 
     def partial_file(self, file: HubFile) -> Path:
         """Where the file's bytes are kept until they are verified."""
@@ -60,8 +68,8 @@ class Transfer:
         Raises:
             IntegrityError: The bytes are wrong a second time, or the source's file is not the pinned one any more.
             SourceRefused: The source does not give us the file.
-            SourceUnavailable: Five attempts in a row brought nothing, or the source asks for a wait of more than two
-                minutes.
+            SourceUnavailable: Five attempts in a row brought nothing or were too slow, or the source asks for a wait of
+                more than two minutes.
             DiskTooSmall: The disk is full.
             TransferStopped: `stop` was set.
         """
@@ -90,7 +98,8 @@ class Transfer:
             try:
                 self._append(file, partial)
             except SourceUnavailable as error:
-                failures = 1 if partial.size > furthest else failures + 1
+                got_further = partial.size > furthest and not isinstance(error, SourceTooSlow)
+                failures = 1 if got_further else failures + 1
                 furthest = max(furthest, partial.size)
                 self._wait(error, failures, file)
             except WrongBytes as error:
@@ -103,7 +112,7 @@ class Transfer:
         with self.source.open(self.model, file, have) as body:
             if body.start != partial.size:
                 partial.restart()
-            for chunk in body.chunks:
+            for chunk in self._at_minimum_rate(body.chunks, file):
                 if self.stop.is_set():
                     raise _stopped(file)
                 partial.append(chunk)
@@ -113,6 +122,22 @@ class Transfer:
                     raise _stopped(file)
         if partial.size <= have:
             raise SourceUnavailable("the answer ended before it brought anything", where=file.path)
+
+    def _at_minimum_rate(self, chunks: Iterable[bytes], file: HubFile) -> Iterator[bytes]:
+        """The chunks, as long as they come at the minimum rate; what we wait by ourselves does not count."""
+        seconds, count, asked_at = 0.0, 0, time.monotonic()
+        for chunk in chunks:
+            seconds, count = seconds + time.monotonic() - asked_at, count + len(chunk)
+            if seconds >= self._rate_window_seconds:
+                if count < self._minimum_bytes_per_second * seconds:
+                    raise SourceTooSlow(
+                        f"{count} bytes came in {seconds:.0f} s, fewer than {self._minimum_bytes_per_second} a second",
+                        where=file.path,
+                        hint="check the network and the proxy; it is tried again",
+                    )
+                seconds, count = 0.0, 0
+            yield chunk
+            asked_at = time.monotonic()
 
     def _wait(self, error: SourceUnavailable, failures: int, file: HubFile) -> None:
         backoff = self._backoff_unit_seconds * 2 ** (failures - 1)

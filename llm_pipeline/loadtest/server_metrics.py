@@ -9,9 +9,9 @@ import math
 import ssl
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import psutil
 
+from llm_pipeline.bounded_http import call
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.prometheus import Increases, Series, parse_metrics
@@ -147,15 +148,18 @@ class ServerSampler:
         if url is None:
             return None
         same_host = urlsplit(url).hostname == urlsplit(self._endpoint.url).hostname
-        request = urllib.request.Request(url, headers=self._endpoint.headers() if same_host else {})  # noqa: S310
+        headers = self._endpoint.headers() if same_host else {}
         try:
-            with urllib.request.urlopen(request, timeout=_READ_SECONDS, context=self._tls) as answer:  # noqa: S310
-                return parse_metrics(answer.read().decode(errors="replace"))
+            answer = call(url, seconds=_READ_SECONDS, headers=headers, tls=self._tls)
+            if answer.status == HTTPStatus.OK:
+                return parse_metrics(answer.text)
+            problem = f"HTTP {answer.status}"
         except (OSError, ValueError) as error:
-            if url not in self._unreadable:
-                self._unreadable.add(url)
-                _log.warning("metrics cannot be read", url=url, error=str(error))
-            return None
+            problem = str(error)
+        if url not in self._unreadable:
+            self._unreadable.add(url)
+            _log.warning("metrics cannot be read", url=url, error=problem)
+        return None
 
 
 def resident_bytes(pids: Iterable[int]) -> int:

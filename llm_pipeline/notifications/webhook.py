@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+from llm_pipeline.bounded_http import call
 from llm_pipeline.notifications.channels import NotSent, Refused
 from llm_pipeline.notifications.message import Message
 
@@ -28,21 +26,15 @@ class Webhook:
         if not self.url.startswith(("https://", "http://")):
             raise Refused("the webhook's URL is not one of http or https", hint="correct the variable or connection")
         body = json.dumps(message.slack()).encode()
+        headers = {"Content-Type": "application/json"}
         try:
-            request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})  # noqa: S310
-            with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_SECONDS):
-                return
-        except urllib.error.HTTPError as error:
-            raise _answered(error.code) from None
-        except (OSError, http.client.HTTPException, ValueError) as error:  # their texts may hold the URL
+            answer = call(
+                self.url, seconds=TIMEOUT_SECONDS, method="POST", headers=headers, body=body, through_proxy=True
+            )
+        except (OSError, ValueError) as error:  # their texts may hold the URL
             raise NotSent(f"the webhook cannot be reached: {_kind(error)}") from None
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A webhook that moves is configured anew: what is behind another address is not asked."""
-
-    def redirect_request(self, *_args: object) -> None:
-        """Leave the answer as it is."""
+        if not HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:  # a redirect is not followed
+            raise _answered(answer.status)
 
 
 def _answered(status: int) -> NotSent | Refused:

@@ -26,6 +26,8 @@ from llm_pipeline.serving.endpoint_access import request_headers, tls_context
 
 MODEL_PATH = "/v2/models/llm"
 _SHOWN_CHARACTERS = 300
+LONGEST_ANSWER_BYTES = 16 * 1024 * 1024
+"""Far above any generation; a server that sends more is not answering the request."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class _Reading:
                 return
             text = str(chunk["text_output"])
             self.output_tokens += int(chunk["output_tokens"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             self.error = self.error or f"not an answer of the model: {raw[:_SHOWN_CHARACTERS]!r}"
             return
         self.chunk_seconds.append(now)
@@ -170,7 +172,7 @@ class GenerationClient:
     ) -> None:
         self._url = base_url.rstrip("/") + model_path
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-        self._headers = dict(headers or {})
+        self._headers = {"Accept-Encoding": "identity", **(headers or {})}
         self._tls = tls or True
         self._session: aiohttp.ClientSession | None = None
 
@@ -186,7 +188,10 @@ class GenerationClient:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls), timeout=self._timeout, headers=self._headers
+            connector=aiohttp.TCPConnector(limit=0, ssl=self._tls),
+            timeout=self._timeout,
+            headers=self._headers,
+            auto_decompress=False,  # a few bytes can unpack to gigabytes
         )
         return self
 
@@ -224,13 +229,11 @@ class GenerationClient:
             async with self.session.post(f"{self._url}/{verb}", json=request.body(stream=stream)) as answer:
                 reading.status = answer.status
                 if answer.status != HTTPStatus.OK:
-                    reading.error = _refusal(answer.status, await answer.read())
+                    reading.error = _refusal(answer.status, await read_body(answer))
                 elif stream:
-                    async for line in answer.content:
-                        if line.startswith(b"data:"):
-                            reading.add(line[5:])
+                    await _read_events(answer, reading)
                 else:
-                    reading.add(await answer.read())
+                    reading.add(await read_body(answer))
         except TimeoutError:
             reading.error = reading.error or f"no whole answer within {self._timeout.total:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -238,11 +241,40 @@ class GenerationClient:
         return reading.finish(request)
 
 
+async def read_body(answer: aiohttp.ClientResponse) -> bytes:
+    """The whole body of an answer.
+
+    Raises:
+        ValueError: It is longer than `LONGEST_ANSWER_BYTES`; the connection is closed.
+        aiohttp.ClientError: It broke off.
+    """
+    body = bytearray()
+    async for piece in answer.content.iter_any():
+        body += piece
+        _require_bounded(answer, len(body))
+    return bytes(body)
+
+
+async def _read_events(answer: aiohttp.ClientResponse, reading: _Reading) -> None:
+    taken = 0
+    async for line in answer.content:
+        taken += len(line)
+        _require_bounded(answer, taken)
+        if line.startswith(b"data:"):
+            reading.add(line[5:])
+
+
+def _require_bounded(answer: aiohttp.ClientResponse, taken: int) -> None:
+    if taken > LONGEST_ANSWER_BYTES:
+        answer.close()
+        raise ValueError(f"the answer has more than {LONGEST_ANSWER_BYTES} bytes")
+
+
 def _refusal(status: int, body: bytes) -> str:
     text = body[:_SHOWN_CHARACTERS].decode(errors="replace")
     try:
         text = str(json.loads(body.removeprefix(b"data:"))["error"])  # generate_stream refuses with an event
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         text = text or "no reason given"
     return f"HTTP {status}: {text}"
 

@@ -9,7 +9,6 @@ The state directory holds the pid record, the log, what is being served, and the
 
 from __future__ import annotations
 
-import http.client
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llm_pipeline.bounded_http import call
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.digest import sha256_json
 from llm_pipeline.errors import ConfigError, Terminal, Transient
@@ -295,15 +295,11 @@ def active_requests(server: RunningServer) -> int | None:
 
 def _get(port: int, path: str) -> tuple[int, str]:
     """Status and body of a loopback GET; status 0 when nobody answers."""
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=2)
     try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException):
+        answer = call(f"http://{LOOPBACK}:{port}{path}", seconds=2.0)
+    except OSError:
         return 0, ""
-    finally:
-        connection.close()
+    return answer.status, answer.text
 
 
 def _gpu_variables(ports: ServerPorts) -> dict[str, str]:

@@ -6,10 +6,10 @@ import asyncio
 import re
 import shutil
 import socket
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from llm_pipeline.bounded_http import call
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
@@ -98,8 +98,7 @@ def _failed_probes(judgement: Judgement) -> list[str]:
 
 def _families(server: RunningServer) -> list[str]:
     """The metrics of the models, without the server's own."""
-    with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:  # noqa: S310 - our own server's
-        text = answer.read().decode()
+    text = call(server.metrics_url, seconds=10.0).text
     return sorted(name for name in _FAMILY.findall(text) if name.startswith(_OF_THE_MODEL))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 
 from llm_pipeline.hub.git_ids import blob_id
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.hub.source import Body, SourceUnavailable, WrongBytes
-from llm_pipeline.hub.transfer import Transfer
+from llm_pipeline.hub.transfer import SourceTooSlow, Transfer
 
 CONTENT = bytes(range(256)) * 4
 MODEL = PinnedModel(id="demo/tiny", commit="0" * 40, files=())
@@ -134,3 +136,27 @@ def test_a_link_in_place_of_a_partial_file_is_not_written_through(tmp_path: Path
     with pytest.raises(OSError, match="symbolic links"):
         transfer.fetch(BY_SHA256)
     assert victim.read_text() == "mine"
+
+
+def test_a_source_that_drips_bytes_is_given_up_although_each_attempt_gets_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Transfer, "_rate_window_seconds", 0.05)
+
+    class Dripping(FaultySource):
+        def _chunks(self, data: bytes, kind: str, number: int) -> Iterator[bytes]:  # noqa: ARG002
+            for byte in data:
+                time.sleep(0.01)
+                yield bytes([byte])
+
+    source = Dripping()
+    with pytest.raises(SourceTooSlow, match="fewer than 10000 a second"):
+        Transfer(source, MODEL, tmp_path).fetch(BY_SHA256)
+    assert len(source.asked) == 5
+    assert source.asked == sorted(set(source.asked)), "every attempt went on where the one before had stopped"
+
+
+def test_a_limit_of_our_own_is_not_taken_for_a_slow_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Transfer, "_rate_window_seconds", 0.01)
+    limit = RateLimit(5_000.0)  # bytes a second: below the minimum
+    assert Transfer(FaultySource(), MODEL, tmp_path, limit).fetch(BY_SHA256).read_bytes() == CONTENT

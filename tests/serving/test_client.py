@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import json
 from collections.abc import Sequence
 
@@ -15,6 +16,22 @@ def chunk(text: str, tokens: int = 1, reason: str = "") -> dict:
 
 
 WHOLE = (chunk("a"), chunk("b"), chunk("c", 1, "length"))
+
+
+async def asked_of(handler, request: GenerationRequest, *, seconds: float, stream: bool) -> Generation:
+    """The client's answer from a server with this handler."""
+    application = web.Application()
+    application.router.add_post("/v2/models/llm/{verb}", handler)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]
+    try:
+        async with GenerationClient(f"http://127.0.0.1:{port}/", timeout_seconds=seconds) as client:
+            return await (client.stream(request) if stream else client.generate(request))
+    finally:
+        await runner.cleanup()
 
 
 def against(
@@ -37,21 +54,7 @@ def against(
             asked.transport.abort()
         return response
 
-    async def both() -> Generation:
-        application = web.Application()
-        application.router.add_post("/v2/models/llm/{verb}", answer)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = site._server.sockets[0].getsockname()[1]
-        try:
-            async with GenerationClient(f"http://127.0.0.1:{port}/", timeout_seconds=timeout) as client:
-                return await (client.stream(request) if stream else client.generate(request))
-        finally:
-            await runner.cleanup()
-
-    return asyncio.run(both())
+    return asyncio.run(asked_of(answer, request, seconds=timeout, stream=stream))
 
 
 def test_a_whole_stream_is_text_tokens_and_times():
@@ -129,3 +132,30 @@ def test_nobody_there_is_an_error_and_no_exception():
     answer = asyncio.run(ask())
     assert answer.status == 0
     assert "Connect" in answer.error
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_without_an_end_is_given_up_at_the_byte_limit(monkeypatch, stream):
+    monkeypatch.setattr("llm_pipeline.serving.client.LONGEST_ANSWER_BYTES", 100_000)
+    endless = json.dumps({"text_output": "x" * 200_000, "output_tokens": 1})
+    answer = against([*[chunk("x" * 1000)] * 200] if stream else [endless], stream=stream)
+    assert "more than 100000 bytes" in answer.error
+
+
+def test_an_error_body_without_an_end_is_given_up_at_the_byte_limit(monkeypatch):
+    monkeypatch.setattr("llm_pipeline.serving.client.LONGEST_ANSWER_BYTES", 100_000)
+    assert "more than 100000 bytes" in against(["x" * 200_000], status=500).error
+
+
+def test_a_compressed_answer_is_never_unpacked():
+    async def bomb(asked: web.Request) -> web.Response:
+        assert asked.headers["Accept-Encoding"] == "identity"
+        packed = gzip.compress(gzip.compress(b"0" * 50_000_000))
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip, gzip"})
+
+    answer = asyncio.run(asked_of(bomb, REQUEST, seconds=5.0, stream=False))
+    assert "not an answer of the model" in answer.error
+
+
+def test_deeply_nested_json_is_no_answer():
+    assert "not an answer of the model" in against(["[" * 200_000], stream=False).error

@@ -12,13 +12,13 @@ import math
 import os
 import ssl
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
+from llm_pipeline.bounded_http import HttpAnswer, call
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.sources.arm_metrics import (
     ArmWindow,
@@ -180,23 +180,32 @@ class PrometheusMetrics:
     def _ask(self, query: str, at: float) -> dict[str, Any]:
         data = urllib.parse.urlencode({"query": query, "time": f"{at:.3f}"}).encode()
         url = f"{self._source.url.rstrip('/')}/api/v1/query"
-        request = urllib.request.Request(url, data=data, headers=self._headers)  # noqa: S310 - http or https by config
+        headers = {**self._headers, "Content-Type": "application/x-www-form-urlencoded"}
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS, context=self._tls) as response:  # noqa: S310
-                answer = json.load(response)
-        except urllib.error.HTTPError as error:
-            raise self._refused(error, query) from error
-        except (OSError, ValueError) as error:
+            answer = call(
+                url,
+                seconds=_TIMEOUT_SECONDS,
+                method="POST",
+                headers=headers,
+                body=data,
+                tls=self._tls,
+                through_proxy=True,
+            )
+            if answer.status != HTTPStatus.OK:
+                raise self._refused(answer, query)
+            document = json.loads(answer.body)
+        except (OSError, ValueError, RecursionError) as error:
             raise SourceDown(f"Prometheus does not answer: {error}", where=self._source.url) from error
-        if not isinstance(answer, dict) or answer.get("status") != "success":
+        if not isinstance(document, dict) or document.get("status") != "success":
             raise SourceDown("no answer of Prometheus", where=self._source.url)
-        return answer
+        return document
 
-    def _refused(self, error: urllib.error.HTTPError, query: str) -> ConfigError | SourceDown:
-        if error.code in (400, 422):
-            return ConfigError(f"Prometheus refuses {query}: {error.read(500)!r}", where=self._source.url)
-        hint = f"check {self._source.token_variable}" if error.code in (401, 403) else ""
-        return SourceDown(f"Prometheus answers {error.code}", where=self._source.url, hint=hint)
+    def _refused(self, answer: HttpAnswer, query: str) -> ConfigError | SourceDown:
+        if answer.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+            return ConfigError(f"Prometheus refuses {query}: {answer.body[:500]!r}", where=self._source.url)
+        denied = answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        hint = f"check {self._source.token_variable}" if denied else ""
+        return SourceDown(f"Prometheus answers {answer.status}", where=self._source.url, hint=hint)
 
 
 def _authorization(source: PrometheusSource) -> dict[str, str]:

@@ -16,6 +16,7 @@ from llm_pipeline.loadtest.traffic import LoadRequest
 
 _SHOWN_CHARACTERS = 300
 _KEPT_BYTES = 1 << 16  # of the body of a refusal
+_LONGEST_PIECE_BYTES = 1 << 22  # of one chunk, or of a whole answer: far above any generation
 _decode = json.JSONDecoder().decode
 
 
@@ -78,11 +79,18 @@ class Answer:
             body = self._pending + body
         if not self.request.stream or self.status != HTTPStatus.OK:
             self._pending = body if self.status == HTTPStatus.OK else body[:_KEPT_BYTES]
+            self._refuse_if_too_long(now)
             return
         *lines, self._pending = body.split(b"\n")
+        self._refuse_if_too_long(now)
         for line in lines:
             if line.startswith(b"data:"):
                 self._take_chunk(line[5:], now)
+
+    def _refuse_if_too_long(self, now: float) -> None:
+        if len(self._pending) > _LONGEST_PIECE_BYTES:
+            self._pending = b""
+            self._end(now, Fault.MALFORMED, f"more than {_LONGEST_PIECE_BYTES} bytes without an end")
 
     @property
     def user_leaves(self) -> bool:
@@ -130,7 +138,7 @@ class Answer:
                 return
             text, tokens = str(chunk["text_output"]), int(chunk["output_tokens"])
             reason, input_tokens = str(chunk.get("finish_reason", "")), int(chunk.get("input_tokens", 0))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self._malformed = self._malformed or f"not an answer of the model: {raw[:_SHOWN_CHARACTERS]!r}"
             return
         self.output_tokens += tokens
@@ -161,6 +169,6 @@ class Answer:
 def _is_json(body: bytes) -> bool:
     try:
         _decode(body.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

@@ -93,6 +93,7 @@ class Connection(asyncio.Protocol):
         answer.take(body, self._now)
         if answer.user_leaves:
             answer.leave(self._now)
+        if answer.ended_at:  # before its end: the rest of it is still to come on this connection
             self._keep = False
 
     def on_message_complete(self) -> None:

@@ -23,7 +23,7 @@ def judge_refusal(status: int, body: bytes) -> tuple[Fault, str]:
     text = body[:_SHOWN_BYTES].decode(errors="replace")
     try:
         text = str(json.loads(body.removeprefix(b"data:"))["error"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         text = text or "no reason given"
     shed = status in _SHED_STATUSES or _says_shed(text)  # Triton answers every error of a decoupled model with 400
     return (Fault.SHED if shed else Fault.REFUSED), f"HTTP {status}: {text}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
+from llm_pipeline.bounded_http import call
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.serving.control.model_control import ModelConfigDocument, ModelRefused, ModelVersion
@@ -25,7 +24,7 @@ class HttpModelControl:
     """
 
     def __init__(self, endpoint: Endpoint, *, timeout_seconds: float) -> None:
-        self._url = urlsplit(endpoint.url)
+        self._url = endpoint.url.rstrip("/")
         self._headers = request_headers(endpoint)
         self._tls = tls_context(endpoint)
         self._timeout_seconds = timeout_seconds
@@ -34,7 +33,7 @@ class HttpModelControl:
         """See `ModelControl`."""
         status, body = self._call("POST", "/v2/repository/index", {})
         if status != HTTPStatus.OK:
-            raise Transient(f"the server does not tell its models: {_reason(body)}", where=self._url.geturl())
+            raise Transient(f"the server does not tell its models: {_reason(body)}", where=self._url)
         index: list[dict[str, str]] = json.loads(body)
         return tuple(
             ModelVersion(int(entry.get("version") or 0), entry.get("state", ""), entry.get("reason", ""))
@@ -66,32 +65,27 @@ class HttpModelControl:
     def _act(self, model: str, verb: str, body: dict[str, Any]) -> None:
         status, answer = self._call("POST", f"/v2/repository/models/{model}/{verb}", body)
         if status != HTTPStatus.OK:
-            raise ModelRefused(f"{model}: {_reason(answer)}", where=self._url.geturl())
+            raise ModelRefused(f"{model}: {_reason(answer)}", where=self._url)
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-        connection = self._connection()
         try:
-            text = None if body is None else json.dumps(body)
-            connection.request(method, self._url.path.rstrip("/") + path, text, self._headers)
-            answer = connection.getresponse()
-            status, data = answer.status, answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise Transient(f"no server answers: {error}", where=self._url.geturl()) from error
-        finally:
-            connection.close()
-        if status in _NOT_ALLOWED:
+            answer = call(
+                self._url + path,
+                seconds=self._timeout_seconds,
+                method=method,
+                headers=self._headers,
+                body=None if body is None else json.dumps(body).encode(),
+                tls=self._tls,
+            )
+        except OSError as error:
+            raise Transient(f"no server answers: {error}", where=self._url) from error
+        if answer.status in _NOT_ALLOWED:
             raise ConfigError(
-                f"the server does not let us in: {_reason(data)}",
-                where=f"{self._url.geturl()}{path}",
+                f"the server does not let us in: {_reason(answer.body)}",
+                where=f"{self._url}{path}",
                 hint="name the header that opens its restricted APIs under header_variables of the endpoint",
             )
-        return status, data
-
-    def _connection(self) -> http.client.HTTPConnection:
-        host = self._url.hostname or ""
-        if self._url.scheme == "https":
-            return http.client.HTTPSConnection(host, self._url.port, timeout=self._timeout_seconds, context=self._tls)
-        return http.client.HTTPConnection(host, self._url.port, timeout=self._timeout_seconds)
+        return answer.status, answer.body
 
 
 def _reason(body: bytes) -> str:

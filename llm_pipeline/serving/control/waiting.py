@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-import urllib.request
 from collections.abc import Callable
+from http import HTTPStatus
 
+from llm_pipeline.bounded_http import call
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.errors import Transient
 from llm_pipeline.serving.control.model_control import open_model_control
@@ -56,13 +57,13 @@ def active_requests(endpoint: Endpoint) -> int | None:
     """Requests in the model's batcher, from its own metric; None where it does not tell."""
     if endpoint.metrics_url is None:
         return None
-    request = urllib.request.Request(endpoint.metrics_url, headers=request_headers(endpoint))  # noqa: S310 - a PlainUrl
     try:
-        with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS, context=tls_context(endpoint)) as answer:  # noqa: S310
-            text = answer.read().decode(errors="replace")
-    except (OSError, ValueError):
+        headers, tls = request_headers(endpoint), tls_context(endpoint)
+        answer = call(endpoint.metrics_url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls)
+        lines = answer.text.splitlines() if answer.status == HTTPStatus.OK else []
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_ACTIVE_REQUESTS)]
+    except (OSError, ValueError, IndexError):
         return None
-    values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(_ACTIVE_REQUESTS)]
     return int(sum(values)) if values else None
 
 

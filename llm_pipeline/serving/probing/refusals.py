@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 import aiohttp
 
+from llm_pipeline.serving.client import read_body
 from llm_pipeline.serving.probing.served import Served, all_right
 from llm_pipeline.verdict import Evidence
 
@@ -33,8 +34,8 @@ async def _refusal_fault(served: Served, body: bytes) -> str:
     """What is wrong with the refusal of a bad request; empty when it is a clear one."""
     try:
         async with served.client.session.post(f"{served.model_url}/generate", data=body) as answer:
-            text = await answer.text()
-    except (aiohttp.ClientError, TimeoutError) as error:
+            text = await read_body(answer)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         return f"no answer at all ({type(error).__name__})"
     if answer.status < HTTPStatus.BAD_REQUEST:
         return f"HTTP {answer.status}"  # Triton itself answers 500 to a body that is not JSON

@@ -12,7 +12,7 @@ import aiohttp
 
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.logging import get_logger
-from llm_pipeline.serving.client import MODEL_PATH, Generation, GenerationClient, GenerationRequest
+from llm_pipeline.serving.client import MODEL_PATH, Generation, GenerationClient, GenerationRequest, read_body
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.verdict import Evidence, Verdict
 
@@ -87,8 +87,8 @@ class Served:
             return None
         try:
             async with self.client.session.get(self.endpoint.metrics_url) as answer:
-                lines = (await answer.text()).splitlines()
-        except (aiohttp.ClientError, TimeoutError):
+                lines = (await read_body(answer)).decode(errors="replace").splitlines()
+        except (aiohttp.ClientError, TimeoutError, ValueError):
             return None
         active = _values(lines, ACTIVE_REQUESTS)
         cancelled = _values([line for line in lines if '"cancelled"' in line], _REQUESTS_TOTAL)
@@ -102,9 +102,17 @@ async def context_length(client: GenerationClient, endpoint: Endpoint) -> int:
     """Tokens that one request may have, as the model's configuration says it."""
     try:
         async with client.session.get(f"{endpoint.url.rstrip('/')}{MODEL_PATH}/config") as answer:
-            parameters: dict[str, Any] = json.loads(await answer.text()).get("parameters", {})
+            parameters: dict[str, Any] = json.loads(await read_body(answer)).get("parameters", {})
             return int(parameters["maximum_tokens_per_request"]["string_value"])
-    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+    except (
+        aiohttp.ClientError,
+        TimeoutError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         _log.info("the model does not tell its context length", assumed=_DEFAULT_CONTEXT, reason=type(error).__name__)
         return _DEFAULT_CONTEXT
 

@@ -175,3 +175,16 @@ def test_the_head_of_a_request_names_the_host_and_carries_the_headers_which_no_t
     assert whole.startswith(b"POST /a/v2/models/llm/generate HTTP/1.1\r\nHost: [::1]:8000\r\n")
     assert b"\r\nX-Key: s3cret\r\n" in streamed
     assert "s3cret" not in repr(target)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_without_an_end_is_malformed_once_it_is_too_long(stream):
+    answer = answer_to(stream=stream)
+    for _ in range(80):
+        answer.take(b"x" * 65536, 102.0)
+    assert answer.fault is Fault.MALFORMED
+    assert answer.ended_at == 102.0
+
+
+def test_deeply_nested_json_is_malformed():
+    assert judged(answer_to(stream=False), b"[" * 200_000) is Fault.MALFORMED

@@ -1,0 +1,196 @@
+"""HTTP calls whose answers are bounded in bytes and in time, from the status line to the last byte of the body.
+
+    answer = call("http://127.0.0.1:8002/metrics", seconds=2.0)
+    answer.status, answer.body
+
+The time-outs of Python's HTTP clients count from one received byte to the next, so a server that sends a byte now and
+then holds a caller for ever. Here every read gets what is left of one deadline. Answers are never decompressed (none
+is asked for), and redirects are not followed: the headers may hold a token.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+LONGEST_ANSWER_BYTES = 64 * 1024 * 1024
+"""Far above every metrics page, statistics dump or query result that is read this way."""
+
+
+class AnswerTooLong(OSError):
+    """The body has more bytes than the caller takes."""
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """A whole answer, whatever its status.
+
+    Attributes:
+        status: HTTP status.
+        body: All of the body, at most as many bytes as were allowed.
+    """
+
+    status: int
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8; bytes that are none are replaced."""
+        return self.body.decode(errors="replace")
+
+
+def call(
+    url: str,
+    *,
+    seconds: float,
+    method: str = "GET",
+    headers: Mapping[str, str] | None = None,
+    body: bytes | None = None,
+    tls: ssl.SSLContext | None = None,
+    longest_bytes: int = LONGEST_ANSWER_BYTES,
+    through_proxy: bool = False,
+) -> HttpAnswer:
+    """Send one request on a connection of its own and read the whole answer.
+
+    Args:
+        url: An http or https URL.
+        seconds: Longest time for all of it.
+        method: HTTP method.
+        headers: Sent as they are.
+        body: Sent as it is; None for none.
+        tls: Context of a TLS connection; None for the system's certificates.
+        longest_bytes: Longest body that is taken.
+        through_proxy: Whether the environment's proxies count (HTTPS_PROXY, NO_PROXY): not for our own servers.
+
+    Raises:
+        AnswerTooLong: The body is longer than that.
+        TimeoutError: The answer was not whole in time.
+        OSError: Nobody answers, the answer broke off, or it is not HTTP.
+        ValueError: The URL or a header cannot be sent.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("not an http or https URL")
+    request = urllib.request.Request(url, body, dict(headers or {}), method=method)  # noqa: S310 - checked above
+    deadline = time.monotonic() + seconds
+    handlers: list[urllib.request.BaseHandler] = [_Http(deadline), _EveryStatus()]
+    if url.startswith("https:"):
+        handlers.append(_Https(deadline, tls or ssl.create_default_context()))
+    if not through_proxy:
+        handlers.append(urllib.request.ProxyHandler({}))
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
+            data = answer.read(longest_bytes + 1)
+            if len(data) > longest_bytes:
+                raise AnswerTooLong(f"the answer has more than {longest_bytes} bytes")
+            if answer.length:  # a read of so many bytes does not tell by itself that the body broke off
+                raise ConnectionError(f"the answer broke off {answer.length} bytes before its end")
+            return HttpAnswer(answer.status, data)
+    except http.client.HTTPException as error:
+        raise ConnectionError(f"the answer is not HTTP, or broke off: {type(error).__name__}") from error
+
+
+class _DeadlineReader(io.RawIOBase):
+    """Reads from a socket; each read may take what is left until the deadline."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection = connection
+        self._raw = connection.makefile("rb", buffering=0)
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        self._connection.settimeout(_time_left(self._deadline))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _DeadlineSocket:
+    """What `http.client` uses of a socket, with one deadline for all of it."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection = connection
+        self._deadline = deadline
+
+    def sendall(self, data: bytes) -> None:
+        self._connection.settimeout(_time_left(self._deadline))  # of the whole of `data`, says the library reference
+        self._connection.sendall(data)
+
+    def makefile(self, _mode: str) -> IO[bytes]:
+        return io.BufferedReader(_DeadlineReader(self._connection, self._deadline))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _time_left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0.0:
+        raise TimeoutError("the answer was not whole in time")
+    return left
+
+
+class _HttpConnection(http.client.HTTPConnection):
+    def __init__(self, *arguments: Any, deadline: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._deadline = deadline
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock: Any = _DeadlineSocket(self.sock, self._deadline)
+
+
+class _HttpsConnection(http.client.HTTPSConnection):
+    def __init__(self, *arguments: Any, deadline: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._deadline = deadline
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock: Any = _DeadlineSocket(self.sock, self._deadline)
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, deadline: float) -> None:
+        super().__init__()
+        self._connect = partial(_HttpConnection, deadline=deadline)
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connect, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, deadline: float, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self._connect = partial(_HttpsConnection, deadline=deadline, context=context)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connect, req)
+
+
+class _EveryStatus(urllib.request.HTTPErrorProcessor):
+    """Hands on every answer as it is: an error or a redirect is the caller's to judge."""
+
+    def http_response(
+        self,
+        request: urllib.request.Request,  # noqa: ARG002 - of the base class
+        response: http.client.HTTPResponse,
+    ) -> http.client.HTTPResponse:
+        return response
+
+    https_response = http_response

@@ -1,0 +1,80 @@
+"""The hub's answers are bounded: the client of `huggingface_hub` reads and unpacks whatever a server sends.
+
+An answer of the hub's API and every error or redirect has a byte limit and a deadline. Files have neither here: their
+size is pinned, and `Transfer` requires a minimum rate. Compressed answers are refused: none is asked for, and a few
+bytes can unpack to gigabytes. Only our own requests are concerned: the session is shared by all of the process.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from huggingface_hub.errors import HTTPError
+from huggingface_hub.utils import get_session
+
+LIBRARY_NAME = "llm-pipeline"
+"""How our requests name themselves in their user agent."""
+
+UNPACKED = {"Accept-Encoding": "identity"}
+"""Header of every request."""
+
+LONGEST_ANSWER_BYTES = 64 * 1024 * 1024
+"""Of the API. The listing of a repository with 100,000 files has about 30 MB."""
+
+LONGEST_ERROR_BYTES = 1024 * 1024
+ANSWER_SECONDS = 120.0
+_FILE_ANSWER = "llm_pipeline_file"
+_REDIRECT = 300
+
+FILE_ANSWER: dict[str, Any] = {_FILE_ANSWER: True}
+"""Extensions of a request whose answer is a file of known size."""
+
+_http: Any = sys.modules[HTTPError.__module__.partition(".")[0]]  # httpx or httpx2, by the version of the client
+
+
+class AnswerRefused(HTTPError):  # type: ignore[misc] # the client's libraries are untyped here
+    """An answer that is too long, too slow or compressed."""
+
+
+def bounded_session() -> Any:
+    """The client's session, which bounds the answers to our requests from now on."""
+    session = get_session()
+    hooks = session.event_hooks
+    if _bound not in hooks["response"]:
+        session.event_hooks = {**hooks, "response": [*hooks["response"], _bound]}
+    return session
+
+
+def _bound(response: Any) -> None:
+    """Called with every answer before its body is read."""
+    if LIBRARY_NAME not in response.request.headers.get("user-agent", ""):
+        return
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding not in ("", "identity"):
+        raise AnswerRefused(f"the answer is compressed ({encoding[:40]!r}), which was not asked for")
+    is_error = response.status_code >= _REDIRECT
+    if is_error or not response.request.extensions.get(_FILE_ANSWER):
+        response.stream = _BoundedStream(response.stream, LONGEST_ERROR_BYTES if is_error else LONGEST_ANSWER_BYTES)
+
+
+class _BoundedStream(_http.SyncByteStream):  # type: ignore[misc]
+    def __init__(self, stream: Any, longest_bytes: int) -> None:
+        self._stream = stream
+        self._longest_bytes = longest_bytes
+        self._deadline = time.monotonic() + ANSWER_SECONDS
+
+    def __iter__(self) -> Iterator[bytes]:
+        taken = 0
+        for chunk in self._stream:
+            taken += len(chunk)
+            if taken > self._longest_bytes:
+                raise AnswerRefused(f"the answer has more than {self._longest_bytes} bytes")
+            if time.monotonic() > self._deadline:
+                raise AnswerRefused(f"the answer was not whole after {ANSWER_SECONDS:g} s")
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
