@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from llm_pipeline.checkpoint_directory import check_document
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.hub.files import WEIGHTS_SUFFIX
 from llm_pipeline.hub.model_config import check_model_config
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.hub.safetensors_header import TensorEntry, read_header
 from llm_pipeline.hub.sampled_values import check_values
-from llm_pipeline.json_document import read_object
+from llm_pipeline.json_document import read, read_object
 from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
@@ -21,7 +22,7 @@ Headers = Mapping[str, tuple[TensorEntry, ...]]
 
 
 def check_checkpoint(model: PinnedModel, directory: Path, sampled_values: int) -> None:
-    """Check every safetensors header, that index and shards agree, the configuration, and some values.
+    """Check every JSON file and safetensors header, that index and shards agree, the configuration, and some values.
 
     Args:
         model: What the directory holds.
@@ -29,9 +30,14 @@ def check_checkpoint(model: PinnedModel, directory: Path, sampled_values: int) -
         sampled_values: Values of each tensor that are looked at; 0 for none.
 
     Raises:
-        IntegrityError: Something of it is malformed, contradicts itself, or holds NaN or an infinity.
+        IntegrityError: Something of it is malformed, contradicts itself, makes loaders read other files, or holds NaN
+            or an infinity.
         Unsupported: The configuration asks for code from the repository.
     """
+    for file in model.files:
+        if file.path.endswith(".json"):
+            document = read(directory / file.path, where=file.path, finite=False)
+            check_document(file.path, document, where=file.path)
     headers = {
         file.path: read_header(directory / file.path) for file in model.files if file.path.endswith(WEIGHTS_SUFFIX)
     }

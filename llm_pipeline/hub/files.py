@@ -102,6 +102,9 @@ def select_files(paths: Iterable[str], *, where: str = "") -> Selection:
     for copy in _second_copies(fetched):
         skipped[copy] = "a second copy of the weights, in another layout"
         fetched.remove(copy)
+    for adapter in [path for path in fetched if path.startswith("adapter_") and "config.json" in fetched]:
+        skipped[adapter] = "an adapter, which some loaders would apply to the model without being asked"
+        fetched.remove(adapter)
     _require_model(fetched, refused, where)
     return Selection(fetched=tuple(sorted(fetched)), skipped=skipped, refused=refused)
 

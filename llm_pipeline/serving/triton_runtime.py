@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_pipeline.checkpoint_directory import check_directory
 from llm_pipeline.engines.offline import OFFLINE
 from llm_pipeline.errors import ConfigError, Unsupported
 
@@ -154,7 +155,12 @@ def link_repository(repository: Path, view: Path, links: Mapping[str, Path] | No
         repository: A model repository.
         view: Directory to make, in place of what is there.
         links: Directories from elsewhere, by their place in the repository.
+
+    Raises:
+        IntegrityError: A server that loads the repository, or what it links to, would read files beside them.
     """
+    for directory in (repository, *(links or {}).values()):
+        check_directory(directory)
     shutil.rmtree(view, ignore_errors=True)
     for directory, _, files in os.walk(repository):
         place = view / Path(directory).relative_to(repository)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -343,7 +344,7 @@ def test_pickles_beside_safetensors_are_not_fetched(local_hub: LocalHub, source:
 
 
 def test_two_files_of_the_same_content_are_fetched_once(local_hub: LocalHub, source: HubSource, tmp_path: Path) -> None:
-    local_hub.publish(**{"vocab.json": b'{"version": "1.0"}', "empty.json": b""})
+    local_hub.publish(**{"vocab.json": b'{"version": "1.0"}', "merges.txt": b""})
     download_model(source, source.resolve("demo/tiny", "main"), tmp_path / "checkpoint")
     assert content(tmp_path / "checkpoint") == expected(local_hub)
 
@@ -439,3 +440,31 @@ def test_a_second_process_does_not_write_into_the_first_one_s_files(
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("weights", ["/models/good.safetensors", "../good.safetensors", "other.safetensors"])
+def test_a_configuration_that_names_other_weights_is_refused(
+    local_hub: LocalHub, source: HubSource, tmp_path: Path, weights: str
+) -> None:
+    config = {**json.loads(CONFIG), "transformers_weights": weights}
+    local_hub.publish(config__json=json.dumps(config).encode())
+    with pytest.raises(IntegrityError, match="'transformers_weights' is") as refused:
+        download_model(source, source.resolve("demo/tiny", "main"), tmp_path / "checkpoint")
+    assert refused.value.where == "config.json"
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_tokenizer_that_names_other_files_is_refused(
+    local_hub: LocalHub, source: HubSource, tmp_path: Path, file: str
+) -> None:
+    local_hub.publish(**{file: b'{"tokenizer_file": "/models/tokenizer.json"}'})
+    with pytest.raises(IntegrityError, match=r"'tokenizer_file' is '/models/tokenizer\.json'") as refused:
+        download_model(source, source.resolve("demo/tiny", "main"), tmp_path / "checkpoint")
+    assert refused.value.where == file
+
+
+def test_every_json_file_is_read_within_bounds(local_hub: LocalHub, source: HubSource, tmp_path: Path) -> None:
+    local_hub.publish(**{"generation_config.json": b"[" * 100_000})
+    with pytest.raises(IntegrityError, match="nested deeper") as refused:
+        download_model(source, source.resolve("demo/tiny", "main"), tmp_path / "checkpoint")
+    assert refused.value.where == "generation_config.json"

@@ -106,6 +106,13 @@ def test_an_adapter_is_not_a_model() -> None:
     assert "merged" in caught.value.hint
 
 
+def test_an_adapter_beside_a_model_is_not_fetched() -> None:
+    adapter = ["adapter_config.json", "adapter_model.safetensors"]
+    selection = select_files(["config.json", "model.safetensors", *adapter])
+    assert selection.fetched == ("config.json", "model.safetensors")
+    assert set(selection.skipped) == set(adapter)
+
+
 def test_the_second_copy_of_the_weights_is_skipped() -> None:
     selection = select_files(["config.json", "model.safetensors", "consolidated.safetensors"])
     assert selection.fetched == ("config.json", "model.safetensors")

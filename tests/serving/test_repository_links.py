@@ -47,6 +47,18 @@ def test_what_a_repository_links_to_is_laid_into_the_servers_view(linked, store,
     assert not (linked / "llm/1/checkpoint").exists()
 
 
+def test_what_would_read_other_files_is_not_served(linked, tmp_path):
+    checkpoint, view = tmp_path / "poisoned", tmp_path / "view"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text('{"transformers_weights": "/models/good.safetensors"}')
+    with pytest.raises(IntegrityError, match=r"'transformers_weights' is '/models/good\.safetensors'"):
+        link_repository(linked, view, {"llm/1/checkpoint": checkpoint})
+    assert not view.exists()
+    (linked / "llm/1/tokenizer_config.json").write_text('{"tokenizer_file": "/models/tokenizer.json"}')
+    with pytest.raises(IntegrityError, match=r"'tokenizer_file' is '/models/tokenizer\.json'"):
+        link_repository(linked, view)
+
+
 def test_a_damaged_artifact_is_not_served(linked, store, checkpoint):
     weights = store.fetch(checkpoint) / "model.safetensors"
     weights.parent.chmod(0o700)

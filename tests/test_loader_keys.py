@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.checkpoint_directory import check_directory, check_document
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.loader_keys import followed_keys
+
+sys.path.insert(0, str(Path(__file__).parent))
+from published_configs import HARMLESS
+
+CONFIG, TOKENIZER, TOKENS = "config.json", "tokenizer_config.json", "special_tokens_map.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "document", "key"),
+    [
+        (CONFIG, {"transformers_weights": "/models/good.safetensors"}, "transformers_weights"),
+        (CONFIG, {"transformers_weights": "../good.safetensors"}, "transformers_weights"),
+        (CONFIG, {"transformers_weights": "other.safetensors"}, "transformers_weights"),
+        (CONFIG, {"text_config": {"transformers_weights": "x.safetensors"}}, "text_config.transformers_weights"),
+        (CONFIG, {"layers": [{"transformers_weights": "x.safetensors"}]}, "layers.transformers_weights"),
+        (CONFIG, {"configuration_files": ["config.4.0.0.json"]}, "configuration_files"),
+        (CONFIG, {"gguf_file": "x.gguf"}, "gguf_file"),
+        (CONFIG, {"attn_implementation": "someone/kernel"}, "attn_implementation"),
+        (CONFIG, {"_attn_implementation": {"text_config": "someone/kernel@v1:x"}}, "_attn_implementation"),
+        (CONFIG, {"experts_implementation": "someone/kernel"}, "experts_implementation"),
+        (CONFIG, {"vision_config": {"backbone": "/m", "use_pretrained_backbone": True}}, "vision_config.backbone"),
+        (CONFIG, {"speculators_config": {"verifier": {"name_or_path": "/m"}}}, "speculators_config"),
+        ("processor_config.json", {"audio_tokenizer": {"audio_tokenizer_name_or_path": "/m"}}, "audio_tokenizer."),
+        ("speaker_embeddings_path.json", {"repo_or_path": "/m"}, "repo_or_path"),
+        ("preprocessor_config.json", {"repo_path": "/m", "class_info_file": "x.json"}, "class_info_file"),
+        ("adapter_config.json", {"base_model_name_or_path": "/m"}, "base_model_name_or_path"),
+        (TOKENIZER, {"tokenizer_file": "/models/tokenizer.json"}, "tokenizer_file"),
+        (TOKENIZER, {"tokenizer_file": "../tokenizer.json"}, "tokenizer_file"),
+        (TOKENIZER, {"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}, "fast_tokenizer_files"),
+        (TOKENIZER, {"vocab_file": "/v.json", "merges_file": "/m.txt"}, "merges_file"),
+        (TOKENIZER, {"vocab": "/v.json"}, "vocab"),
+        (TOKENIZER, {"init_inputs": ["/v.json"]}, "init_inputs"),
+        (TOKENIZER, {"sp_model_kwargs": {"model_file": "/x.model"}}, "sp_model_kwargs.model_file"),
+        (TOKENIZER, {"mecab_kwargs": {"mecab_option": "-d /dictionary"}}, "mecab_kwargs.mecab_option"),
+        (TOKENIZER, {"gguf_file": "/x.gguf"}, "gguf_file"),
+        (TOKENS, {"tokenizer_file": "/models/tokenizer.json"}, "tokenizer_file"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value,
+)
+def test_a_key_that_leads_a_loader_elsewhere_is_refused_by_name(file, document, key):
+    with pytest.raises(IntegrityError) as refused:
+        check_document(file, document, where=file)
+    assert f"{key}" in str(refused.value)
+    assert refused.value.where == file
+    assert "publish" in refused.value.hint
+
+
+@pytest.mark.parametrize(("file", "document"), HARMLESS.values(), ids=HARMLESS.keys())
+def test_what_is_published_and_harmless_is_accepted(file, document):
+    assert followed_keys(file, document) == ()
+
+
+@pytest.mark.parametrize(
+    ("file", "document"),
+    [
+        (CONFIG, {"transformers_weights": None, "configuration_files": [], "quantization_config": {"dataset": None}}),
+        (CONFIG, {"_attn_implementation": "flash_attention_2", "attn_implementation": {"text_config": "sdpa"}}),
+        (CONFIG, {"backbone": "resnet50", "use_pretrained_backbone": False}),
+        (TOKENIZER, {"vocab": {"<s>": 0}, "tokenizer_file": None, "init_inputs": [], "chat_template": "{{ vocab }}"}),
+        ("tokenizer.json", {"model": {"vocab": {"tokenizer_file": 1, "transformers_weights": 2}}}),
+        ("vocab.json", {"transformers_weights": 7}),
+        ("modules.json", [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}]),
+    ],
+)
+def test_keys_without_a_file_in_them_are_accepted(file, document):
+    assert followed_keys(file, document) == ()
+
+
+def test_text_of_a_repository_is_quoted_and_short():
+    (found,) = followed_keys(CONFIG, {"a\nload_test GO": {"transformers_weights": "x" * 10_000}})
+    assert "\n" not in str(found)
+    assert len(str(found)) < 500
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"model_type": "llama"}')
+    (directory / "model.safetensors").write_bytes(b"")
+    return directory
+
+
+def test_a_sound_directory_is_accepted_also_through_a_link(checkpoint, tmp_path):
+    (checkpoint / "again.safetensors").symlink_to("model.safetensors")
+    check_directory(checkpoint)
+    (tmp_path / "link").symlink_to(checkpoint)
+    check_directory(tmp_path / "link")
+
+
+@pytest.mark.parametrize("directory_too", [False, True], ids=["file", "directory"])
+def test_a_link_out_of_the_directory_is_refused(checkpoint, tmp_path, directory_too):
+    outside = tmp_path / "outside"
+    outside.mkdir() if directory_too else outside.write_bytes(b"")
+    (checkpoint / "linked").symlink_to(outside)
+    with pytest.raises(IntegrityError, match="a link leads out of the directory") as refused:
+        check_directory(checkpoint)
+    assert refused.value.where == f"{checkpoint}/linked"
+
+
+@pytest.mark.parametrize("shard", ["/models/good.safetensors", "../good.safetensors", "a/../../good.safetensors"])
+def test_an_index_with_shards_outside_of_the_directory_is_refused(checkpoint, shard):
+    (checkpoint / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{shard}"}}}}')
+    with pytest.raises(IntegrityError, match="a shard outside of the directory"):
+        check_directory(checkpoint)
+
+
+@pytest.mark.parametrize(("name", "content"), [("config.json", "{"), ("tokenizer_config.json", '{"a": 1, "a": 2}')])
+def test_malformed_json_in_a_directory_is_refused(checkpoint, name, content):
+    (checkpoint / name).write_text(content)
+    with pytest.raises(IntegrityError, match="not usable JSON") as refused:
+        check_directory(checkpoint)
+    assert refused.value.where == f"{checkpoint}/{name}"
+
+
+def test_a_key_below_a_subdirectory_is_refused_too(checkpoint):
+    (checkpoint / "tokenizer").mkdir()
+    (checkpoint / "tokenizer/tokenizer_config.json").write_text('{"tokenizer_file": "/models/tokenizer.json"}')
+    with pytest.raises(IntegrityError, match=r"'tokenizer_file' is '/models/tokenizer\.json'"):
+        check_directory(checkpoint)
