@@ -159,8 +159,8 @@ def link_repository(repository: Path, view: Path, links: Mapping[str, Path] | No
     Raises:
         IntegrityError: A server that loads the repository, or what it links to, would read files beside them.
     """
-    for directory in (repository, *(links or {}).values()):
-        check_directory(directory)
+    for source in (repository, *(links or {}).values()):
+        check_directory(source)
     shutil.rmtree(view, ignore_errors=True)
     for directory, _, files in os.walk(repository):
         place = view / Path(directory).relative_to(repository)
