@@ -129,6 +129,10 @@ class StageCancelled(Transient):
     """The stage was asked to stop, by a user or by a machine that is going down; run again, it goes on."""
 
 
+class StageOutOfTime(Transient):
+    """The stage took longer than its time limit and was stopped; run again, it goes on."""
+
+
 class RemoteStageError(Terminal):
     """A terminal error that a stage's process reported; it keeps that error's exit code."""
 

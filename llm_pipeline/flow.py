@@ -18,6 +18,7 @@ from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import Terminal
 from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.planning.time_limits import time_limit_seconds
 from llm_pipeline.release_record import (
     ReleaseRecord,
     read_record,
@@ -48,6 +49,7 @@ def resolve_request(path: Path, revision: str | None = None) -> StageRequest:
         config={"config_path": str(loaded.path), "revision": revision},
         store=loaded.deployment.store,
         work_root=loaded.deployment.work_root,
+        time_limit_seconds=time_limit_seconds(loaded.release, "resolve"),
     )
 
 
@@ -185,6 +187,7 @@ class Flow:
             inputs=dict(inputs),
             store=self.deployment.store,
             work_root=self.deployment.work_root,
+            time_limit_seconds=time_limit_seconds(self.release, stage),
         )
 
     def chosen_recipe(self, target: str) -> str:

@@ -115,7 +115,8 @@ class KubernetesEnvironment(ConfigModel):
         image_pull_secrets: Secrets for the image's registry.
         labels: Further labels of Job and pod.
         start_timeout_minutes: Longest wait for a node and the image.
-        time_limit_minutes: Longest run; None for no limit.
+        time_limit_minutes: Longest run; None for a little more than the stage's own limit, the policy's
+            `time_limit_hours`.
     """
 
     runner: Literal["kubernetes"]

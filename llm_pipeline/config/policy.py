@@ -284,9 +284,15 @@ class CanaryPolicy(ConfigModel):
 
 
 class Policy(ConfigModel):
-    """All gate thresholds of a release."""
+    """All gate thresholds of a release.
+
+    Attributes:
+        time_limit_hours: Longest time of one stage: it is stopped then, and tried again like after any other fault of a
+            machine. Builds, load tests and canary steps may take longer where their own settings say so.
+    """
 
     name: Name
+    time_limit_hours: Annotated[float, Field(gt=0.0, le=24 * 30)] = 24.0
     accuracy: AccuracyPolicy = AccuracyPolicy()
     speed: SpeedPolicy | None = None
     served_accuracy: AccuracyPolicy = AccuracyPolicy()

@@ -29,7 +29,13 @@ from llm_pipeline.planning.lanes import judge_lanes
 from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan
 from llm_pipeline.planning.model_shape import ModelShape, known_shape
 from llm_pipeline.planning.patience import Asked
-from llm_pipeline.planning.plan_warnings import gpu_warnings, host_warnings, shape_warnings, target_warnings
+from llm_pipeline.planning.plan_warnings import (
+    gpu_warnings,
+    host_warnings,
+    shape_warnings,
+    target_warnings,
+    time_warnings,
+)
 from llm_pipeline.planning.prior import with_predictions
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.recipe_checks import check_recipes, recipe_warnings
@@ -121,6 +127,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
             *load_test_warnings(requests),
             *canary.warnings,
             *gpu_warnings(loaded, gpus, shape, here=here),
+            *time_warnings(release, costs),
             *host_warnings(loaded, obstacles, here=here),
         ),
     )

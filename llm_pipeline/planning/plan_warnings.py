@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import ResolvedRelease
@@ -10,6 +10,12 @@ from llm_pipeline.planning import host
 from llm_pipeline.planning.model import TargetPlan
 from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.quantization_plan import GpuCost
+from llm_pipeline.planning.reuse import Step
+from llm_pipeline.planning.stage_cost import StepCost
+from llm_pipeline.planning.time_limits import time_limit_seconds
+
+_TIGHT = 0.5
+"""A prediction above this share of a time limit is worth a warning: predictions are off by a factor."""
 
 
 def shape_warnings(release: ResolvedRelease, shape: ModelShape | None) -> tuple[str, ...]:
@@ -66,3 +72,15 @@ def host_warnings(loaded: LoadedRelease, obstacles: tuple[str, ...], *, here: bo
     else:
         found += [f"on this machine, {obstacle}" for obstacle in obstacles]
     return tuple(found)
+
+
+def time_warnings(release: ResolvedRelease, costs: Mapping[Step, StepCost]) -> Iterator[str]:
+    """The steps whose expected time is near their time limit, or beyond it."""
+    for (stage, subject), cost in costs.items():
+        limit = time_limit_seconds(release, stage)
+        if cost.seconds is not None and cost.seconds > _TIGHT * limit:
+            hours, most = f"{cost.seconds / 3600:.2g}", f"{limit / 3600:.2g}"
+            yield (
+                f"{stage} {subject}".strip() + f" is expected to take {hours} h and is stopped after {most} h: "
+                f"raise time_limit_hours of policy {release.policy.name}"
+            )

@@ -17,6 +17,7 @@ from llm_pipeline.runners.job_names import LABEL_PREFIX, label_value, request_la
 from llm_pipeline.runners.runner import STAGE_VARIABLES, Job
 from llm_pipeline.stages.contract import StageRequest
 from llm_pipeline.stages.process import IN_STORE
+from llm_pipeline.stages.time_limit import GRACE_SECONDS
 
 DIGEST_ANNOTATION = f"{LABEL_PREFIX}request-digest"
 REQUEST_ANNOTATION = f"{LABEL_PREFIX}request"
@@ -55,7 +56,7 @@ def job_manifest(environment: KubernetesEnvironment, image: str, request: StageR
             "completions": 1,
             "parallelism": 1,
             "ttlSecondsAfterFinished": _KEPT_SECONDS,
-            **_deadline(environment),
+            "activeDeadlineSeconds": _deadline_seconds(environment, request),
             "template": {
                 "metadata": {"labels": labels, "annotations": digest | _LEFT_ALONE | {REQUEST_ANNOTATION: text}},
                 "spec": _pod(environment, image, request, job),
@@ -64,11 +65,15 @@ def job_manifest(environment: KubernetesEnvironment, image: str, request: StageR
     }
 
 
-def _deadline(environment: KubernetesEnvironment) -> dict[str, int]:
-    """The Job's clock runs from its creation, so the wait for a node counts, too."""
-    if environment.time_limit_minutes is None:
-        return {}
-    return {"activeDeadlineSeconds": round(60 * (environment.start_timeout_minutes + environment.time_limit_minutes))}
+def _deadline_seconds(environment: KubernetesEnvironment, request: StageRequest) -> int:
+    """The environment's limit, or a little more than the stage's own, which ends it with a better word.
+
+    The Job's clock runs from its creation, so the wait for a node counts, too.
+    """
+    longest = request.time_limit_seconds + 2 * GRACE_SECONDS
+    if environment.time_limit_minutes is not None:
+        longest = 60 * environment.time_limit_minutes
+    return round(60 * environment.start_timeout_minutes + longest)
 
 
 def _pod(environment: KubernetesEnvironment, image: str, request: StageRequest, job: Job) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class StageRequest(Frozen):
         inputs: Input artifacts by the names that the stage declares.
         store: The artifact store; its URI is enough.
         work_root: Directory for private work; survives a crash, so that a stage can resume.
+        time_limit_seconds: The stage is stopped after this time, wherever it runs.
     """
 
     release_id: str
@@ -63,6 +64,7 @@ class StageRequest(Frozen):
     inputs: dict[str, ArtifactRef] = {}
     store: StoreConfig
     work_root: str
+    time_limit_seconds: float = Field(default=24 * 3600.0, gt=0.0)
 
 
 class Timings(Frozen):

@@ -5,17 +5,21 @@ The outcome is a file, or a document of the request's store where whoever starte
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
+import psutil
 from pydantic import ValidationError
 
-from llm_pipeline.errors import ConfigError, ExitCode, StageCancelled
+from llm_pipeline.errors import ConfigError, ExitCode, PipelineError, StageCancelled, StageOutOfTime
 from llm_pipeline.logging import get_logger, write_json_lines
 from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute, replace_document
+from llm_pipeline.stages.time_limit import OutOfTime, ended_after
 from llm_pipeline.store import open_store
 
 IN_STORE = "store:"
@@ -44,14 +48,16 @@ def run_stage_process(name: str, request_path: Path, result: str, log_path: Path
     request = _read_request(name, request_path)
     signal.signal(signal.SIGTERM, _cancel)
     try:
-        outcome = execute(request)
+        with ended_after(request.time_limit_seconds, partial(_give_up, request, result)):
+            outcome = execute(request)
     except _Cancelled:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        cancelled = StageCancelled("the stage was asked to stop", hint="run it again: finished work is kept")
         log.warning("stopped on request")
-        outcome = StageFailure(
-            release_id=request.release_id, stage=name, subject=request.subject, error=cancelled.to_document()
-        )
+        stopped = StageCancelled("the stage was asked to stop", hint="run it again: finished work is kept")
+        outcome = _failure(request, stopped)
+    except OutOfTime:
+        log.error("stopped: out of time", limit_seconds=request.time_limit_seconds)  # noqa: TRY400 - no fault of ours
+        outcome = _failure(request, _out_of_time(request))
     _write(request, result, outcome)
     return ExitCode.GO if isinstance(outcome, StageResult) else outcome.error.exit_code
 
@@ -59,6 +65,31 @@ def run_stage_process(name: str, request_path: Path, result: str, log_path: Path
 def job_outcome_name(release_id: str, job_name: str) -> str:
     """Document with the outcome of a job that shares no file with its runner; it goes with its release."""
     return f"releases/{release_id}/jobs/{job_name}.json"
+
+
+def _failure(request: StageRequest, error: PipelineError) -> StageFailure:
+    return StageFailure(
+        release_id=request.release_id, stage=request.stage, subject=request.subject, error=error.to_document()
+    )
+
+
+def _out_of_time(request: StageRequest) -> StageOutOfTime:
+    return StageOutOfTime(
+        f"the stage was stopped after its time limit of {request.time_limit_seconds / 3600:.2g} h",
+        hint="look at the last lines of its log; raise time_limit_hours of the policy if it was still making progress",
+    )
+
+
+def _give_up(request: StageRequest, result: str) -> None:
+    """The last resort, in another thread: the main one does not come back from native code."""
+    try:
+        log.error("the stage does not end by itself: its process is killed")
+        _write(request, result, _failure(request, _out_of_time(request)))
+    finally:
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        os._exit(ExitCode.INFRASTRUCTURE)
 
 
 class _Cancelled(BaseException):

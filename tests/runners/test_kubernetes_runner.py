@@ -337,3 +337,11 @@ def test_without_the_client_the_error_names_the_extra(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(Unsupported, match=r"llm-pipeline\[kubernetes\]"):
         place.pod("").submit(place.request(), HERE)
+
+
+def test_a_job_without_a_limit_of_its_own_ends_a_little_after_its_stage_should_have(kubernetes_place):
+    environment = kubernetes_place.deployment.environments["control"]
+    request = kubernetes_place.request().model_copy(update={"time_limit_seconds": 3600.0})
+    job = Job(runner="kubernetes", environment="control", name="llm-1", directory="/nowhere", request_digest="d")
+    deadline = job_manifest(environment, "i@sha256:0", request, job)["spec"]["activeDeadlineSeconds"]
+    assert deadline == 60 * environment.start_timeout_minutes + 3600 + 240
