@@ -13,11 +13,15 @@ from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.digest import sha256_bytes, sha256_json
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.bounded_child import TookTooMuch, run_in_child
 from llm_pipeline.quantization.calibration_samples import Sample, read_sources
 
 log = get_logger(__name__)
 
 Tokens = tuple[int, ...]
+
+_SECONDS_TO_RENDER, _SECONDS_A_CHAT = 60.0, 0.1
+_RENDERING_BYTES = 2**31
 
 
 class Tokenizer(Protocol):
@@ -169,19 +173,44 @@ def _encode(samples: Sequence[Sample], calibration: Calibration, tokenizer: Toke
                 where="calibration",
                 hint="calibrate on texts, or give the model's repository a template",
             )
-        texts = [_rendered(sample, tokenizer) for sample in samples]
+        texts = _rendered(samples, tokenizer)
     # A chat template writes the special tokens itself.
     encoded = tokenizer(texts, add_special_tokens=not calibration.chat_template, verbose=False)
     return [tuple(ids) for ids in encoded["input_ids"]]
 
 
-def _rendered(sample: Sample, tokenizer: Tokenizer) -> str:
-    from jinja2 import TemplateError
-
+def _rendered(samples: Sequence[Sample], tokenizer: Tokenizer) -> list[str]:
+    """The chats as texts. The template is a program of the model's repository, so it runs with limits."""
+    seconds = _SECONDS_TO_RENDER + _SECONDS_A_CHAT * len(samples)
     try:
-        return str(tokenizer.apply_chat_template(sample.messages, tokenize=False))
-    except (TemplateError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"the model's chat template refuses the chat: {error}", where=sample.where) from error
+        rendered = run_in_child(
+            lambda: [_render(sample, tokenizer) for sample in samples], seconds=seconds, memory_bytes=_RENDERING_BYTES
+        )
+    except TookTooMuch as error:
+        raise ConfigError(
+            f"the model's chat template does not render {len(samples)} chats within its limits: {error.message}",
+            where="calibration",
+            hint="calibrate on texts, or look at the template: it may loop without an end",
+        ) from error
+    for sample, chat in zip(samples, rendered, strict=True):
+        if chat.problem:
+            raise ConfigError(f"the model's chat template refuses the chat: {chat.problem}", where=sample.where)
+    return [chat.text for chat in rendered]
+
+
+@dataclass(frozen=True)
+class _RenderedChat:
+    text: str
+    problem: str = ""
+
+
+def _render(sample: Sample, tokenizer: Tokenizer) -> _RenderedChat:
+    try:
+        return _RenderedChat(str(tokenizer.apply_chat_template(sample.messages, tokenize=False)))
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of a program of the repository: whatever it raises is its refusal
+        return _RenderedChat("", str(error)[:500] or type(error).__name__)
 
 
 def _cut(encoded: Iterable[Tokens], calibration: Calibration) -> list[Tokens]:
