@@ -212,6 +212,11 @@ def as_pipeline_error(error: BaseException, *, where: str = "") -> PipelineError
     return _missing_package(error, where) or _trouble_of_the_machine(error, where) or _fault(error, where)
 
 
+def places_of(error: BaseException) -> str:
+    """The traceback without the exception's own text, where that text may hold a secret (a webhook's URL is one)."""
+    return "".join(traceback.format_tb(error.__traceback__)).rstrip("\n")
+
+
 def _missing_package(error: BaseException, where: str) -> MissingPackage | None:
     if not isinstance(error, ModuleNotFoundError):
         return None

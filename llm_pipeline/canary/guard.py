@@ -26,11 +26,11 @@ from llm_pipeline.canary.rollback import LEASE_SECONDS, Patience, end_canary
 from llm_pipeline.canary.router import TrafficRouter
 from llm_pipeline.canary.slots import SlotControl, TritonSlots, slot_ports
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.errors import PipelineError, Unsupported
+from llm_pipeline.errors import PipelineError, Unsupported, as_pipeline_error
 from llm_pipeline.logging import get_logger
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState
-from llm_pipeline.store.references import placed_pointers
+from llm_pipeline.store.references import PlacedPointers, placed_pointers
 
 log = get_logger(__name__)
 
@@ -68,18 +68,33 @@ def guard_once(store: ArtifactStore, deployment: Deployment, now: float | None =
     """
     now = time.time() if now is None else now
     actions: list[GuardAction] = []
-    models = placed_pointers(store)
+    models: list[PlacedPointers] = []
+    try:
+        models = list(placed_pointers(store))
+    except Exception as error:  # noqa: BLE001 - canaries are guarded without them
+        actions.append(_failed("-", "-", error))
     for target, place in deployment.places.items():
         state_root = Path(deployment.state_root)
-        site = GuardedSite(
-            store=store,
-            target=target,
-            router=router_as_it_is(place.router, slot_ports(place), state_root / target / "router"),
-            slots=TritonSlots(store, place, target=target, state_root=state_root),
-            patience=Patience.with_router(place.router),
-        )
-        actions += site.guard(now, [placed.model_id for placed in models if placed.target == target])
+        try:
+            site = GuardedSite(
+                store=store,
+                target=target,
+                router=router_as_it_is(place.router, slot_ports(place), state_root / target / "router"),
+                slots=TritonSlots(store, place, target=target, state_root=state_root),
+                patience=Patience.with_router(place.router),
+            )
+        except Exception as error:  # noqa: BLE001 - the other targets are guarded
+            actions.append(_failed(target, "-", error))
+        else:
+            actions += site.guard(now, [placed.model_id for placed in models if placed.target == target])
     return actions
+
+
+def _failed(target: str, about: str, error: Exception) -> GuardAction:
+    """What went wrong, as an action; a traceback is logged if nobody expected it."""
+    if not isinstance(error, PipelineError):
+        log.error("the guard failed", gpu_target=target, exc_info=error)
+    return GuardAction(target, about, "failed", str(as_pipeline_error(error)))
 
 
 def overdue(
@@ -135,17 +150,20 @@ class GuardedSite:
 
     def guard(self, now: float, models: Sequence[str]) -> list[GuardAction]:
         """Guard the target's canary, then what is kept warm of each model there; what fails is told."""
+        actions: list[GuardAction] = []
+        release_id = None
         try:
-            if self.router is not None or current_canary(self.store, self.target) is None:
+            release_id = current_canary(self.store, self.target)
+            if self.router is not None or release_id is None:
                 leave_sign(self.store, self.target)  # not where there is a canary that it could do nothing about
-            actions = self.guard_canary(now)
-        except PipelineError as error:
-            actions = [GuardAction(self.target, current_canary(self.store, self.target) or "", "failed", str(error))]
+            actions += self.guard_canary(now)
+        except Exception as error:  # noqa: BLE001 - what is kept warm is looked after all the same
+            actions.append(_failed(self.target, release_id or "-", error))
         for model_id in models:
             try:
                 actions += self._retire(model_id, now)
-            except PipelineError as error:
-                actions.append(GuardAction(self.target, model_id, "failed", str(error)))
+            except Exception as error:  # noqa: BLE001 - the other models are looked after
+                actions.append(_failed(self.target, model_id, error))
         return actions
 
     def _retire(self, model_id: str, now: float) -> list[GuardAction]:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from pydantic import ValidationError
-
 from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.record import current_canary, read_events
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.notifications import Notifications
-from llm_pipeline.errors import PipelineError
+from llm_pipeline.errors import PipelineError, places_of
 from llm_pipeline.logging import get_logger
 from llm_pipeline.notifications.channels import Channel, NotSent, Refused, Secrets, channels
 from llm_pipeline.notifications.message import kind_of, message_of
@@ -63,8 +61,8 @@ def notify(store: ArtifactStore, config: Notifications, secrets: Secrets, releas
         found = tuple(channels(config, secrets))
         events = read_events(store, release_id, target) if found else ()
         return sum(_Outbox(store, one, release_id, target).tell(events, config.events) for one in found)
-    except (PipelineError, OSError, ValidationError) as error:
-        log.warning("people could not be told of the canary", release=release_id, reason=type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - people who are not told must not stop a canary
+        _log_untold(error, "people could not be told of the canary", release_id)
         return 0
 
 
@@ -84,10 +82,16 @@ def notify_of_targets(
         return 0
     try:
         on_trial = {target: current_canary(store, target) for target in targets or deployment.places}
-    except (PipelineError, OSError, ValidationError) as error:
-        log.warning("people could not be told of the canaries", reason=type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - see `notify`
+        _log_untold(error, "people could not be told of the canaries")
         return 0
     return sum(notify(store, config, secrets, release, target) for target, release in on_trial.items() if release)
+
+
+def _log_untold(error: Exception, event: str, release_id: str = "-") -> None:
+    """Its text stays out of the log: it may hold where people are reached."""
+    raised_at = "-" if isinstance(error, PipelineError) else places_of(error)
+    log.warning(event, release=release_id, reason=type(error).__name__, raised_at=raised_at)
 
 
 class _Outbox:

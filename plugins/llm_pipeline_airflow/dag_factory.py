@@ -58,6 +58,7 @@ def release_dag(config_path: Path) -> DAG:
         doc_md=dag_doc(loaded),
         schedule=release_schedule(loaded),
         catchup=False,
+        auto_register=False,  # a DAG file names its own: the check of all of them must add none
         max_active_runs=_RUNS_AT_ONCE[loaded.config.concurrency],
         tags=["llm-release", *loaded.config.targets],
         params={"revision": _revision_parameter(loaded)},

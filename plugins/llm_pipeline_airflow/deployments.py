@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from airflow.sdk import DAG, get_parsing_context
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import PipelineError
+from llm_pipeline_airflow.faults import attempt
 from llm_pipeline_airflow.runs import releases_directory
 
 
@@ -37,12 +37,13 @@ def used_deployments(directory: Path) -> list[UsedDeployment]:
     models: dict[Path, set[str]] = {}
     targets: dict[Path, set[str]] = {}
     for config in sorted(directory.glob("*.yaml")):
-        with contextlib.suppress(PipelineError):
-            loaded = load_release(config)
-            file = loaded.configs_root / "deployments" / f"{loaded.deployment.name}.yaml"
-            found.setdefault(file, loaded.deployment)
-            models.setdefault(file, set()).add(loaded.config.model.id)
-            targets.setdefault(file, set()).update(loaded.config.targets)
+        loaded = attempt(config.name, load_release, config)
+        if isinstance(loaded, PipelineError):
+            continue
+        file = loaded.configs_root / "deployments" / f"{loaded.deployment.name}.yaml"
+        found.setdefault(file, loaded.deployment)
+        models.setdefault(file, set()).add(loaded.config.model.id)
+        targets.setdefault(file, set()).update(loaded.config.targets)
     return [
         UsedDeployment(
             path=file,
@@ -57,7 +58,7 @@ def used_deployments(directory: Path) -> list[UsedDeployment]:
 def deployment_dags(
     prefix: str, make: Callable[[UsedDeployment], DAG], directory: Path | None = None
 ) -> dict[str, DAG]:
-    """A DAG for each deployment, by DAG id; a worker makes only the one it runs.
+    """A DAG for each deployment that one can be made for, by DAG id; a worker makes only the one it runs.
 
     Args:
         prefix: What their DAG ids begin with.
@@ -68,4 +69,5 @@ def deployment_dags(
     if wanted is not None and not wanted.startswith(prefix):
         return {}
     used = {f"{prefix}{one.deployment.name}": one for one in used_deployments(directory or releases_directory())}
-    return {dag_id: make(one) for dag_id, one in used.items() if wanted in (None, dag_id)}
+    made = {dag_id: attempt(dag_id, make, one) for dag_id, one in used.items() if wanted in (None, dag_id)}
+    return {dag_id: dag for dag_id, dag in made.items() if not isinstance(dag, PipelineError)}

@@ -6,16 +6,19 @@ Airflow hides every DAG of a file that has an import error. So `dags/releases.py
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from airflow.sdk import DAG, get_parsing_context
 
-from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ConfigError, PipelineError
 from llm_pipeline_airflow.dag_factory import release_dag
+from llm_pipeline_airflow.deployments import used_deployments
+from llm_pipeline_airflow.faults import attempt
+from llm_pipeline_airflow.guard_dag import guard_dag
+from llm_pipeline_airflow.retention_dag import retention_dag
+from llm_pipeline_airflow.rollback_dag import rollback_dag
 from llm_pipeline_airflow.runs import dag_id_of, releases_directory
-from llm_pipeline_airflow.watch import release_schedule
 
 
 def release_dags(directory: Path | None = None) -> dict[str, DAG]:
@@ -25,13 +28,14 @@ def release_dags(directory: Path | None = None) -> dict[str, DAG]:
     for path in sorted((directory or releases_directory()).glob("*.yaml")):
         dag_id = dag_id_of(path)
         if wanted in (None, dag_id):
-            with contextlib.suppress(PipelineError):  # reported by check_release_configs
-                found[dag_id] = release_dag(path)
+            dag = attempt(f"the DAG of {path.name}", release_dag, path)
+            if isinstance(dag, DAG):  # what is wrong with another one is reported by check_release_configs
+                found[dag_id] = dag
     return found
 
 
 def check_release_configs(directory: Path | None = None) -> None:
-    """Refuse if any release config is broken.
+    """Refuse if the DAG of any release config, or of a deployment that one names, cannot be made.
 
     Raises:
         ConfigError: The mistakes of all of them, each with its file and line.
@@ -39,14 +43,18 @@ def check_release_configs(directory: Path | None = None) -> None:
     directory = directory or releases_directory()
     if not directory.is_dir():
         raise ConfigError("there is no such directory of release configs", where=str(directory))
-    mistakes = [mistake for path in sorted(directory.glob("*.yaml")) if (mistake := _mistake(path))]
-    if mistakes:
+    if mistakes := list(_mistakes(directory)):
         raise ConfigError("\n".join(mistakes), hint="correct them; the DAGs of the other release configs run on")
 
 
-def _mistake(path: Path) -> str | None:
-    try:
-        release_schedule(load_release(path))
-    except PipelineError as error:
-        return f"{path.name}: {error}"
-    return None
+def _mistakes(directory: Path) -> Iterator[str]:
+    """One line for each file that a DAG cannot be made from."""
+    for path in sorted(directory.glob("*.yaml")):
+        made = attempt(f"the DAG of {path.name}", release_dag, path)
+        if isinstance(made, PipelineError):
+            yield f"{path.name}: {made}"
+    for used in used_deployments(directory):
+        for make in (guard_dag, retention_dag, rollback_dag):
+            made = attempt(f"{make.__name__} of {used.path.name}", make, used)
+            if isinstance(made, PipelineError):
+                yield f"{used.path.name}: {made}"

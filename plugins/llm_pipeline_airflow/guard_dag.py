@@ -59,6 +59,7 @@ def guard_dag(used: UsedDeployment) -> DAG:
         doc_md=_DOC.format(name=name, file=used.path.name),
         schedule=used.deployment.guard.schedule,
         catchup=False,
+        auto_register=False,  # a DAG file names its own: the check of all of them must add none
         max_active_runs=1,
         dagrun_timeout=_LONGEST_RUN,
         tags=["llm-guard"],

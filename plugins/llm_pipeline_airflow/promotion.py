@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.stages.contract import StageRequest
+from llm_pipeline_airflow.faults import attempt
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.telling import tell
 from llm_pipeline_airflow.turn import Turn
@@ -49,12 +50,11 @@ class TellingOperator(StageOperator):
             self._told_at = time.monotonic()
 
     def _tell(self) -> None:
-        try:
-            deployment = load_release(Path(self.config_path)).deployment
-        except PipelineError as error:  # the config was changed meanwhile: no reason to end a canary
-            log.warning("nobody is told: %s", error)
+        loaded = attempt("reading whom to tell", load_release, Path(self.config_path))
+        if isinstance(loaded, PipelineError):  # the config was changed meanwhile: no reason to end a canary
+            log.warning("nobody is told: %s", loaded)
             return
-        tell(deployment, self.subject, self.release_id)
+        tell(loaded.deployment, self.subject, self.release_id)
 
 
 class CanaryStepOperator(TellingOperator):

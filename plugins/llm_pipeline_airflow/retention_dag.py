@@ -69,6 +69,7 @@ def retention_dag(used: UsedDeployment) -> DAG:
         doc_md=_DOC.format(name=deployment.name, rules=rules, file=path.name),
         schedule=rules.schedule,
         catchup=False,
+        auto_register=False,  # a DAG file names its own: the check of all of them must add none
         max_active_runs=1,
         tags=["llm-retention"],
         params={

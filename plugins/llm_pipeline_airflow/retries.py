@@ -9,6 +9,18 @@ from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
 _RETRIES = 3
 _FIRST_DELAY = timedelta(seconds=10)
+_FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _LONGEST_DELAY = timedelta(minutes=10)
 
 
@@ -39,7 +51,7 @@ def _error_family_policy() -> ExceptionRetryPolicy:
                 reason="a terminal error: trying again cannot help",
             ),
             RetryRule(
-                exception=[ValueError, TypeError, LookupError, AttributeError],
+                exception=[*_FAULTS],
                 action=RetryAction.FAIL,
                 reason="a fault of the program: trying again cannot help",
             ),

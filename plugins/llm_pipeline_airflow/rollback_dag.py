@@ -66,6 +66,7 @@ def rollback_dag(used: UsedDeployment) -> DAG:
         doc_md=_DOC.format(name=name),
         schedule=None,
         catchup=False,
+        auto_register=False,  # a DAG file names its own: the check of all of them must add none
         max_active_runs=1,
         tags=["llm-rollback"],
         params=_form(used),

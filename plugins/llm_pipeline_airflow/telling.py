@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
-from llm_pipeline.errors import PipelineError
+from llm_pipeline.errors import places_of
 from llm_pipeline.notifications.channels import MailServer, Secrets, secrets_here
 
 if TYPE_CHECKING:
@@ -28,18 +28,20 @@ def tell(deployment: Deployment, target: str, release_id: str = "") -> None:
         target: The target's name.
         release_id: Whose canary; the one that the target had last by default.
     """
+    try:
+        _tell(deployment, target, release_id)
+    except Exception as error:  # noqa: BLE001 - people who are not told must not fail a canary
+        log.warning("nobody is told: %s\n%s", type(error).__name__, places_of(error))
+
+
+def _tell(deployment: Deployment, target: str, release_id: str) -> None:
     from llm_pipeline.notifications.outbox import notify, notify_of_targets
     from llm_pipeline.store import open_store
 
     config = deployment.notifications
     if not config.wanted:
         return
-    secrets = secrets_of(config)
-    try:
-        store = open_store(deployment.store)
-    except PipelineError as error:
-        log.warning("nobody is told: %s", error)
-        return
+    secrets, store = secrets_of(config), open_store(deployment.store)
     if release_id:
         notify(store, config, secrets, release_id, target)
     else:

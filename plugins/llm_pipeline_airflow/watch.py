@@ -8,7 +8,6 @@ open (see `llm_pipeline.hub.watch`, which decides everything).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -25,7 +24,7 @@ from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError, PipelineError
+from llm_pipeline.errors import ConfigError, PipelineError, as_pipeline_error
 from llm_pipeline.hub.watch import DAY, Decision, Outcome, Reference, Trouble, WatchState, decide
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.watch_record import (
@@ -36,6 +35,7 @@ from llm_pipeline.watch_record import (
     webhook_revision,
     write_status,
 )
+from llm_pipeline_airflow.faults import known_fault
 from llm_pipeline_airflow.runs import dag_id_of
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ class HubRevisionTrigger(BaseEventTrigger):
         self._observer: Observer | None = None
         self._webhook: str | None = None
         self._status: WatchStatus | None = None
+        self._last_fault = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and its arguments; see `BaseTrigger`."""
@@ -158,9 +159,10 @@ class HubRevisionTrigger(BaseEventTrigger):
                     await self._remember(decided)
                     self._tell(state, decided, decision)
                     state = decided
-            except (AirflowException, AirflowRuntimeError, PipelineError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - the watch goes on, whatever one look met
                 # Nothing was remembered, so nothing may be started: an event without a memory could be made twice.
-                log.warning("the release watch of %s cannot use what it remembers: %s", self.watched.config, error)
+                what = f"the release watch of {self.watched.config}"
+                log.warning("%s cannot use what it remembers: %s", what, self._known(error, what))
                 decision = _NO_MEMORY
             if decision.start is not None:
                 yield TriggerEvent(decision.start.model_dump(mode="json"))  # type: ignore[no-untyped-call]
@@ -197,8 +199,9 @@ class HubRevisionTrigger(BaseEventTrigger):
         try:
             busy = state.firing is not None and await _runs_on_their_way(self.watched.dag_id)
             decided, decision = await asyncio.to_thread(self._decide, state, busy=busy)
-        except (PipelineError, OSError) as error:
-            message = _REQUEST_ID.sub("", str(error))  # the same trouble is told once
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next look may do better
+            known = self._known(error, f"a look of the release watch of {self.watched.config}")
+            message = _REQUEST_ID.sub("", str(known))  # the same trouble is told once
             trouble = Trouble(message, getattr(error, "retry_after_seconds", None))
             decided, decision = decide(self.watched.watch, state, trouble, datetime.now(UTC))
         await asyncio.to_thread(self._show, decided, decision)
@@ -238,26 +241,32 @@ class HubRevisionTrigger(BaseEventTrigger):
             log.log(level, "release watch of %s: %s", self.watched.config, decision.words)
 
     def _show(self, state: WatchState, decision: Decision) -> None:
-        """Write the decision for people, when it is another one or the last writing is some time ago."""
+        """Write the decision for people; a store that cannot be written shows when claims are read."""
+        try:
+            self._write_status(state, decision)
+        except Exception as error:  # noqa: BLE001 - what is decided does not depend on it
+            self._known(error, f"writing the status of the release watch of {self.watched.config}")
+
+    def _write_status(self, state: WatchState, decision: Decision) -> None:
+        """Write it when it is another decision, or the last writing is some time ago."""
         watched, now = self.watched, datetime.now(UTC)
-        with contextlib.suppress(PipelineError, OSError):  # a store that cannot be written shows when claims are read
-            known = self._status or read_status(self._store_here(), watched.config)
-            same = known is not None and (known.words, known.commit) == (decision.words, state.head)
-            if known is not None and same and now - known.checked_at < _STATUS_REFRESH:
-                self._status = known
-                return
-            status = WatchStatus(
-                config=watched.config,
-                model=watched.model_id,
-                revision=watched.revision,
-                commit=state.head,
-                outcome=decision.outcome.value,
-                words=decision.words,
-                since=known.since if known is not None and same else now,
-                checked_at=now,
-            )
-            write_status(self._store_here(), status)
-            self._status = status
+        known = self._status or read_status(self._store_here(), watched.config)
+        same = known is not None and (known.words, known.commit) == (decision.words, state.head)
+        if known is not None and same and now - known.checked_at < _STATUS_REFRESH:
+            self._status = known
+            return
+        status = WatchStatus(
+            config=watched.config,
+            model=watched.model_id,
+            revision=watched.revision,
+            commit=state.head,
+            outcome=decision.outcome.value,
+            words=decision.words,
+            since=known.since if known is not None and same else now,
+            checked_at=now,
+        )
+        write_status(self._store_here(), status)
+        self._status = status
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not after a call of the webhook."""
@@ -270,8 +279,18 @@ class HubRevisionTrigger(BaseEventTrigger):
     def _webhook_called(self) -> bool:
         try:
             return webhook_revision(self._store_here(), self.watched.config) != self._webhook
-        except (PipelineError, OSError):  # the next look says so
+        except Exception as error:  # noqa: BLE001 - the next look says so, too
+            self._known(error, f"asking for calls of the hub about {self.watched.config}")
             return False
+
+    def _known(self, error: Exception, what: str) -> PipelineError | Exception:
+        """The error to tell of; the traceback of a fault is logged when it is another one than the last time."""
+        if isinstance(error, (AirflowException, AirflowRuntimeError)):  # Airflow's API server does not answer
+            return error
+        if repr(error) == self._last_fault:
+            return as_pipeline_error(error)
+        self._last_fault = repr(error)
+        return known_fault(error, what)
 
 
 async def _runs_on_their_way(dag_id: str) -> bool:

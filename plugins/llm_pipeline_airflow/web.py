@@ -19,14 +19,17 @@ from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_da
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse
 
-from llm_pipeline.errors import PipelineError
+from llm_pipeline.errors import ConfigError, InternalError, PipelineError, Transient
 from llm_pipeline.inspection.listing import ReleaseRow
 from llm_pipeline.stages.report import report_name
+from llm_pipeline_airflow.faults import attempt
+from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.releases import WatchSummary, releases_of, watch_of
 from llm_pipeline_airflow.runs import config_path_of, dag_id_of, release_of_run, releases_directory, store_of
 from llm_pipeline_airflow.webhook import router as webhooks
 
 app = FastAPI(title="LLM releases", docs_url=None, redoc_url=None, openapi_url=None)
+app.router.route_class = guarded_route(lambda error: _failed(error))  # noqa: PLW0108 - it is defined below
 app.include_router(webhooks)
 
 _SECURITY_HEADERS = {
@@ -54,7 +57,7 @@ def run_report(dag_id: str, run_id: str) -> HTMLResponse:
     try:
         store = store_of(config_path_of(dag_id))
         release_id = release_of_run(store, dag_id, run_id)
-    except PipelineError as error:
+    except ConfigError as error:
         return _message(404, "No report", str(error))
     if release_id is None:
         return _message(404, "No report yet", "The run's first stage has not named its release yet.")
@@ -69,11 +72,17 @@ def run_report(dag_id: str, run_id: str) -> HTMLResponse:
 def releases(request: Request, user: GetUserDep) -> HTMLResponse:
     """What is watched, and all releases, of the DAGs that the user may read."""
     del request
-    paths = _readable_configs(user)
-    found = {one.release_id: one for path in paths for one in _releases_or_none(path)}
+    found: dict[str, ReleaseRow] = {}
+    watches: list[WatchSummary] = []
+    problems: list[str] = []
+    for path in _readable_configs(user):
+        rows = attempt(f"the releases of {path.name}", _releases_of, path)
+        watch = attempt(f"the watch of {path.name}", watch_of, path)
+        problems += {f"{path.name}: {one}" for one in (rows, watch) if isinstance(one, PipelineError)}
+        found |= {} if isinstance(rows, PipelineError) else {row.release_id: row for row in rows}
+        watches += [watch] if isinstance(watch, WatchSummary) else []
     summaries = sorted(found.values(), key=lambda one: one.resolved_at, reverse=True)
-    watches = [watch for path in paths if (watch := _watch_or_none(path)) is not None]
-    return _page(200, "Releases", _releases_table(summaries) + _watches_table(watches))
+    return _page(200, "Releases", _releases_table(summaries) + _watches_table(watches) + _problem_list(problems))
 
 
 def _readable_configs(user: Any) -> list[Path]:
@@ -87,18 +96,8 @@ def _readable_configs(user: Any) -> list[Path]:
     ]
 
 
-def _releases_or_none(path: Path) -> list[ReleaseRow]:
-    try:
-        return releases_of(store_of(path), path.stem)
-    except PipelineError:
-        return []  # a broken config shows as an import error
-
-
-def _watch_or_none(path: Path) -> WatchSummary | None:
-    try:
-        return watch_of(path)
-    except PipelineError:
-        return None  # a broken config shows as an import error
+def _releases_of(path: Path) -> list[ReleaseRow]:
+    return releases_of(store_of(path), path.stem)
 
 
 def _releases_table(summaries: Iterable[ReleaseRow]) -> str:
@@ -124,12 +123,24 @@ def _watches_table(watches: Iterable[WatchSummary]) -> str:
     return f"<h2>Watched on the hub</h2>{_table(heads, rows)}" if rows else ""
 
 
+def _problem_list(problems: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(problem)}</li>" for problem in problems)
+    return f"<h2>Not shown</h2><ul>{items}</ul>" if items else ""
+
+
 def _table(heads: Iterable[str], rows: str) -> str:
     return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
 
 
 def _time(at: datetime | None) -> str:
     return f"{at:%Y-%m-%d %H:%M UTC}" if at is not None else ""
+
+
+def _failed(error: PipelineError) -> HTMLResponse:
+    """For what a page could not be made of; an error of ours is written for people, any other is for the log."""
+    if isinstance(error, InternalError):
+        return _message(500, "Internal error", "The API server's log says more.")
+    return _message(503 if isinstance(error, Transient) else 500, "Not available", str(error))
 
 
 def _message(status: int, title: str, text: str) -> HTMLResponse:

@@ -19,16 +19,20 @@ from pathlib import Path
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.config.loading import load_release
+from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import PipelineError
 from llm_pipeline.store import open_store
 from llm_pipeline.watch_record import call_webhook
+from llm_pipeline_airflow.faults import attempt, known_fault
+from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.runs import releases_directory
 
-router = APIRouter()
+router = APIRouter(
+    route_class=guarded_route(lambda _error: JSONResponse({"detail": "Internal error: the log says more"}, 500))
+)
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +87,8 @@ def _watched_here() -> tuple[_WatchedConfig, ...]:
 def _read_configs(directory: Path, _period: int) -> tuple[_WatchedConfig, ...]:
     found = []
     for path in sorted(directory.glob("*.yaml")):
-        try:
-            loaded = load_release(path)
-        except PipelineError:  # a broken config shows as an import error
-            continue
-        if loaded.config.watch is not None:
+        loaded = attempt(path.name, load_release, path)
+        if isinstance(loaded, LoadedRelease) and loaded.config.watch is not None:  # a broken one is an import error
             deployment = loaded.deployment
             found.append(
                 _WatchedConfig(
@@ -129,7 +130,8 @@ def _read(body: bytes) -> HubEvent:
 def _call(config: _WatchedConfig) -> None:
     try:
         call_webhook(open_store(config.store), config.name)
-    except (PipelineError, OSError) as error:
-        log.warning("the watch of %s cannot be told of the hub's call: %s", config.name, error)
+    except Exception as error:
+        known = known_fault(error, f"the hub's call about {config.name}")
+        log.warning("the watch of %s cannot be told of the hub's call: %s", config.name, known)
         raise HTTPException(status_code=503, detail="Try again later") from error
     log.info("the hub called about %s: the watch of %s looks at once", config.model_id, config.name)

@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from llm_pipeline_airflow import dag_factory, deployments, guard_dag, webhook
 from llm_pipeline_airflow.discovery import check_release_configs, release_dags
+from llm_pipeline_airflow.guard_dag import guard_dags
+from llm_pipeline_airflow.retention_dag import retention_dags
+from llm_pipeline_airflow.rollback_dag import rollback_dags
 
 from llm_pipeline.errors import ConfigError
 
@@ -102,3 +106,85 @@ def test_a_worker_makes_only_the_dag_it_runs(project, monkeypatch):
 def test_a_directory_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="no such directory"):
         check_release_configs(tmp_path / "nowhere")
+
+
+@pytest.fixture
+def odd(project, monkeypatch) -> Path:
+    """A release config that makes the program fail as nobody expected."""
+    path = project.config.with_name("odd.yaml")
+    path.write_text(project.config.read_text())
+    real = dag_factory.load_release
+
+    def load(found: Path):
+        if found == path:
+            raise OverflowError("cannot reach https://user:hunter2@hub.example")
+        return real(found)
+
+    for module in (dag_factory, deployments, webhook):
+        monkeypatch.setattr(module, "load_release", load)
+    return path
+
+
+def test_a_config_that_raises_anything_leaves_every_other_dag_alone(project, odd, caplog):
+    releases = project.config.parent
+    assert set(release_dags(releases)) == {"release__tiny"}
+    for dags in (guard_dags, retention_dags, rollback_dags):
+        assert len(dags(releases)) == 1
+    webhook._read_configs.cache_clear()
+    webhook._read_configs(releases, 0)
+    assert "Traceback" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def test_a_config_that_raises_anything_is_named_in_the_import_error(project, odd):
+    with pytest.raises(ConfigError, match=r"odd.yaml: OverflowError: cannot reach https://\*\*\*@hub") as refused:
+        check_release_configs(odd.parent)
+    assert "tiny.yaml" not in str(refused.value)
+
+
+def test_a_dag_that_cannot_be_made_of_a_config_that_loads_is_named_too(project, monkeypatch):
+    monkeypatch.setattr(dag_factory, "_add_tasks", lambda *_: (_ for _ in ()).throw(OverflowError("too long")))
+    assert release_dags(project.config.parent) == {}
+    with pytest.raises(ConfigError, match=r"tiny\.yaml: OverflowError: too long"):
+        check_release_configs(project.config.parent)
+
+
+def test_a_deployment_whose_dag_cannot_be_made_is_named_and_the_others_have_theirs(project, monkeypatch):
+    there = project.config.parents[1] / "deployments/there.yaml"
+    there.write_text(there.with_name("here.yaml").read_text())
+    project.config.with_name("other.yaml").write_text(project.config.read_text().replace("here", "there"))
+    real = guard_dag.placement_of_targets
+
+    def place(deployment, targets):
+        if deployment.name == "here":
+            raise KeyError("cpu-a")
+        return real(deployment, targets)
+
+    monkeypatch.setattr(guard_dag, "placement_of_targets", place)
+    assert set(guard_dags(project.config.parent)) == {"guard__there"}
+    with pytest.raises(ConfigError, match=r"^here\.yaml: .*KeyError"):
+        check_release_configs(project.config.parent)
+
+
+def test_the_check_of_correct_configs_adds_no_dag_of_its_own(project, monkeypatch):
+    from airflow.dag_processing.dagbag import DagBag
+
+    monkeypatch.setenv("LLM_PIPELINE_RELEASES", str(project.config.parent))
+    bag = DagBag(dag_folder=str(DAGS / "release_config_errors.py"))
+    assert (bag.dags, bag.import_errors) == ({}, {})
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in DAGS.glob("*.py")))
+def test_no_dag_file_fails_because_of_one_config(project, odd, file):
+    """Each file of `dags/`, as Airflow runs it; a new one is in this test by itself."""
+    import runpy
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLM_PIPELINE_RELEASES", str(odd.parent))
+        if file == "release_config_errors.py":
+            with pytest.raises(ConfigError, match=r"odd\.yaml"):
+                runpy.run_path(str(DAGS / file))
+            return
+        made = [name for name in runpy.run_path(str(DAGS / file)) if "__" in name.strip("_")]
+    assert made
+    assert all(name.endswith(("__tiny", "__here")) for name in made)

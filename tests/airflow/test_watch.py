@@ -45,7 +45,7 @@ WATCH = "watch: { poll_minutes: 5, quiet_minutes: 0, rebuilds_per_day: 5 }\n"
 PATTERNS = ("*", "*/*")
 
 
-class Killed(Exception):
+class Killed(BaseException):
     """The triggerer is gone."""
 
 
@@ -243,6 +243,32 @@ def test_a_hub_that_is_down_and_a_branch_that_is_gone_are_trouble_not_a_crash(wa
     deployment.write_text(deployment.read_text().replace(watching.hub.endpoint, f"http://127.0.0.1:{port}"))
     assert watching.events(1) == []
     assert "no answer from" in watching.words()
+
+
+@pytest.mark.parametrize("place", ["_decide", "_recall", "_remember", "_write_status"])
+def test_an_exception_that_nobody_expected_is_logged_once_and_the_watch_goes_on(watching, monkeypatch, caplog, place):
+    commit = watching.hub.publish(config__json=b"{}")
+    real, failures = getattr(HubRevisionTrigger, place), 0
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        nonlocal failures
+        failures += 1
+        if failures <= 2:
+            raise ZeroDivisionError("of https://user:hunter2@hub.example")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(HubRevisionTrigger, place, fail)
+    assert [start.commit for start in watching.events(5, most=1)] == [commit]
+    assert caplog.text.count("Traceback") == 1
+    assert "hunter2" not in caplog.text
+
+
+def test_a_store_that_fails_while_the_watch_waits_does_not_end_it(watching, monkeypatch):
+    def fail(*_: object) -> str:
+        raise KeyError("called_at")
+
+    monkeypatch.setattr(watch_module, "webhook_revision", fail)
+    assert watching.trigger()._webhook_called() is False
 
 
 def test_a_webhook_makes_the_watch_look_at_once(watching, monkeypatch):

@@ -169,6 +169,27 @@ def test_a_store_that_cannot_be_written_asks_the_hub_to_call_again(client, proje
     assert post(client).status_code == 503
 
 
+@pytest.mark.parametrize("place", ["_watched_here", "_admitted", "_read"])
+def test_what_nobody_expected_is_500_with_its_traceback_in_the_log_only(client, monkeypatch, caplog, place):
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("of https://user:hunter2@hub.example")
+
+    monkeypatch.setattr(webhook, place, fail)
+    answer = post(client)
+    assert (answer.status_code, answer.json()) == (500, {"detail": "Internal error: the log says more"})
+    assert "ZeroDivisionError" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def test_a_call_that_nobody_can_be_told_of_for_an_unexpected_reason_asks_the_hub_to_call_again(
+    client, monkeypatch, caplog
+):
+    monkeypatch.setattr(webhook, "call_webhook", lambda *_: (_ for _ in ()).throw(ZeroDivisionError("a fault")))
+    answer = post(client)
+    assert (answer.status_code, answer.json()) == (503, {"detail": "Try again later"})
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_it_is_the_only_route_without_a_user(project):
     from llm_pipeline_airflow.web import app
 

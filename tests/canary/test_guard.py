@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 
+from llm_pipeline.canary import guard as guard_module
 from llm_pipeline.canary import rollback
 from llm_pipeline.canary.approvals import answer
 from llm_pipeline.canary.guard import GuardAction, GuardedSite, guard_once
@@ -199,18 +200,48 @@ def test_a_slot_with_traffic_is_never_stopped_as_the_version_before(site) -> Non
     assert site.running == {"blue"}
 
 
-def test_one_pass_over_a_deployment_without_canaries_does_nothing(site, tmp_path: Path) -> None:
-    servers = [{"http": port, "grpc": port + 1, "metrics": port + 2} for port in (18541, 18544, 18547)]
-    place = dict(zip(("staging", "blue", "green"), servers, strict=True))
-    deployment = Deployment.model_validate(
+def deployment_of(site: Site, root: Path, *targets: str) -> Deployment:
+    def place(first: int) -> dict[str, dict[str, int]]:
+        servers = [{"http": port, "grpc": port + 1, "metrics": port + 2} for port in range(first, first + 9, 3)]
+        router = {"port": first + 9, "admin_port": first + 10}
+        return dict(zip(("staging", "blue", "green"), servers, strict=True)) | {"router": router}
+
+    return Deployment.model_validate(
         {
             "name": "here",
             "store": site.store.uri,
-            "work_root": str(tmp_path),
-            "state_root": str(tmp_path),
+            "work_root": str(root),
+            "state_root": str(root),
             "environments": {},
-            "triton_home": str(tmp_path),
-            "places": {"cpu": {**place, "router": {"port": 18550, "admin_port": 18551}}},
+            "triton_home": str(root),
+            "places": {target: place(18541 + 20 * number) for number, target in enumerate(targets)},
         }
     )
-    assert guard_once(site.store, deployment) == []
+
+
+def test_one_pass_over_a_deployment_without_canaries_does_nothing(site, tmp_path: Path) -> None:
+    assert guard_once(site.store, deployment_of(site, tmp_path, "cpu")) == []
+
+
+def _raise(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("a fault")
+
+
+@pytest.mark.parametrize("place", ["current_canary", "leave_sign", "retire_previous"])
+def test_a_fault_at_one_thing_is_told_and_the_guard_goes_on(site, monkeypatch, caplog, place) -> None:
+    monkeypatch.setattr(f"llm_pipeline.canary.guard.{place}", _raise)
+    (action,) = guard(site)
+    assert (action.gpu_target, action.what) == ("cpu", "failed")
+    assert "ZeroDivisionError: a fault" in action.detail
+    assert caplog.records[-1].exc_info
+
+
+@pytest.mark.parametrize("place", ["router_as_it_is", "placed_pointers"])
+def test_a_fault_before_a_target_is_looked_at_leaves_the_others_guarded(site, tmp_path, monkeypatch, place) -> None:
+    real, guarded = getattr(guard_module, place), []
+    failures = iter([True, False])
+    monkeypatch.setattr(guard_module, place, lambda *found: _raise() if next(failures) else real(*found))
+    monkeypatch.setattr(GuardedSite, "guard", lambda self, *_: guarded.append(self.target) or [])
+    actions = guard_once(site.store, deployment_of(site, tmp_path, "cpu-a", "cpu-b"))
+    assert [action.what for action in actions] == ["failed"]
+    assert guarded == (["cpu-b"] if place == "router_as_it_is" else ["cpu-a", "cpu-b"])

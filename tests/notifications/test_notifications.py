@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.record import CanaryRecord, record_name
 from llm_pipeline.config.notifications import Notifications
+from llm_pipeline.logging import ReadableFormatter
 from llm_pipeline.notifications import outbox
 from llm_pipeline.notifications.channels import MailServer, Secrets, secrets_here
 from llm_pipeline.notifications.message import kind_of, message_of
@@ -181,3 +182,18 @@ def test_the_environment_holds_the_url_and_the_config_only_its_name(monkeypatch)
     with pytest.raises(ValidationError, match="give one of them"):
         Notifications(webhook_variable="A", webhook_connection="b")
     assert not Notifications().wanted
+
+
+@pytest.mark.parametrize("place", ["channels", "read_events", "message_of"])
+def test_what_nobody_expected_stops_no_canary_and_only_its_place_is_logged(
+    store, chat, caplog, place, monkeypatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(chat.url)
+
+    happened(store, EventKind.STARTED)
+    monkeypatch.setattr(outbox, place, fail)
+    assert told(store, chat) == 0
+    (record,) = caplog.records
+    assert "raise RuntimeError(chat.url)" in record.llm_pipeline_fields["raised_at"]
+    assert chat.url not in ReadableFormatter().format(record)

@@ -1,0 +1,36 @@
+"""What nobody expected, where Airflow calls us: the log has its traceback, and it ends only the one thing it hit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from llm_pipeline.errors import PipelineError, as_pipeline_error, traceback_of
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+log = logging.getLogger(__name__)
+
+
+def attempt(what: str, work: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T | PipelineError:
+    """What the work returns for the arguments, or what went wrong as one of our errors.
+
+    Args:
+        what: Names the work in the log.
+        work: Called once.
+        arguments: Of the work.
+        options: Of the work.
+    """
+    try:
+        return work(*arguments, **options)
+    except Exception as error:  # noqa: BLE001 - the edge: whatever it is becomes one of ours
+        return known_fault(error, what)
+
+
+def known_fault(error: Exception, what: str) -> PipelineError:
+    """An exception as one of our errors; a traceback is logged, without credentials, if it was none."""
+    if not isinstance(error, PipelineError):
+        log.error("%s failed:\n%s", what, traceback_of(error))
+    return as_pipeline_error(error)
