@@ -30,7 +30,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn, ParamSpec
 
-from llm_pipeline.errors import ExitCode, PipelineError, as_pipeline_error
+from llm_pipeline.errors import ExitCode, as_pipeline_error, is_unexpected
 from llm_pipeline.interruption import Terminated
 from llm_pipeline.logging import ReadableFormatter
 
@@ -94,7 +94,7 @@ def _report(error: Exception, cause: BaseException | None = None) -> int:
     if isinstance(error, BrokenPipeError) and _nobody_reads_stdout():
         _discard_output()
         return CLOSED_PIPE
-    if not isinstance(error, PipelineError):
+    if is_unexpected(error):
         _log_traceback(cause or error)
     known = as_pipeline_error(error)
     _write_error("error", str(known))

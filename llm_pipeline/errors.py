@@ -199,7 +199,7 @@ def as_pipeline_error(error: BaseException, *, where: str = "") -> PipelineError
     | a group | what its first exception becomes |
     | everything else | `InternalError` |
 
-    The caller logs `traceback_of(error)` for what was not a `PipelineError`.
+    The caller logs the traceback of what `is_unexpected`.
 
     Args:
         error: What was caught.
@@ -241,6 +241,11 @@ def _trouble_of_the_machine(error: BaseException, where: str) -> Transient | Non
 def _fault(error: BaseException, where: str) -> InternalError:
     nested = ": a file or a value may be nested too deeply" if isinstance(error, RecursionError) else ""
     return InternalError(f"{_described(error)}{nested}", where=where, hint="see the traceback in the log")
+
+
+def is_unexpected(error: BaseException) -> bool:
+    """Whether the log should have the traceback: the text of an error of ours, or of a missing package, says all."""
+    return not isinstance(error, PipelineError) and not isinstance(as_pipeline_error(error), MissingPackage)
 
 
 def traceback_of(error: BaseException) -> str:

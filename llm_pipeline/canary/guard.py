@@ -26,7 +26,7 @@ from llm_pipeline.canary.rollback import LEASE_SECONDS, Patience, end_canary
 from llm_pipeline.canary.router import TrafficRouter
 from llm_pipeline.canary.slots import SlotControl, TritonSlots, slot_ports
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.errors import PipelineError, Unsupported, as_pipeline_error
+from llm_pipeline.errors import Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.logging import get_logger
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState
@@ -92,7 +92,7 @@ def guard_once(store: ArtifactStore, deployment: Deployment, now: float | None =
 
 def _failed(target: str, about: str, error: Exception) -> GuardAction:
     """What went wrong, as an action; a traceback is logged if nobody expected it."""
-    if not isinstance(error, PipelineError):
+    if is_unexpected(error):
         log.error("the guard failed", gpu_target=target, exc_info=error)
     return GuardAction(target, about, "failed", str(as_pipeline_error(error)))
 

@@ -53,7 +53,7 @@ def _tokenizer(path: Path) -> Callable[[str], int]:
         raise ConfigError(
             "the served model's tokens cannot be counted: tokenizers is not installed",
             where=str(path),
-            hint="pip install tokenizers",
+            hint="pip install 'llm-pipeline[control]'",
         ) from error
     try:
         tokenizer = Tokenizer.from_file(str(path))

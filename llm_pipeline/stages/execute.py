@@ -19,7 +19,14 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from llm_pipeline.digest import sha256_json
-from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError, Unsupported, as_pipeline_error
+from llm_pipeline.errors import (
+    ConfigError,
+    IntegrityError,
+    PipelineError,
+    Unsupported,
+    as_pipeline_error,
+    is_unexpected,
+)
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import (
     ArtifactRef,
@@ -56,12 +63,11 @@ def execute(request: StageRequest) -> StageResult | StageFailure:
 def _outcome(request: StageRequest) -> StageResult | StageFailure:
     try:
         return _execute(request)
-    except PipelineError as error:
-        log.error(str(error))  # noqa: TRY400 - the message is made for people; its traceback would bury it
-        return _failure(request, error)
-    except Exception as error:  # the edge of the process: whatever it is becomes one of ours
-        log.exception(f"stage {request.stage} failed")
-        return _failure(request, as_pipeline_error(error, where=f"stage {request.stage}"))
+    except (Exception, SystemExit) as error:  # the edge of the process; libraries call sys.exit, too
+        known, unexpected = as_pipeline_error(error, where=f"stage {request.stage}"), is_unexpected(error)
+        message = f"stage {request.stage} failed" if unexpected else str(known)  # ours says all
+        log.error(message, exc_info=error if unexpected else None)  # noqa: TRY400
+        return _failure(request, known)
 
 
 class KeyContent(Frozen):

@@ -310,6 +310,6 @@ def _library() -> tuple[Any, Any]:
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"signatures need model_signing, and {error.name} is not installed in this interpreter",
-            hint='install the extra "signing"',
+            hint="pip install 'llm-pipeline[signing]'",
         ) from error
     return signing, verifying

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from llm_pipeline.errors import PipelineError, as_pipeline_error, traceback_of
+from llm_pipeline.errors import PipelineError, as_pipeline_error, is_unexpected, traceback_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -31,6 +31,6 @@ def attempt(what: str, work: Callable[_P, _T], *arguments: _P.args, **options: _
 
 def known_fault(error: Exception, what: str) -> PipelineError:
     """An exception as one of our errors; a traceback is logged, without credentials, if it was none."""
-    if not isinstance(error, PipelineError):
+    if is_unexpected(error):
         log.error("%s failed:\n%s", what, traceback_of(error))
     return as_pipeline_error(error)

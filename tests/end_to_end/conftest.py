@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from llm_pipeline.config.loading import load_deployment
-from llm_pipeline.demo.__main__ import Demo
 from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.layout import DemoLayout
+from llm_pipeline.demo.releases import Demo
 from llm_pipeline.flow import Flow
 from llm_pipeline.store import open_store
 

@@ -41,7 +41,7 @@ def test_a_damaged_tokenizer_is_refused(tmp_path):
 def test_a_tokenizer_that_nothing_here_reads_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="pip install tokenizers"):
+    with pytest.raises(ConfigError, match=r"pip install 'llm-pipeline\[control\]'"):
         open_counter(tmp_path)
 
 

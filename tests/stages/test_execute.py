@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -47,6 +48,8 @@ class Counter:
             raise OSError(28, "No space left on device")
         if context.config.failure == "fault with a URL":
             raise RuntimeError("https://user:hunter2@hub.example")
+        if context.config.failure == "exit":
+            sys.exit(1)
         if context.config.failure == "fault":
             raise ZeroDivisionError("a fault")
         output = context.workdir / "out"
@@ -213,3 +216,8 @@ def test_a_fault_leaves_its_traceback_in_the_log_without_credentials(
         assert "Traceback (most recent call last)" in shown
         assert "https://***@hub.example" in shown
         assert "hunter2" not in shown
+
+
+def test_a_library_that_ends_the_process_is_a_fault_and_no_verdict(counter: Counter, request_for) -> None:
+    error = fail(request_for(failure="exit")).error
+    assert (error.type, error.exit_code) == ("InternalError", ExitCode.INFRASTRUCTURE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import subprocess
@@ -15,7 +16,7 @@ from typing import IO, Self
 
 import numpy as np
 
-from llm_pipeline.errors import Transient
+from llm_pipeline.errors import ConfigError, ExitCode, PipelineError, Transient
 from llm_pipeline.loadtest.client.frames import Kind, read_frame, write_frame
 from llm_pipeline.loadtest.client.rows import RowReader
 from llm_pipeline.loadtest.client.share import Share
@@ -54,6 +55,7 @@ class ClientProcess:
         """Tell it something.
 
         Raises:
+            ConfigError: It cannot run in this interpreter.
             Transient: It has ended.
         """
         try:
@@ -65,6 +67,7 @@ class ClientProcess:
         """What it says next.
 
         Raises:
+            ConfigError: It cannot run in this interpreter.
             Transient: It has ended.
         """
         try:
@@ -72,11 +75,15 @@ class ClientProcess:
         except EOFError as error:
             raise self.failure() from error
 
-    def failure(self) -> Transient:
+    def failure(self) -> PipelineError:
         """Why it is not there any more, in words."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(_STOP_SECONDS)  # its own exit code, if it has one, says what was wrong
         self.stop()
         self._errors.seek(0)
         said = self._errors.read()[-_SHOWN_BYTES:].decode(errors="replace").strip()
+        if self._child.returncode == ExitCode.BAD_INPUT:
+            return ConfigError("the load test's client cannot run here", where="client process", hint=said)
         return Transient(
             f"a client process ended (exit code {self._child.returncode}), and its requests with it",
             where=f"client process {self.pid}",
