@@ -12,7 +12,6 @@ request; `llm_pipeline.entry` does that for every entry point.
 from __future__ import annotations
 
 import errno
-import re
 import subprocess
 import traceback
 from enum import IntEnum
@@ -21,8 +20,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.optional_packages import extra_of
-
-_CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^\s@]*@")
+from llm_pipeline.redaction import without_credentials
 
 
 class ExitCode(IntEnum):
@@ -34,11 +32,6 @@ class ExitCode(IntEnum):
     ANOMALOUS = 3
     BAD_INPUT = 4
     INFRASTRUCTURE = 5
-
-
-def without_credentials(text: str) -> str:
-    """The text, with `***` for what stands before the host in a URL: people write passwords there."""
-    return _CREDENTIALS_IN_URL.sub("***@", text)
 
 
 class ErrorDocument(BaseModel):
@@ -55,7 +48,7 @@ class ErrorDocument(BaseModel):
 
 
 class PipelineError(Exception):
-    """Root of this package's errors. None of their texts shows the credentials of a URL.
+    """Root of this package's errors. None of their texts shows a credential that has the form of one.
 
     Attributes:
         message: What happened.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from llm_pipeline.config.model import ConfigModel, PlainUrl
-from llm_pipeline.errors import without_credentials
+from llm_pipeline.redaction import without_credentials
 
 _FILE_SCHEME = "file://"
 _LOCAL = re.compile(r"file:///[^?#]*")

@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.config.notifications import NotificationKind
-from llm_pipeline.errors import without_credentials
+from llm_pipeline.redaction import without_credentials
 
 _KINDS: Mapping[EventKind, NotificationKind] = {
     EventKind.STARTED: "start",
