@@ -33,6 +33,7 @@ from typing import NoReturn, ParamSpec
 from llm_pipeline.errors import ExitCode, as_pipeline_error, is_unexpected
 from llm_pipeline.interruption import Terminated
 from llm_pipeline.logging import ReadableFormatter
+from llm_pipeline.untrusted_text import quoted
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -112,7 +113,7 @@ def _log_traceback(error: BaseException) -> None:
 
 def _write_error(kind: str, text: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it: the exit code still tells
-        sys.stderr.write(f"{kind}: {text}\n")
+        sys.stderr.write(f"{kind}: {quoted(text)}\n")
         sys.stderr.flush()
 
 

@@ -16,7 +16,7 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ExitCode, PipelineError, Transient
 from llm_pipeline.flow import Flow, passed, placement, resolve_request
 from llm_pipeline.license_question import license_change_to_review
-from llm_pipeline.logging import relay
+from llm_pipeline.logging import LogRelay
 from llm_pipeline.notifications.channels import secrets_here
 from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.release_claim import ReleaseClaim
@@ -246,12 +246,12 @@ class LocalRun:
             notify(store, config, secrets_here(config), request.release_id, target)
 
     def _wait(self, job: Job, stage: str) -> StageResult:
-        offset, log_of_stage = 0, logging.getLogger(f"llm_pipeline.stage.{stage}")
+        offset, relay = 0, LogRelay(logging.getLogger(f"llm_pipeline.stage.{stage}"))
         while True:
             active = self._runner.is_active(job)
             lines, offset = self._runner.read_log(job, offset)
             for line in lines:
-                relay(line, log_of_stage)
+                relay.relay(line)
             if not active:
                 return self._runner.outcome(job)
             time.sleep(_POLL_SECONDS)

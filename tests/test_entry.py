@@ -153,7 +153,7 @@ def test_termination_ends_the_blocks_of_a_command_and_is_told_from_an_interrupti
 def programs() -> Iterator[tuple[str, Any]]:
     """Modules that a person or a process of ours runs, and how pytest names them."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        if "__main__" in path.read_text() and path != PACKAGE / "entry.py":
+        if '__name__ == "__main__"' in path.read_text() and path != PACKAGE / "entry.py":
             yield ".".join(path.relative_to(ROOT).with_suffix("").parts), path
 
 

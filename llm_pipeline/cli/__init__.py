@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections.abc import Sequence
 
 from llm_pipeline import __version__
@@ -45,7 +44,7 @@ from llm_pipeline.cli import (
 )
 from llm_pipeline.entry import ArgumentParser, entry_point
 from llm_pipeline.interruption import interruptible
-from llm_pipeline.logging import ReadableFormatter
+from llm_pipeline.logging import write_readable_lines
 
 
 @entry_point
@@ -85,9 +84,6 @@ def _parser() -> ArgumentParser:
 
 
 def _log_for_people() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(ReadableFormatter())
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("llm_pipeline").setLevel(logging.INFO)
+    write_readable_lines()
     logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
     logging.getLogger("llm_pipeline.stage.download").setLevel(logging.INFO)  # it may take an hour

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from llm_pipeline.logging import ReadableFormatter
+from llm_pipeline.logging import write_readable_lines
 
 
 class Console:
@@ -36,10 +36,7 @@ class Console:
 
     def follow_logs(self) -> None:
         """Show the package's own log records as steps."""
-        handler = _StepHandler(self)
-        handler.setFormatter(ReadableFormatter())
-        logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-        logging.getLogger("llm_pipeline").setLevel(logging.INFO)
+        write_readable_lines(_StepHandler(self))
         logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
 
     def _write(self, text: str) -> None:

@@ -19,7 +19,7 @@ from llm_pipeline.demo.airflow_services import stop_airflow
 from llm_pipeline.demo.hub_repository import publish_revision
 from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
 from llm_pipeline.errors import ConfigError, StageCrashed, Transient
-from llm_pipeline.logging import get_logger, relay
+from llm_pipeline.logging import LogRelay, get_logger
 from llm_pipeline.runners import detached
 from llm_pipeline.serving.ports import require_free_port
 
@@ -165,8 +165,9 @@ def _running_processes(layout: DemoLayout) -> Iterator[detached.DetachedProcess]
 def _relayed(process: subprocess.Popen[str]) -> Iterator[str]:
     import logging
 
+    relay = LogRelay(logging.getLogger("llm_pipeline.demo.train"))
     for line in process.stdout or ():
-        relay(line, logging.getLogger("llm_pipeline.demo.train"))
+        relay.relay(line)
         yield line
 
 

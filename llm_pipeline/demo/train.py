@@ -9,7 +9,6 @@ that read them the other way. That changes no output (beyond rounding), and it i
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import sys
@@ -29,7 +28,7 @@ from llm_pipeline.demo.tasks import TRAINING_WEIGHTS, Item, distinct, stream
 from llm_pipeline.demo.tokenizer import BOS, EOS, PAD, train_tokenizer
 from llm_pipeline.entry import ArgumentParser, entry_point
 from llm_pipeline.errors import ConfigError
-from llm_pipeline.logging import ReadableFormatter, get_logger
+from llm_pipeline.logging import get_logger, write_json_lines, write_readable_lines
 
 log = get_logger(__name__)
 
@@ -250,9 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=Training.steps)
     parser.add_argument("--seed", type=int, default=Training.seed)
     options = parser.parse_args(arguments)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(ReadableFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    (write_readable_lines if sys.stderr.isatty() else write_json_lines)()
     transformers_logging.disable_progress_bar()
     train_demo_model(options.output, Training(steps=options.steps, seed=options.seed, threads=options.threads))
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module, metadata
-from logging import INFO, StreamHandler, getLogger
+from logging import StreamHandler
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import yaml
 from llm_pipeline.entry import ArgumentParser, entry_point
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.json_document import read_object
-from llm_pipeline.logging import ReadableFormatter, get_logger
+from llm_pipeline.logging import get_logger, write_readable_lines
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.stages.contract import Frozen
 
@@ -60,7 +60,7 @@ class SmokeReport(Frozen):
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the smoke test and write its report; what is refused, by us or by TensorRT-LLM, ends the process."""
-    _log_to_stdout()
+    write_readable_lines(StreamHandler(sys.stdout))
     options = _parse(arguments)
     golden = [GoldenPrompt.model_validate_json(line) for line in _lines(options.golden)]
     document = yaml.safe_load(options.args.read_text(encoding="utf-8"))
@@ -205,14 +205,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--expect-version", required=True, help="what TensorRT-LLM must be")
     parser.add_argument("--output", type=Path, required=True, help="where the report goes")
     return parser.parse_args(arguments)
-
-
-def _log_to_stdout() -> None:
-    handler = StreamHandler(sys.stdout)
-    handler.setFormatter(ReadableFormatter())
-    root = getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(INFO)
 
 
 if __name__ == "__main__":

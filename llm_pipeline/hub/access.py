@@ -30,6 +30,7 @@ from llm_pipeline import __version__
 from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError
 from llm_pipeline.hub.bounded_answers import LIBRARY_NAME, UNPACKED, AnswerRefused, bounded_session
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
+from llm_pipeline.logging import quiet_third_parties
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
 TIMEOUT_SECONDS = max(30, HF_HUB_ETAG_TIMEOUT)
@@ -215,6 +216,7 @@ def connect(endpoint: str | None, token_variable: str) -> Hub:
     token = os.environ.get(token_variable, "").strip()
     if any(not character.isprintable() or character.isspace() for character in token):
         raise ConfigError("the token holds white space or control characters", where=f"${token_variable}")
+    quiet_third_parties()  # the client set its own level when it was imported
     api = HfApi(
         endpoint=address,
         token=token or False,

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import re
-
 from llm_pipeline.reporting.failures import failure_in_words
 from llm_pipeline.reporting.model import EngineSpeed, Gate, ReportData, Trial, Variant, verdict_in_words
 from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
+from llm_pipeline.untrusted_text import markdown, one_line
 from llm_pipeline.verdict import Evidence
-
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&])")
 
 
 def render_markdown(data: ReportData) -> str:
     """A heading, one sentence, what is released, and the gates as a table; text from outside is escaped."""
     heading = f"{data.model_id}, {data.recipe}: {data.headline.state} ({verdict_in_words(data)})"
     lines = [
-        f"## {_text(heading)}",
+        f"## {markdown(heading)}",
         "",
-        _text(data.headline.sentence),
+        markdown(data.headline.sentence),
         "",
-        f"- **Release config**: {_text(data.title)}",
+        f"- **Release config**: {markdown(data.title)}",
     ]
     lines += [
-        f"- **{_text(fact.label)}**: {_code(fact.value) if fact.code else _text(fact.value)}" for fact in data.facts
+        f"- **{markdown(fact.label)}**: {_code(fact.value) if fact.code else markdown(fact.value)}"
+        for fact in data.facts
     ]
     if data.failures:
-        lines += ["", *(f"- {_text(failure_in_words(failed))}" for failed in data.failures)]
+        lines += ["", *(f"- {markdown(failure_in_words(failed))}" for failed in data.failures)]
     if data.gates:
         lines += ["", "| Gate | Verdict | Decisive evidence | Limit | Samples |", "|---|---|---|---|---|"]
         lines += [_row(gate) for gate in data.gates]
@@ -35,17 +33,17 @@ def render_markdown(data: ReportData) -> str:
         lines += ["|---|---|---|---|---|---|---|---|", *map(_trial, data.trials)]
     if data.variants:
         speeds = [_speed(variant, engine) for variant in data.variants for engine in variant.engines]
-        lines += ["", f"Speeds, measured by the builds: {_text('; '.join(speeds))}."] if speeds else []
+        lines += ["", f"Speeds, measured by the builds: {markdown('; '.join(speeds))}."] if speeds else []
     if data.stages:
         busy = sum(run.total_seconds for run in data.stages)
         reused = sum(run.reused for run in data.stages)
-        lines += ["", f"{len(data.stages)} stages, {reused} reused, {_text(duration(busy))} of work."]
+        lines += ["", f"{len(data.stages)} stages, {reused} reused, {markdown(duration(busy))} of work."]
     return "\n".join(lines) + "\n"
 
 
 def _trial(trial: Trial) -> str:
     """One recipe's row; the text of one that was not judged stands where its verdict would."""
-    name = f"**{_text(trial.name)}** ✓" if trial.chosen_on else _text(trial.name)
+    name = f"**{markdown(trial.name)}** ✓" if trial.chosen_on else markdown(trial.name)
     share = f" ({100 * trial.size_ratio:.1f} %)" if trial.size_ratio else ""
     size = f"{megabytes(trial.bytes)}{share}" if trial.bytes else ""
     verdict = " ".join(part for part in (trial.verdict.value if trial.verdict else "", trial.outcome) if part)
@@ -57,7 +55,7 @@ def _trial(trial: Trial) -> str:
         flips = f"{pooled.lost:,} / {pooled.gained:,}"
     divergence = f"{far.kl_at_least:.2g}" if far and far.kl_at_least is not None else ""
     asked = f"{trial.asked:,} of {trial.planned:,}" if trial.asked else ""
-    return f"| {name} | {' | '.join(map(_text, (verdict, size, accuracy, loss, flips, divergence, asked)))} |"
+    return f"| {name} | {' | '.join(map(markdown, (verdict, size, accuracy, loss, flips, divergence, asked)))} |"
 
 
 def _speed(variant: Variant, engine: EngineSpeed) -> str:
@@ -74,22 +72,18 @@ def _speed(variant: Variant, engine: EngineSpeed) -> str:
 
 
 def _row(gate: Gate) -> str:
-    name = _text(gate.name) + ("" if gate.decides else " (not released)")
+    name = markdown(gate.name) + ("" if gate.decides else " (not released)")
     first = gate.decisive
     if first is None:
-        return f"| {name} | {_text(gate.judgement.verdict.value)} | {_text(gate.judgement.summary)} | | |"
-    limit = _text(measure(first.limit, first.unit))
-    return f"| {name} | {_text(gate.judgement.verdict.value)} | {_fact(first)} | {limit} | {first.samples} |"
+        return f"| {name} | {markdown(gate.judgement.verdict.value)} | {markdown(gate.judgement.summary)} | | |"
+    limit = markdown(measure(first.limit, first.unit))
+    return f"| {name} | {markdown(gate.judgement.verdict.value)} | {_fact(first)} | {limit} | {first.samples} |"
 
 
 def _fact(fact: Evidence) -> str:
     bound = f", upper bound {measure(fact.upper, fact.unit)}" if fact.upper is not None else ""
-    return _text(f"{fact.name}: {measure(fact.measured, fact.unit)}{bound}")
-
-
-def _text(value: str) -> str:
-    return _SPECIAL.sub(r"\\\1", " ".join(value.split()))
+    return markdown(f"{fact.name}: {measure(fact.measured, fact.unit)}{bound}")
 
 
 def _code(value: str) -> str:
-    return "`" + " ".join(value.replace("`", "'").split()).replace("|", "\\|") + "`"
+    return "`" + one_line(value).replace("`", "'") + "`"

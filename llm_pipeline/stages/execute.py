@@ -65,8 +65,8 @@ def _outcome(request: StageRequest) -> StageResult | StageFailure:
         return _execute(request)
     except (Exception, SystemExit) as error:  # the edge of the process; libraries call sys.exit, too
         known, unexpected = as_pipeline_error(error, where=f"stage {request.stage}"), is_unexpected(error)
-        message = f"stage {request.stage} failed" if unexpected else str(known)  # ours says all
-        log.error(message, exc_info=error if unexpected else None)  # noqa: TRY400
+        message = f"stage {request.stage} failed" if unexpected else known  # ours says all
+        log.error("%s", message, exc_info=error if unexpected else None)  # noqa: TRY400
         return _failure(request, known)
 
 

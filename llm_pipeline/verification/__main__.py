@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from logging import INFO, StreamHandler, getLogger
 from pathlib import Path
 
 from llm_pipeline.engines.host_facts import read_host_facts
 from llm_pipeline.entry import ArgumentParser, entry_point
 from llm_pipeline.errors import ExitCode
-from llm_pipeline.logging import ReadableFormatter
+from llm_pipeline.logging import write_readable_lines
 from llm_pipeline.verification.bench import Bench, versions
 from llm_pipeline.verification.installed import ask_installed
 from llm_pipeline.verification.prepared import Prepared
@@ -23,7 +22,7 @@ from llm_pipeline.verification.steps import run_steps
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of the two commands; 0 when no step failed."""
     options = _parse(arguments)
-    _log_to_stderr()
+    write_readable_lines()
     code: int = options.run(options)
     return code
 
@@ -82,14 +81,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     checking.add_argument("--only", nargs="+", default=[], metavar="STEP", help="these steps and no others")
     checking.set_defaults(run=_check)
     return parser.parse_args(arguments)
-
-
-def _log_to_stderr() -> None:
-    handler = StreamHandler(sys.stderr)
-    handler.setFormatter(ReadableFormatter())
-    root = getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(INFO)
 
 
 if __name__ == "__main__":

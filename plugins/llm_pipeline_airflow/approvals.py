@@ -15,12 +15,17 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import Terminal
 from llm_pipeline.flow import Flow
 from llm_pipeline.license_question import license_change_to_review
+from llm_pipeline.logging import Lines
+from llm_pipeline.untrusted_text import markdown, one_line
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.evidence import markdown_table
+from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+log = get_logger(__name__)
 
 
 class DecisionOperator(ApprovalOperator):
@@ -58,7 +63,7 @@ class DecisionOperator(ApprovalOperator):
                 raise AirflowFailException(str(error)) from error
         else:
             self.check_claim(context)
-        self.log.info("asking for a decision:\n%s", self.body)
+        log.info("%s", Lines(f"asking for a decision:\n{self.body}"))
         return super().execute(context)
 
     def check_claim(self, context: Context) -> None:
@@ -89,9 +94,9 @@ class LicenseReviewOperator(DecisionOperator):
         flow = self.flow()
         change = license_change_to_review(flow)
         if not change:
-            self.log.info("licence and gating are what they were in the release before: nobody is asked")
+            log.info("licence and gating are what they were in the release before: nobody is asked")
             return None
-        self.subject = f"Release {flow.record.model.id} under its changed licence?"
+        self.subject = one_line(f"Release {flow.record.model.id} under its changed licence?")
         self.body = _license_body(flow, change)
         return self.ask(context)
 
@@ -111,7 +116,7 @@ class ReleaseApprovalOperator(DecisionOperator):
         """Ask, with the gates' table."""
         flow = self.flow()
         offered = passed_targets(context, self.last_gate)
-        self.subject = f"Promote {flow.record.model.id} to production on {', '.join(offered)}?"
+        self.subject = one_line(f"Promote {flow.record.model.id} to production on {', '.join(offered)}?")
         self.body = _approval_body(flow, offered)
         return self.ask(context)
 
@@ -125,9 +130,9 @@ def passed_targets(context: Context, gate: str) -> list[str]:
 
 def _license_body(flow: Flow, change: str) -> str:
     lines = [
-        f"Release `{flow.record.release_id}`, commit `{flow.record.model.commit}`.",
+        f"Release {markdown(flow.record.release_id)}, commit `{flow.record.model.commit}`.",
         "",
-        f"**Licence or gating, since the release before:** {change}",
+        f"**Licence or gating, since the release before:** {markdown(change)}",
         "",
         "Nothing was fetched yet. **Approve** goes on with the download; **Reject** ends the release here.",
     ]
@@ -142,10 +147,10 @@ def _approval_body(flow: Flow, offered: list[str]) -> str:
     left_out = [target for target in flow.targets if target not in offered]
     recipes = recipes_in_words(chosen)
     lines = [
-        f"Release `{flow.record.release_id}`, recipe `{recipes}`, commit `{flow.record.model.commit}`.",
+        f"Release {markdown(flow.record.release_id)}, recipe {markdown(recipes)}, commit `{flow.record.model.commit}`.",
         "",
         markdown_table(gates),
     ]
     if left_out:
-        lines += ["", f"Not offered, for a gate did not pass: {', '.join(left_out)}."]
+        lines += ["", f"Not offered, for a gate did not pass: {markdown(', '.join(left_out))}."]
     return "\n".join([*lines, "", "**Approve** starts the canary; **Reject** ends the release here."])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from datetime import timedelta
 from pathlib import Path
@@ -19,11 +18,12 @@ from llm_pipeline.errors import Terminal
 from llm_pipeline.release_claim import ReleaseClaim
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import revision_of_run
+from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _POLL = timedelta(seconds=20)
 _LONGEST_WAIT = timedelta(days=7)

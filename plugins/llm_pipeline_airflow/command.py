@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -18,8 +17,9 @@ from airflow.sdk.exceptions import AirflowFailException
 from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.errors import ExitCode, StageCrashed
-from llm_pipeline.logging import relay
+from llm_pipeline.logging import LogRelay
 from llm_pipeline.runners.process import stage_environment
+from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.telling import tell
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from llm_pipeline.config.deployment import Deployment
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 TARGET_LABEL = "{{ task.subject }}"
 
@@ -89,8 +89,9 @@ class CommandOperator(BaseOperator):
             env=environment,
             start_new_session=True,
         ) as self._process:
+            relay = LogRelay(log)
             for line in self._process.stdout or ():
-                relay(line, log)
+                relay.relay(line)
         return self._process.returncode
 
 

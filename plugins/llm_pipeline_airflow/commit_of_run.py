@@ -7,7 +7,6 @@ always runs.
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -22,11 +21,12 @@ from llm_pipeline.release_record import read_record
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.pointers import read_pointers
 from llm_pipeline.watch_record import Claim, claim_commit, read_claim
+from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 Cause = Literal["watch", "schedule", "manual"]
 

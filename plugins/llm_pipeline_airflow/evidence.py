@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from llm_pipeline.stages.contract import StageResult
+from llm_pipeline.untrusted_text import markdown, one_line
 from llm_pipeline.verdict import Evidence, Judgement
 
 _HEADINGS = ("fact", "verdict", "measured", "bounds", "limit", "n")
@@ -22,17 +23,17 @@ _LOAD_FIGURES = {
 
 def log_table(judgement: Judgement) -> str:
     """The verdict, its summary and its evidence, as one log record: aligned columns below a first empty line."""
-    rows = [_HEADINGS, *(_row(fact) for fact in judgement.evidence)]
+    rows = [_HEADINGS, *(tuple(map(one_line, _row(fact))) for fact in judgement.evidence)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(["", f"{judgement.verdict.value}: {judgement.summary}", *lines])
+    return "\n".join(["", f"{judgement.verdict.value}: {one_line(judgement.summary)}", *lines])
 
 
 def facts_table(judgement: Judgement) -> str:
     """One line a fact, as Markdown, for the human who decides about the next step."""
-    rows = [_HEADINGS, ("---",) * len(_HEADINGS), *(_row(fact) for fact in judgement.evidence)]
-    return "\n".join(f"| {' | '.join(_cell(text) for text in row)} |" for row in rows)
+    facts = (tuple(map(markdown, _row(fact))) for fact in judgement.evidence)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (_HEADINGS, ("---",) * len(_HEADINGS), *facts))
 
 
 def markdown_table(results: Iterable[StageResult]) -> str:
@@ -41,9 +42,9 @@ def markdown_table(results: Iterable[StageResult]) -> str:
     for result in results:
         if result.judgement is not None:
             again = " (reused)" if result.reused else ""
-            cells = (result.stage.replace("_", " ") + again, result.subject, f"**{result.judgement.verdict.value}**")
+            gate, subject = markdown(result.stage.replace("_", " ") + again), markdown(result.subject)
             summary = " ".join(filter(None, (result.judgement.summary, _load_figures(result))))
-            lines.append(f"| {' | '.join(_cell(text) for text in (*cells, summary))} |")
+            lines.append(f"| {gate} | {subject} | **{result.judgement.verdict.value}** | {markdown(summary)} |")
     return "\n".join(lines)
 
 
@@ -65,10 +66,6 @@ def _row(fact: Evidence) -> tuple[str, ...]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def metric_lines(metrics: Sequence[tuple[str, object]]) -> str:

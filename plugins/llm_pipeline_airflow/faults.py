@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from llm_pipeline.errors import PipelineError, as_pipeline_error, is_unexpected, traceback_of
+from llm_pipeline.logging import Lines
+from llm_pipeline_airflow.logs import get_logger
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def attempt(what: str, work: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T | PipelineError:
@@ -32,5 +33,5 @@ def attempt(what: str, work: Callable[_P, _T], *arguments: _P.args, **options: _
 def known_fault(error: Exception, what: str) -> PipelineError:
     """An exception as one of our errors; a traceback is logged, without credentials, if it was none."""
     if is_unexpected(error):
-        log.error("%s failed:\n%s", what, traceback_of(error))
+        log.error("%s", Lines(f"{what} failed:\n{traceback_of(error)}"))
     return as_pipeline_error(error)

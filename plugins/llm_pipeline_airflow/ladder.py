@@ -7,18 +7,18 @@ for the states that they need.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline.stages.contract import StageRequest
+from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.operators import StageOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class RecipeOperator(StageOperator):

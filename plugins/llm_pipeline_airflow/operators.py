@@ -14,19 +14,20 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import Terminal, Transient
 from llm_pipeline.flow import Flow, passed, placement
-from llm_pipeline.logging import relay
+from llm_pipeline.logging import Lines, LogRelay
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.evidence import log_table, metric_lines
 from llm_pipeline_airflow.links import ReleaseReportLink
+from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from pydantic import JsonValue
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 RELEASE_ID_TEMPLATE = "{{ ti.xcom_pull(task_ids='resolve') or '' }}"
 LABEL_TEMPLATE = "{{ task.label }}"
@@ -159,13 +160,13 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     def poll_until_complete(self, external_id: JsonValue, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Relay the stage's log until it ends, and return its result: a reconnected try returns this value."""
         self._job, runner, offset = Job.model_validate(external_id), self._runner_here(), 0
-        wait = _SHORTEST_POLL_SECONDS
+        wait, relay = _SHORTEST_POLL_SECONDS, LogRelay(log)
         active = True
         while active:
             active = runner.is_active(self._job)  # before reading: nothing written before the end is missed
             lines, offset = runner.read_log(self._job, offset)
             for line in lines:
-                relay(line, log)
+                relay.relay(line)
             self.attend()
             if active:
                 time.sleep(wait)
@@ -209,4 +210,4 @@ def _log_result(result: StageResult) -> None:
         log.info("metrics: %s", metric_lines(tuple(result.metrics.items())))
     if result.judgement is not None:
         level = logging.INFO if passed(result) else logging.ERROR
-        log.log(level, "%s", log_table(result.judgement))
+        log.log(level, "%s", Lines(log_table(result.judgement)))

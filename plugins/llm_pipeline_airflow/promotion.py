@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.stages.contract import StageRequest
 from llm_pipeline_airflow.faults import attempt
+from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.telling import tell
 from llm_pipeline_airflow.turn import Turn
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from pydantic import JsonValue
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _STARTED = frozenset({"success", "failed", "running", "up_for_retry"})
 

@@ -5,20 +5,21 @@ A config that is broken is left out here, as in `discovery`; `dags/release_confi
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, BaseOperator, Param
 
 from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.logging import Lines
 from llm_pipeline_airflow.deployments import UsedDeployment, deployment_dags
+from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.retries import task_defaults
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _PREFIX = "retention__"
 
@@ -49,7 +50,7 @@ class RetentionOperator(BaseOperator):
 
         deployment = load_deployment(Path(self.deployment_file))
         report = collect_garbage(deployment, delete=bool(context["params"]["delete"]))
-        log.info("%s", "\n".join(["", *report.lines()]))  # one record: the table's lines stay together
+        log.info("%s", Lines("\n".join(["", *report.lines()])))  # one record: the table's lines stay together
         return {"bytes_removed": report.bytes_removed, "bytes_condemned": report.bytes_condemned}
 
 

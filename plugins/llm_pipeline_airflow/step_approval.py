@@ -9,8 +9,10 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from llm_pipeline.flow import Flow, canary_subject
 from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.untrusted_text import markdown
 from llm_pipeline_airflow.approvals import DecisionOperator
 from llm_pipeline_airflow.evidence import facts_table
+from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.telling import tell
 from llm_pipeline_airflow.turn import Turn
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from llm_pipeline.canary.approvals import StepApproval
+
+log = get_logger(__name__)
 
 
 class StepApprovalOperator(DecisionOperator):
@@ -55,7 +59,7 @@ class StepApprovalOperator(DecisionOperator):
         flow = self.flow()
         production = read_pointers(flow.store, flow.record.model.id, self.target)[0].production
         if production is None or production.repository == flow.artifact("package", self.target, "repository"):
-            self.log.info("there is nothing to compare %s with: nobody is asked", flow.record.release_id)
+            log.info("there is nothing to compare %s with: nobody is asked", flow.record.release_id)
             return None
         approval = self._question(flow)
         if approval.answer != "waiting":
@@ -82,7 +86,7 @@ class StepApprovalOperator(DecisionOperator):
                 by=_name(event),
                 run=flow.resolved_at.isoformat(),
             )
-            self.log.info("%s", told.message)
+            log.info("%s", told.message)
             approval = told.approval
         tell(flow.deployment, self.target, flow.record.release_id)
         return self._obey(approval)
@@ -105,13 +109,16 @@ class StepApprovalOperator(DecisionOperator):
         if approval is None or approval.answer != "approved":
             what = approval.answer if approval else "not asked"
             raise AirflowFailException(f"step {self.step:g} % of {self.target}: {what}; the canary is rolled back")
-        self.log.info("step %g %% was approved by %s", self.step, approval.by)
+        log.info("step %g %% was approved by %s", self.step, approval.by)
 
     def _body(self, flow: Flow) -> str:
-        lines = [f"Release `{flow.record.release_id}` on `{self.target}`.", ""]
+        lines = [f"Release {markdown(flow.record.release_id)} on {markdown(self.target)}.", ""]
         result = flow.find("canary", canary_subject(self.target, self.before)) if self.before is not None else None
         if result is not None and result.judgement is not None:
-            lines += [f"**Step {self.before:g} %: {result.judgement.verdict}.** {result.judgement.summary}", ""]
+            lines += [
+                f"**Step {self.before:g} %: {result.judgement.verdict}.** {markdown(result.judgement.summary)}",
+                "",
+            ]
             lines += [facts_table(result.judgement), ""]
         share = f"{self.before:g} %" if self.before is not None else "no traffic"
         return "\n".join(

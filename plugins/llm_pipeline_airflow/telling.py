@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from airflow.sdk import Connection
@@ -10,12 +9,13 @@ from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
 from llm_pipeline.errors import places_of
 from llm_pipeline.notifications.channels import MailServer, Secrets, secrets_here
+from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:
     from llm_pipeline.config.deployment import Deployment
     from llm_pipeline.config.notifications import Notifications
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 _SMTPS_PORT = 465
 

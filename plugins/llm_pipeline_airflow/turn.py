@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,11 +10,12 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from llm_pipeline_airflow.approvals import passed_targets
 from llm_pipeline_airflow.ladder import unsuccessful
+from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,13 @@ from llm_pipeline.watch_record import (
     write_status,
 )
 from llm_pipeline_airflow.faults import known_fault
+from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.runs import dag_id_of
 
 if TYPE_CHECKING:
     from llm_pipeline.hub.observe import Observer
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 STATE_KEY = "watch"
 WEBHOOK_LOOK_SECONDS = 5.0

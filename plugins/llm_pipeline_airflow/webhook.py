@@ -10,7 +10,6 @@ ask the hub again and nothing else: what is released stays the decision of the p
 from __future__ import annotations
 
 import hmac
-import logging
 import os
 import time
 from dataclasses import dataclass
@@ -28,13 +27,14 @@ from llm_pipeline.store import open_store
 from llm_pipeline.watch_record import call_webhook
 from llm_pipeline_airflow.faults import attempt, known_fault
 from llm_pipeline_airflow.guarded_routes import guarded_route
+from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.runs import releases_directory
 
 router = APIRouter(
     route_class=guarded_route(lambda _error: JSONResponse({"detail": "Internal error: the log says more"}, 500))
 )
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 LONGEST_BODY = 256 * 1024
 SECRET_HEADER = "X-Webhook-Secret"  # noqa: S105 - the name of a header, not a secret

@@ -25,7 +25,7 @@ def test_the_log_table_is_one_record_of_aligned_columns():
 def test_the_approval_table_shows_gates_only_and_cannot_be_broken_by_their_text():
     gate = result("load_test", Judgement(verdict=Verdict.NO_GO, summary="a|b\nc"), reused=True)
     assert markdown_table([result("build", None), gate]).splitlines()[2:] == [
-        "| load test (reused) | cpu | **NO_GO** | a\\|b c |"
+        "| load test (reused) | cpu | **NO_GO** | a\\|b\\\\nc |"
     ]
 
 

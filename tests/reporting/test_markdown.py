@@ -11,7 +11,7 @@ from llm_pipeline.reporting.markdown import render_markdown
 def test_the_summary_names_state_verdict_commit_and_every_gate(sample, promoted) -> None:
     data = collect(promoted.store, sample.RELEASE)
     text = render_markdown(data)
-    assert text.startswith("## example/tiny-llama, recipe fp8: in production \\(GO\\)\n")
+    assert text.startswith("## example/tiny-llama, recipe fp8: in production (GO)\n")
     assert f"`{'0a1b2c3d' * 5}`" in text
     table = text[text.index("| Gate ") : text.index("| Recipe ")]
     rows = [line for line in table.splitlines() if line.startswith("| ")]
@@ -25,7 +25,7 @@ def test_text_from_outside_cannot_become_markup(sample, tmp_path: Path) -> None:
     text = render_markdown(data.model_copy(update={"model_id": hostile}))
     first = text.splitlines()[0]
     assert "\\<script\\>" in first
-    assert "\\[link\\]\\(javascript:1\\)" in first
+    assert "\\[link\\](javascript:1)" in first
     assert "\n# heading" not in text
 
 

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from llm_pipeline.errors import Terminal
+from llm_pipeline.logging import (
+    Lines,
+    LogRelay,
+    ReadableFormatter,
+    clean_records,
+    get_logger,
+    write_json_lines,
+    write_readable_lines,
+)
+
+from .poisoned_text import GO, JSON_LINE, LONG_TEXT, poisoned_strings
+
+SIGNED = "https://cdn.example/x?Expires=1&Signature=0123456789abcdef&Key-Pair-Id=K2"
+SECRET = "0123456789abcdef"
+ALL = [text for text in poisoned_strings() if len(text) < LONG_TEXT // 2]
+log = get_logger("llm_pipeline.test")
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Each test sets up the logs of the process by itself."""
+    root, factory = logging.getLogger(), logging.getLogRecordFactory()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.setLogRecordFactory(factory)
+    logging.captureWarnings(capture=False)
+
+
+@pytest.fixture
+def stage() -> io.StringIO:
+    """What a stage's process writes."""
+    stream = io.StringIO()
+    write_json_lines(stream)
+    return stream
+
+
+class Kept(logging.Handler):
+    """What the parent's log shows, one text a record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.levels: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        self.levels.append(record.levelname)
+
+
+@pytest.fixture
+def parent() -> Iterator[Kept]:
+    """The log of whoever started the stage, where nothing of ours is set up."""
+    kept, logger = Kept(), logging.getLogger("parent")
+    logger.addHandler(kept)
+    logger.setLevel(logging.INFO)
+    yield kept
+    logger.removeHandler(kept)
+
+
+def fail(text: object) -> None:
+    raise ValueError(text)
+
+
+def relayed(stream: io.StringIO) -> None:
+    relay = LogRelay(logging.getLogger("parent"))
+    for line in stream.getvalue().splitlines(keepends=True):
+        relay.relay(line)
+
+
+@pytest.mark.parametrize(
+    "name", ["httpx", "httpcore.http11", "urllib3.connectionpool", "botocore.auth", "huggingface_hub.x", "any"]
+)
+def test_third_parties_are_heard_from_warning_on_and_without_query_strings(stage: io.StringIO, name: str) -> None:
+    third = logging.getLogger(name)
+    third.debug("sends %s", SIGNED)
+    third.info('HTTP Request: GET %s "HTTP/1.1 200 OK"', SIGNED)
+    assert stage.getvalue() == ""
+    third.warning("Retrying (%r) after connection broken: %s", 2, SIGNED.removeprefix("https://cdn.example"))
+    assert "Retrying (2) after connection broken: /x?***" in stage.getvalue()
+
+
+def test_a_library_with_a_handler_of_its_own_writes_no_signature_and_no_forged_line(stage: io.StringIO) -> None:
+    own, library = io.StringIO(), logging.getLogger("transformers.test")
+    library.addHandler(logging.StreamHandler(own))
+    library.propagate = False
+    library.setLevel(logging.DEBUG)
+    library.debug(f"a model of type llama\n{GO}")
+    try:
+        fail(f"{SIGNED}\n{GO}")
+    except ValueError:
+        library.exception("failed")
+    assert SECRET not in own.getvalue()
+    assert not [line for line in own.getvalue().splitlines() if line.startswith(GO)]
+    assert stage.getvalue() == ""
+
+
+def test_fields_errors_tracebacks_and_warnings_lose_their_signatures(stage: io.StringIO, parent: Kept) -> None:
+    log.info("asked", url=SIGNED, several=[SIGNED], named={SIGNED: 1}, thing=Terminal(SIGNED))
+    try:
+        fail(SIGNED.encode())
+    except ValueError as error:
+        log.exception("failed")
+        log.warning("%s", error)
+        log.warning(Lines(f"failed:\n{SIGNED}"))
+    warnings.warn(f"see {SIGNED}", UserWarning, stacklevel=1)
+    relayed(stage)
+    assert SECRET not in stage.getvalue() + "".join(parent.texts)
+    assert parent.levels == ["INFO", "ERROR", "WARNING", "WARNING", "INFO"]
+    assert parent.texts[1].startswith("failed\n  | Traceback (most recent call last):\n  |   File")
+
+
+def test_a_record_is_one_line_from_the_stage_to_the_reader(stage: io.StringIO, parent: Kept) -> None:
+    for text in ALL:
+        log.info("loads %s", text, model_type=text)
+        log.warning(f"loads {text}")
+    assert len(stage.getvalue().splitlines()) == 2 * len(ALL)
+    relayed(stage)
+    assert len(parent.texts) == 2 * len(ALL)
+    assert not [text for text in parent.texts if len(text.splitlines()) != 1 or not text.startswith("loads")]
+    assert parent.levels[:2] == ["INFO", "WARNING"]
+
+
+def test_people_read_one_line_a_record_also_without_a_stage() -> None:
+    stream = io.StringIO()
+    write_readable_lines(logging.StreamHandler(stream))
+    for text in ALL:
+        log.info("loads %s", text, model_type=text)
+    assert len(stream.getvalue().splitlines()) == len(ALL)
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_only_tables_and_errors_have_lines_and_all_but_the_first_are_marked(stage: io.StringIO, parent: Kept) -> None:
+    log.info("%s", Lines("\na  b\n1  2"))
+    log.error("%s", Terminal(f"no start:\n{GO}"))
+    log.error("failed: %s: %s", f"a\n{GO}", Terminal(f"b\n{GO}"))
+    relayed(stage)
+    assert parent.texts == [
+        "\n  | a  b\n  | 1  2",
+        f"no start:\n  | {GO}",
+        f"failed: a\\n{GO}: b\n  | {GO}",
+    ]
+
+
+def test_output_of_tools_is_told_from_the_stage_s_own_lines_even_in_their_form(
+    stage: io.StringIO, parent: Kept
+) -> None:
+    log.info("begins")
+    mark = json.loads(stage.getvalue())["mark"]
+    stage.writelines(
+        f"{text}\n"
+        for text in (
+            GO,
+            JSON_LINE,
+            '{"mark": "guess", "level": "ERROR", "event": "x"}',
+            "[" * 100_000,
+            f"\x1b[2K\r{GO}",
+        )
+    )
+    stage.write(f"GET {SIGNED}\n")
+    log.warning("ends")
+    relayed(stage)
+    assert parent.texts[0] == "begins"
+    assert parent.texts[-1] == "ends"
+    assert all(text.startswith("| ") and len(text.splitlines()) == 1 for text in parent.texts[1:-1])
+    assert set(parent.levels[1:-1]) == {"INFO"}
+    assert SECRET not in "".join(parent.texts)
+    assert mark not in "".join(parent.texts)
+
+
+def test_a_line_of_ours_that_a_tool_spoiled_is_shown_as_output(parent: Kept) -> None:
+    relay = LogRelay(logging.getLogger("parent"))
+    for line in (
+        '{"mark": "m", "level": [], "event": 1}',
+        '{"mark": "m", "level": "INFO", "event": "x", "fields": 3}',
+        "null",
+    ):
+        relay.relay(line)
+    assert all(text.startswith("| ") for text in parent.texts)
+
+
+def test_records_of_others_stay_as_they_are_where_only_ours_are_cleaned() -> None:
+    clean_records(("llm_pipeline", "httpx"), with_traceback=True)
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logging.getLogger().handlers[:] = [handler]
+    logging.getLogger("somebody.else").warning("two\nlines %s", "x?a=b")
+    logging.getLogger("httpx").warning("two\nlines %s", "x?a=b")
+    try:
+        fail(f"{SIGNED}\n{GO}")
+    except ValueError:
+        logging.getLogger("llm_pipeline.x").exception("failed")
+    assert stream.getvalue().startswith("two\nlines x?a=b\ntwo\\nlines x?***\nfailed\n  | Traceback")
+    assert not [line for line in stream.getvalue().splitlines() if line.startswith(GO)]
+
+
+def test_a_mistake_in_a_call_is_not_hidden(stage: io.StringIO) -> None:
+    with pytest.raises(TypeError, match="a real number is required"):  # pytest's own handler raises what others print
+        logging.getLogger("any").warning("%d", "no number")
+
+
+def test_a_megabyte_from_a_repository_makes_a_line_of_some_kilobytes(stage: io.StringIO) -> None:
+    log.info("loads %s", "\x1b[1m" * 250_000, model_type="![" * 500_000)
+    assert len(stage.getvalue().splitlines()) == 1
+    assert len(stage.getvalue()) < 50_000
+
+
+def test_cleaning_twice_changes_nothing() -> None:
+    stream = io.StringIO()
+    for _ in range(2):
+        write_readable_lines(logging.StreamHandler(stream))
+    log.info("100 %% of %s", "x\ny")
+    log.info("100 % of it")
+    assert stream.getvalue() == "100 % of x\\ny\n100 % of it\n"
+    assert isinstance(logging.getLogger().handlers[0].formatter, ReadableFormatter)
+
+
+def test_what_formatters_copy_of_a_record_is_clean_too() -> None:
+    clean_records(("llm_pipeline",))
+    record = logging.getLogger("llm_pipeline.x").makeRecord("llm_pipeline.x", logging.INFO, "f", 1, "a\n%s", (1,), None)
+    assert logging.makeLogRecord(record.__dict__).getMessage() == "a\\n1"  # as structlog's formatter does
