@@ -7,10 +7,9 @@ import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import Interpreter
+from llm_pipeline.directory_listing import list_directory
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.runners import detached
 from llm_pipeline.serving.ports import require_free_port
@@ -98,14 +97,11 @@ def busy_ports(deployment: Deployment, targets: tuple[str, ...]) -> tuple[str, .
 
 def _runs_here(state: Path) -> bool:
     """Whether a server that we started with this state directory still runs."""
-    return any(_is_alive(record) for record in state.glob("*.json"))
+    return any(_is_alive(record) for record in list_directory(state) if record.suffix == ".json")
 
 
 def _is_alive(record: Path) -> bool:
-    try:
-        process = detached.load(record)
-    except ValidationError:
-        return False  # some other document of that server
+    process = detached.parsed(record.read_bytes())  # None for some other document of that server
     return process is not None and process.alive
 
 

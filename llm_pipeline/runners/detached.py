@@ -13,9 +13,16 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.logging import get_logger
+from llm_pipeline.store.durable import replace_durably
+
+log = get_logger(__name__)
+
+_reported: set[Path] = set()
+"""Damaged records that were logged, so that each is logged once."""
 
 
 class DetachedProcess(BaseModel):
@@ -96,18 +103,58 @@ def start(
         command=tuple(command),
         log=log,
     )
-    temporary = record.with_name(f".{record.name}.{os.getpid()}")
-    temporary.write_text(process.model_dump_json(indent=1))
-    temporary.replace(record)
+    replace_durably(record, process.model_dump_json(indent=1).encode())
     return process
 
 
 def load(record: Path) -> DetachedProcess | None:
-    """The process of a record; None when there is no record."""
+    """The process of a record; None when there is no record, or one that says nothing: empty, or torn.
+
+    Raises:
+        Transient: The record cannot be read.
+    """
     try:
-        return DetachedProcess.model_validate_json(record.read_text())
+        data = record.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        hint = "make it readable for the user that runs this, then try again"
+        raise Transient(f"cannot read {record}: {error.strerror}", where=str(record), hint=hint) from error
+    process = parsed(data)
+    if process is None and record not in _reported:
+        _reported.add(record)
+        log.warning("the record of a process is damaged: no process is known by it", record=str(record))
+    return process
+
+
+def parsed(data: bytes) -> DetachedProcess | None:
+    """The process that a record's bytes describe; None when they describe none."""
+    try:
+        return DetachedProcess.model_validate_json(data)
+    except ValidationError:
+        return None
+
+
+def find(argument: str, log: Path) -> DetachedProcess | None:
+    """The process whose command line has that argument, for one that has no record: its starter was killed.
+
+    Args:
+        argument: One that no other process has.
+        log: File that its stdout and stderr go to.
+    """
+    for pid in _pids():
+        command, fields = _command(pid), _stat_fields(pid)
+        leads_its_group = fields is not None and fields[0] != "Z" and int(fields[2]) == pid
+        if fields is not None and leads_its_group and argument in command:
+            return DetachedProcess(
+                name=" ".join(command[:3]),
+                pid=pid,
+                start_ticks=int(fields[19]),
+                boot_id=_boot_id(),
+                command=command,
+                log=log,
+            )
+    return None
 
 
 def stop(process: DetachedProcess, *, grace_seconds: float = 10.0) -> None:
@@ -165,13 +212,37 @@ def process_is_stopped(pid: int, start_ticks: int) -> bool:
 
 def _group_members(group: int, started: int) -> list[int]:
     members = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        fields = _stat_fields(int(entry.name))
+    for pid in _pids():
+        fields = _stat_fields(pid)
         if fields and fields[0] != "Z" and int(fields[2]) == group and int(fields[19]) >= started:
-            members.append(int(entry.name))
+            members.append(pid)
     return members
+
+
+def arguments_in_use() -> frozenset[str]:
+    """Every argument of every process that can be seen from here."""
+    return frozenset(argument for pid in _pids() for argument in _command(pid))
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _command(pid: int) -> tuple[str, ...]:
+    """A process's arguments; none when it is gone, or a stranger's whose arguments the system hides."""
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ()
+    return tuple(os.fsdecode(part) for part in line.split(b"\0")[:-1])
+
+
+def visible_processes() -> str:
+    """Where the pids that we see mean something: this boot of the host, and our namespace of processes.
+
+    Two containers may share a host's name and see different processes; a host that was restarted has reused its pids.
+    """
+    return f"{_boot_id()} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def _boot_id() -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import DockerEnvironment
 from llm_pipeline.digest import sha256_bytes
+from llm_pipeline.directory_listing import list_directories
 from llm_pipeline.errors import ConfigError, StageCrashed, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.runners.docker_connection import connect, engine_answers
@@ -30,6 +31,7 @@ from llm_pipeline.runners.job_directory import (
 from llm_pipeline.runners.job_names import job_base_name
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.stages.contract import StageRequest, StageResult
+from llm_pipeline.store.durable import replace_durably
 
 log = get_logger(__name__)
 
@@ -73,7 +75,7 @@ class DockerRunner:
             job.directory.mkdir()
             request_path(job).write_text(text)
             options = container_options(environment, resolved, request, job)
-            (job.directory / "container").write_text(job.name)
+            replace_durably(job.directory / "container", job.name.encode())
             self._start(options | self._sdk_options(environment, request), job)
             log.info("a container runs the stage", container=job.name, image=resolved.recorded)
             return job
@@ -144,8 +146,9 @@ class DockerRunner:
 
     def _remove_others(self, base: Path) -> None:
         """Earlier attempts go: an older configuration of the same stage is superseded, a crashed one was looked at."""
-        for record in base.glob("*/container"):
-            if container := self._find(record.read_text()):
+        for record in (directory / "container" for directory in list_directories(base)):
+            name = record.read_text() if record.exists() else ""
+            if name and (container := self._find(name)):  # an empty record is one that a power cut left
                 if container.status in _ACTIVE:
                     container.stop(timeout=_GRACE_SECONDS)
                 container.remove(force=True)

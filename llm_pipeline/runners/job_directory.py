@@ -13,7 +13,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from llm_pipeline.directory_listing import list_directory
 from llm_pipeline.errors import from_document
+from llm_pipeline.runners import detached
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.stages.contract import OUTCOME, StageRequest, StageResult
 
@@ -33,7 +35,12 @@ def locked_jobs(work_root: Path, request: StageRequest) -> Iterator[Path]:
 
 def latest_number(base: Path) -> int:
     """Number of the newest attempt; 0 when there is none."""
-    return max((int(entry.name) for entry in base.iterdir() if entry.name.isdigit()), default=0)
+    return max((int(entry.name) for entry in list_directory(base) if entry.name.isdecimal()), default=0)
+
+
+def process_of(job: Job) -> detached.DetachedProcess | None:
+    """The process of a job, by its record; without one, or with a damaged one, by its command line."""
+    return detached.load(job.record) or detached.find(str(job.result), job.log)
 
 
 def request_path(job: Job) -> Path:

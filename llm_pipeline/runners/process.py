@@ -14,6 +14,7 @@ from llm_pipeline.runners.job_directory import (
     last_lines,
     latest_number,
     locked_jobs,
+    process_of,
     read_lines,
     read_outcome,
     request_path,
@@ -49,10 +50,10 @@ class ProcessRunner:
         with locked_jobs(self._work_root, request) as base:
             number = latest_number(base)
             job = Job(environment=environment, directory=base / str(number), request_digest=digest)
-            if number and self.is_active(job):
+            if number and (process := process_of(job)) is not None and process.alive:
                 if request_path(job).read_text() == text:
                     return job
-                detached.stop(self._process(job))  # an older configuration of the same stage: superseded
+                detached.stop(process)  # an older configuration of the same stage: superseded
             job = job.model_copy(update={"directory": base / str(number + 1)})
             job.directory.mkdir()
             request_path(job).write_text(text)
@@ -61,7 +62,7 @@ class ProcessRunner:
 
     def is_active(self, job: Job) -> bool:
         """Whether the stage's process still runs."""
-        process = detached.load(job.record)
+        process = process_of(job)
         return process is not None and process.alive
 
     def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
@@ -87,14 +88,8 @@ class ProcessRunner:
 
     def cancel(self, job: Job) -> None:
         """Stop the stage and everything it started in its process group."""
-        if process := detached.load(job.record):
+        if process := process_of(job):
             detached.stop(process, grace_seconds=20.0)
-
-    def _process(self, job: Job) -> detached.DetachedProcess:
-        process = detached.load(job.record)
-        if process is None:
-            raise StageCrashed("the job has no process record", where=str(job.directory))
-        return process
 
     def _interpreter(self, environment: EnvironmentName) -> str:
         python = self._deployment.interpreter(environment)

@@ -21,6 +21,7 @@ from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute, replace_document
 from llm_pipeline.stages.time_limit import OutOfTime, ended_after
 from llm_pipeline.store import open_store
+from llm_pipeline.store.durable import replace_durably
 
 IN_STORE = "store:"
 """What stands before a job's name where its outcome goes to the store."""
@@ -125,7 +126,4 @@ def _write(request: StageRequest, result: str, outcome: StageResult | StageFailu
         document = job_outcome_name(request.release_id, result.removeprefix(IN_STORE))
         replace_document(open_store(request.store), document, outcome.model_dump(mode="json"))
         return
-    path = Path(result)
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(outcome.model_dump_json(indent=1))
-    temporary.replace(path)
+    replace_durably(Path(result), outcome.model_dump_json(indent=1).encode())

@@ -6,8 +6,43 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+
+from llm_pipeline.digest import write_all
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a new file, on the disk when this returns.
+
+    Raises:
+        FileExistsError: There is one.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_durably(path: Path, data: bytes, *, aside: Path | None = None) -> None:
+    """Write a file by one rename: after a power cut there is the old content or the new one, never an empty file.
+
+    Args:
+        path: The file.
+        data: Its new content.
+        aside: Directory of the same file system for the unfinished file; None for the one that the file is in.
+    """
+    temporary = (aside or path.parent) / f"{uuid.uuid4().hex}.partial"
+    try:
+        write_durably(temporary, data)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
 
 
 def make_directory(directory: Path) -> None:

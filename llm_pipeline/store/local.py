@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -16,12 +17,21 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.digest import FileDigest, copy_file, sha256_bytes, write_all
+from llm_pipeline.digest import FileDigest, copy_file, sha256_bytes
+from llm_pipeline.directory_listing import list_directories, list_directory, walk_files
 from llm_pipeline.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import Conflict, Difference, Document, Leftover, StoredArtifact
-from llm_pipeline.store.durable import flocked, make_directory, sync_directory, sync_file_system
+from llm_pipeline.store.documents import unwrapped
+from llm_pipeline.store.durable import (
+    flocked,
+    make_directory,
+    replace_durably,
+    sync_directory,
+    sync_file_system,
+    write_durably,
+)
 from llm_pipeline.store.manifest import (
     COMPLETE_FILE,
     MANIFEST_FILE,
@@ -55,13 +65,10 @@ class LocalStore:
 
     def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
         """See `ArtifactStore.publish`."""
-        try:
-            with self._workplace() as workplace:
-                files = _copy_tree(directory, workplace / "artifact")
-                manifest = Manifest(kind=kind, files=files, provenance=provenance or Provenance())
-                self._place(manifest, workplace / "artifact")
-        except OSError as error:
-            raise _store_error(error, f"cannot publish {directory.name} as {kind}") from error
+        with _disk_errors(f"cannot publish {directory.name} as {kind}"), self._workplace() as workplace:
+            files = _copy_tree(directory, workplace / "artifact")
+            manifest = Manifest(kind=kind, files=files, provenance=provenance or Provenance())
+            self._place(manifest, workplace / "artifact")
         return manifest.ref
 
     def fetch(self, ref: ArtifactRef) -> Path:
@@ -97,108 +104,111 @@ class LocalStore:
 
     def exists(self, ref: ArtifactRef) -> bool:
         """See `ArtifactStore.exists`."""
-        return (self._directory(ref) / COMPLETE_FILE).is_file()
+        with _disk_errors(f"cannot read {ref}"):
+            return (self._directory(ref) / COMPLETE_FILE).is_file()
 
     def artifacts(self) -> Iterator[StoredArtifact]:
         """See `ArtifactStore.artifacts`."""
-        for marker in (self.root / "artifacts").glob(f"*/*/{COMPLETE_FILE}"):
-            ref = ArtifactRef(kind=marker.parent.parent.name, digest=marker.parent.name)
-            yield StoredArtifact(ref, _changed_at(marker))
+        for kind in list_directories(self.root / "artifacts"):
+            for directory in list_directories(kind):
+                if (completed_at := _changed_at(directory / COMPLETE_FILE)) is not None:
+                    yield StoredArtifact(ArtifactRef(kind=kind.name, digest=directory.name), completed_at)
 
     def remove(self, ref: ArtifactRef) -> None:
         """See `ArtifactStore.remove`."""
         directory, doomed = self._directory(ref), self.root / "incoming" / f"removed-{uuid.uuid4().hex}"
-        try:
+        with _disk_errors(f"cannot remove {ref}"):
             make_directory(doomed.parent)
-            with self._locked(_lock_name(ref)):
+            with contextlib.suppress(FileNotFoundError), self._locked(_lock_name(ref)):
                 directory.rename(doomed)  # it goes as it came: in one step
                 sync_directory(directory.parent)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise _store_error(error, f"cannot remove {ref}") from error
-        shutil.rmtree(doomed, ignore_errors=True)
+        shutil.rmtree(doomed, ignore_errors=True)  # the rest is a leftover
 
     def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
         """See `ArtifactStore.leftovers`."""
         limit = datetime.now(UTC) - older_than
-        entries = [*(self.root / "incoming").glob("*"), *(self.root / "damaged").glob("*")]
-        found = [self._leftover(entry) for entry in entries if not _in_use(entry)]
+        entries = [*list_directory(self.root / "incoming"), *list_directory(self.root / "damaged")]
+        with _disk_errors("cannot look at what interrupted publications left"):
+            found = [self._leftover(entry) for entry in entries if not _in_use(entry)]
         return [leftover for leftover in found if leftover.changed_at <= limit]
 
     def remove_leftover(self, leftover: Leftover) -> None:
         """See `ArtifactStore.remove_leftover`."""
-        path = self._path(leftover.name)
-        if path.is_file():
-            path.unlink(missing_ok=True)
-        elif not _in_use(path):
-            shutil.rmtree(path, ignore_errors=True)
+        path = self.root / leftover.name
+        with _disk_errors(f"cannot remove {leftover.name}"):
+            if path.is_symlink() or path.is_file():
+                path.unlink(missing_ok=True)
+            elif not _in_use(path):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(path)
 
     def read_document(self, name: str) -> Document | None:
         """See `ArtifactStore.read_document`."""
-        try:
-            data = self._path(name).read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _store_error(error, f"cannot read {name}") from error
-        try:
-            wrapped = json.loads(data)
-            return Document(value=wrapped["value"], revision=str(wrapped["revision"]))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise IntegrityError(f"not a document of the store: {error}", where=str(self._path(name))) from error
+        path = self._path(name)
+        with _disk_errors(f"cannot read {name}"):
+            data = _read_if_there(path)
+        return None if data is None else Document(*unwrapped(data, name, str(path), "revision"))
 
     def write_document(self, name: str, value: Mapping[str, JsonValue], expect: str | None) -> str:
         """See `ArtifactStore.write_document`."""
         path = self._path(name)
-        try:
-            with self._locked(name):
-                current = self.read_document(name)
-                if (current.revision if current else None) != expect:
-                    raise Conflict(f"{name} was changed by somebody else", hint="read it again and retry")
-                revision = uuid.uuid4().hex  # a number would come again once the document was deleted and made anew
-                document = {"revision": revision, "value": dict(value)}
-                self._replace_durably(path, json.dumps(document, indent=1, allow_nan=False).encode())
-                return revision
-        except OSError as error:
-            raise _store_error(error, f"cannot write {name}") from error
+        with _disk_errors(f"cannot write {name}"), self._locked(name):
+            current = self.read_document(name)
+            if (current.revision if current else None) != expect:
+                raise Conflict(f"{name} was changed by somebody else", hint="read it again and retry")
+            revision = uuid.uuid4().hex  # a number would come again once the document was deleted and made anew
+            document = {"revision": revision, "value": dict(value)}
+            self._replace_durably(path, json.dumps(document, indent=1, allow_nan=False).encode())
+            return revision
 
     def delete_document(self, name: str) -> None:
         """See `ArtifactStore.delete_document`."""
         path = self._path(name)
-        if path.exists():
-            with self._locked(name):
-                path.unlink(missing_ok=True)
+        with _disk_errors(f"cannot remove {name}"):
+            if path.exists():
+                with self._locked(name):
+                    path.unlink(missing_ok=True)
+                    sync_directory(path.parent)
 
     def list_documents(self, prefix: str) -> Sequence[str]:
         """See `ArtifactStore.list_documents`."""
-        base = self._path(prefix.rstrip("/"))
-        return sorted(path.relative_to(self.root).as_posix() for path in base.rglob("[!.]*.json") if path.is_file())
+        found = []
+        for path in walk_files(self._path(prefix.rstrip("/"))):
+            if path.is_symlink() and not path.is_file():
+                raise IntegrityError(
+                    "a link in the store that leads to no document",
+                    where=str(path),
+                    hint="put what it stands for in its place, or remove it",
+                )
+            if path.suffix == ".json" and not path.name.startswith("."):
+                found.append(path.relative_to(self.root).as_posix())
+        return sorted(found)
 
     def write_file(self, name: str, data: bytes) -> None:
         """See `ArtifactStore.write_file`."""
-        path = self._path(name)
-        try:
-            self._replace_durably(path, data)
-        except OSError as error:
-            raise _store_error(error, f"cannot write {name}") from error
+        with _disk_errors(f"cannot write {name}"):
+            self._replace_durably(self._path(name), data)
 
     def read_file(self, name: str) -> bytes:
         """See `ArtifactStore.read_file`."""
-        return self._path(name).read_bytes()
+        try:
+            return self._path(name).read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _store_error(error, f"cannot read {name}") from error
 
     def _sealed(self, ref: ArtifactRef) -> Sealed:
         names = (COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE)
-        marker, manifest, signature = (_read_if_there(self._directory(ref) / name) for name in names)
+        with _disk_errors(f"cannot read {ref}"):
+            marker, manifest, signature = (_read_if_there(self._directory(ref) / name) for name in names)
         return Sealed(marker=marker, manifest=manifest, signature=signature)
 
     def _damage(self, ref: ArtifactRef) -> list[Difference]:
         """How the artifact differs from its seal and its manifest, whoever signed it."""
-        try:
-            opened = self._sealed(ref).open(ref)
+        opened = self._sealed(ref).open(ref)
+        with _disk_errors(f"cannot read {ref}"):
             return [opened] if isinstance(opened, Difference) else differences(opened, self._directory(ref))
-        except OSError as error:
-            raise _store_error(error, f"cannot read {ref}") from error
 
     def _signature_problems(self, ref: ArtifactRef) -> list[Difference]:
         sealed = self._sealed(ref)
@@ -248,14 +258,14 @@ class LocalStore:
     def _complete(self, manifest: Manifest, content: Path) -> None:
         statement = manifest.to_json()
         signature = self._signatures.sign(manifest, statement)
-        _write_durably(content / MANIFEST_FILE, statement)
+        write_durably(content / MANIFEST_FILE, statement)
         if signature is not None:
-            _write_durably(content / SIGNATURE_FILE, signature)
+            write_durably(content / SIGNATURE_FILE, signature)
         seal = Seal(
             manifest_sha256=sha256_bytes(statement),
             signature_sha256=None if signature is None else sha256_bytes(signature),
         )
-        _write_durably(content / COMPLETE_FILE, seal.model_dump_json().encode())
+        write_durably(content / COMPLETE_FILE, seal.model_dump_json().encode())
         sync_file_system(content)
 
     def _put_damaged_aside(self, ref: ArtifactRef, seen: tuple[int, int]) -> None:
@@ -282,16 +292,10 @@ class LocalStore:
         return Leftover(entry.relative_to(self.root).as_posix(), size, datetime.fromtimestamp(changed, UTC))
 
     def _replace_durably(self, path: Path, data: bytes) -> None:
-        temporary = self.root / "incoming" / f"document-{uuid.uuid4().hex}"
-        make_directory(temporary.parent)
+        incoming = self.root / "incoming"
+        make_directory(incoming)
         make_directory(path.parent)
-        try:
-            _write_durably(temporary, data)
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(path.parent)
+        replace_durably(path, data, aside=incoming)
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
@@ -310,7 +314,7 @@ def _in_use(entry: Path) -> bool:
     """Whether a publication works in that directory."""
     try:
         descriptor = os.open(entry / _LOCK, os.O_RDWR)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -333,16 +337,22 @@ def _identity(directory: Path) -> tuple[int, int] | None:
 def _extent(entry: Path) -> tuple[int, float]:
     """Bytes below a path, and the time of the last change there; what vanishes meanwhile does not count."""
     size, changed = 0, 0.0
-    for path in (entry, *entry.rglob("*")):
+    below = walk_files(entry) if entry.is_dir() and not entry.is_symlink() else ()
+    for path in (entry, *below):
         with contextlib.suppress(FileNotFoundError):
             status = path.stat(follow_symlinks=False)
-            size += status.st_size if path.is_file() else 0
+            size += status.st_size if stat.S_ISREG(status.st_mode) else 0
             changed = max(changed, status.st_mtime)
     return size, changed
 
 
-def _changed_at(path: Path) -> datetime:
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+def _changed_at(path: Path) -> datetime | None:
+    """When a file was changed last; None when there is none."""
+    with _disk_errors(f"cannot read {path}"):
+        try:
+            return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        except FileNotFoundError:
+            return None
 
 
 def _read_if_there(path: Path) -> bytes | None:
@@ -366,16 +376,16 @@ def _copy_tree(source: Path, destination: Path) -> tuple[ManifestFile, ...]:
     return inventory_of(source, copy)
 
 
-def _write_durably(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+@contextlib.contextmanager
+def _disk_errors(message: str) -> Iterator[None]:
+    """Make an error of the disk one of the store, with that message."""
     try:
-        write_all(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        raise _store_error(error, message) from error
 
 
 def _store_error(error: OSError, message: str) -> Transient:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = "free disk space, then run the same command again" if full else "check the store's disk"
-    return Transient(f"{message}: {error.strerror}", where=str(error.filename or ""), hint=hint)
+    return Transient(f"{message}: {error.strerror or error}", where=str(error.filename or ""), hint=hint)

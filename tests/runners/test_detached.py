@@ -1,12 +1,13 @@
 import os
 import signal
+import stat
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.runners import detached
 
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -68,6 +69,55 @@ def test_another_process_with_the_same_pid_is_never_touched(tmp_path: Path) -> N
         assert not stranger.alive
     finally:
         detached.stop(process)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"name": "slee', b"\xff\x00", b"{}"])
+def test_a_damaged_record_names_no_process_and_is_told_once(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = tmp_path / "process.json"
+    record.write_bytes(content)
+    assert [detached.load(record) for _ in range(3)] == [None] * 3
+    assert caplog.text.count("the record of a process is damaged") == 1
+
+
+def test_a_record_that_cannot_be_read_is_no_missing_one(tmp_path: Path) -> None:
+    record = tmp_path / "process.json"
+    record.mkdir()
+    with pytest.raises(Transient, match=r"cannot read .*process\.json: Is a directory"):
+        detached.load(record)
+
+
+def test_a_process_without_a_record_is_found_by_its_arguments(tmp_path: Path) -> None:
+    argument = str(tmp_path / "result.json")
+    process = start(tmp_path, [*_SLEEP, "--result", argument])
+    try:
+        found = detached.find(argument, tmp_path / "log")
+        assert found is not None
+        assert (found.pid, found.start_ticks) == (process.pid, process.start_ticks)
+        assert argument in detached.arguments_in_use()
+        assert detached.find(f"{argument}.other", tmp_path / "log") is None
+    finally:
+        detached.stop(process)
+    assert detached.find(argument, tmp_path / "log") is None
+
+
+def test_a_record_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        steps.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def replaced(path: Path, target: Path) -> Path:
+        steps.append("rename")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    detached.stop(start(tmp_path, _SLEEP))
+    assert steps == ["file", "rename", "directory"]
 
 
 def test_a_program_that_does_not_exist_is_one_clear_error(tmp_path: Path) -> None:

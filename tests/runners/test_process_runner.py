@@ -2,7 +2,8 @@
 
 import pytest
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, StageCrashed
+from llm_pipeline.runners import detached
 from llm_pipeline.runners.process import ProcessRunner, stage_environment
 from llm_pipeline.runners.runner import Placement
 
@@ -34,3 +35,38 @@ def test_airflow_settings_and_connections_do_not_reach_a_stage(monkeypatch: pyte
 def test_a_deployment_without_a_webhook_secret_withholds_no_more_than_airflows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "needed")
     assert stage_environment(("AIRFLOW__", ""))["HF_TOKEN"] == "needed"
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"pid": 1'], ids=["missing", "empty", "torn"])
+def test_a_running_stage_whose_record_is_lost_is_found_again_and_not_started_twice(process_place, content) -> None:
+    place = Placement(environment="control")
+    runner = ProcessRunner(process_place.deployment)
+    request = process_place.request(seconds=60)
+    job = runner.submit(request, place)
+    process = detached.load(job.record)
+    assert process is not None
+    job.record.unlink()
+    if content is not None:
+        job.record.write_bytes(content)
+    try:
+        assert runner.is_active(job)
+        assert ProcessRunner(process_place.deployment).submit(request, place) == job
+        runner.cancel(job)
+        assert not process.alive
+    finally:
+        detached.stop(process)
+
+
+def test_a_stage_whose_record_a_power_cut_emptied_starts_again(process_place) -> None:
+    place = Placement(environment="control")
+    runner = ProcessRunner(process_place.deployment)
+    job = runner.submit(process_place.request(seconds=60), place)
+    runner.cancel(job)
+    job.record.write_bytes(b"")
+    assert not runner.is_active(job)
+    with pytest.raises(StageCrashed, match="without a result"):
+        runner.outcome(job)
+    again = runner.submit(process_place.request(seconds=60), place)
+    assert again != job
+    assert runner.is_active(again)
+    runner.cancel(again)

@@ -27,7 +27,7 @@ def test_a_full_disk_leaves_nothing_half_published(
     def full(*_arguments: object, **_named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("llm_pipeline.store.local._write_durably", full)
+    monkeypatch.setattr("llm_pipeline.store.local.write_durably", full)
     with pytest.raises(Transient, match="free disk space"):
         store.publish("checkpoint", weights)
     assert not list((store.root / "incoming").iterdir())
