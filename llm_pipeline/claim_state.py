@@ -11,12 +11,14 @@ from typing import Literal
 from pydantic import Field
 
 from llm_pipeline.config.release import ReleaseConfig
-from llm_pipeline.runners.detached import process_start_ticks
+from llm_pipeline.runners.detached import process_start_ticks, visible_processes
 from llm_pipeline.stages.contract import Frozen
 
 RENEWED_EVERY = timedelta(minutes=5)
 
 _LONGEST_STAGE = timedelta(hours=24)
+_LOCAL_STALE_AFTER = timedelta(hours=1)
+"""A local process renews its claim in the background, however long a stage or an approval takes."""
 
 
 class AirflowRun(Frozen):
@@ -40,6 +42,8 @@ class LocalProcess(Frozen):
 
     Attributes:
         start_ticks: When the process started, so that a reused pid is not taken for it.
+        pids: Where that pid means something: the host's boot and its namespace of processes, as in a lease. Empty in
+            a claim of a version before: nobody can tell whether that process lives.
         run: Tells apart the runs of one process.
     """
 
@@ -47,13 +51,25 @@ class LocalProcess(Frozen):
     host: str
     pid: int
     start_ticks: int
+    pids: str = ""
     run: str
 
     @classmethod
     def here(cls) -> LocalProcess:
         """A new run of this process."""
         ticks = process_start_ticks(getpid()) or 0
-        return cls(host=socket.gethostname(), pid=getpid(), start_ticks=ticks, run=uuid.uuid4().hex[:8])
+        return cls(
+            host=socket.gethostname(),
+            pid=getpid(),
+            start_ticks=ticks,
+            pids=visible_processes(),
+            run=uuid.uuid4().hex[:8],
+        )
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether the process still runs; None when it cannot be seen from here, and only its silence tells."""
+        return process_start_ticks(self.pid) == self.start_ticks if self.pids == visible_processes() else None
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -94,6 +110,8 @@ class Claimant(Frozen):
         """The claimant of a release config's run."""
         now = datetime.now(UTC)
         patience = _LONGEST_STAGE + timedelta(hours=config.approval.timeout_hours)
+        if isinstance(party, LocalProcess):
+            patience = _LOCAL_STALE_AFTER
         return cls(
             party=party,
             release=config.name,
@@ -161,6 +179,11 @@ class ClaimState(Frozen):
             renewed = {"renewed_at": claimant.renewed_at} if known.silent_for(RENEWED_EVERY) else {}
             state = self.updated(known.model_copy(update=renewed))
         return state.with_older_ones_superseded().granted_to(claimant.party)
+
+    def heard_of(self, party: Party) -> ClaimState:
+        """As this, and that party was heard of just now."""
+        known = self.find(party)
+        return self if known is None else self.updated(known.model_copy(update={"renewed_at": datetime.now(UTC)}))
 
     def with_older_ones_superseded(self) -> ClaimState:
         """As this, and everyone who is older than one that supersedes is marked."""

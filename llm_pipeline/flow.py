@@ -29,7 +29,10 @@ from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest
 from llm_pipeline.stages.execute import failure_name, read_stage_record, results_name
 from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.documents import understood
 from llm_pipeline.verdict import Judgement, Verdict
+
+_ANEW = "remove this document and run the release again: finished work is kept"
 
 
 class MissingResult(Terminal):
@@ -137,9 +140,9 @@ class Flow:
     def failure_of(self, recipe: str) -> StageFailure | None:
         """The error that quantizing or judging a recipe ended with, if it ended with one."""
         for stage in ("quantize", "accuracy"):
-            document = self.store.read_document(failure_name(self.record.release_id, stage, recipe))
-            if document is not None:
-                return StageFailure.model_validate(document.value)
+            name = failure_name(self.record.release_id, stage, recipe)
+            if (document := self.store.read_document(name)) is not None:
+                return understood(StageFailure, document.value, name)
         return None
 
     def canary_steps(self, target: str) -> tuple[str, ...]:
@@ -148,15 +151,25 @@ class Flow:
 
     def results(self) -> dict[tuple[str, str], StageResult]:
         """All results of the release so far, by stage and subject."""
-        names = self.store.list_documents(f"releases/{self.record.release_id}/results")
-        documents = [self.store.read_document(name) for name in names]
-        results = [StageResult.model_validate(document.value) for document in documents if document]
+        results = [result for name in self.result_names() if (result := self.read_result(name)) is not None]
         return {(result.stage, result.subject): result for result in results}
+
+    def result_names(self) -> Sequence[str]:
+        """Names of the documents of all results so far."""
+        return self.store.list_documents(f"releases/{self.record.release_id}/results")
 
     def find(self, stage: str, subject: str = "") -> StageResult | None:
         """The result of one stage, or None."""
-        document = self.store.read_document(results_name(self.record.release_id, stage, subject))
-        return StageResult.model_validate(document.value) if document else None
+        return self.read_result(results_name(self.record.release_id, stage, subject))
+
+    def read_result(self, name: str) -> StageResult | None:
+        """The result in a document; None if there is no such document.
+
+        Raises:
+            IntegrityError: The document is damaged.
+        """
+        document = self.store.read_document(name)
+        return understood(StageResult, document.value, name, hint=_ANEW) if document else None
 
     def result(self, stage: str, subject: str = "") -> StageResult:
         """The result of one stage.

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import random
-import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import PurePosixPath
 
 from llm_pipeline.claim_state import RENEWED_EVERY, AirflowRun, Claimant, ClaimState, LocalProcess, Party
-from llm_pipeline.errors import ExitCode, Terminal, Transient
+from llm_pipeline.errors import ExitCode, PipelineError, Terminal, Transient
 from llm_pipeline.logging import get_logger
-from llm_pipeline.runners.detached import process_start_ticks
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.documents import DamagedDocument, understood
+from llm_pipeline.store.model_documents import ModelDocument, is_shared, model_of_release, models_of_part
 
 LOCAL_POLL_SECONDS = 2.0
 
@@ -129,7 +131,8 @@ class ReleaseClaim:
         """
         try:
             self._wait(poll_seconds)
-            yield
+            with self._renewed_in_the_background():
+                yield
         finally:
             try:
                 self.give_back()
@@ -152,6 +155,25 @@ class ReleaseClaim:
                 log.info(self.waiting_for(other))
                 told = other.party
             time.sleep(poll_seconds)
+
+    @contextmanager
+    def _renewed_in_the_background(self) -> Iterator[None]:
+        """Let the holder be heard of while a stage runs, for those who cannot see its process."""
+        ended = threading.Event()
+        renewing = threading.Thread(target=self._renew_until, args=(ended,), name="claim", daemon=True)
+        renewing.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            renewing.join()
+
+    def _renew_until(self, ended: threading.Event) -> None:
+        while not ended.wait(RENEWED_EVERY.total_seconds()):
+            try:
+                _change(self._store, self._model_id, lambda state: state.heard_of(self._party))
+            except PipelineError as error:
+                log.warning("could not renew the claim on the model", model=self._model_id, reason=str(error))
 
     def _answer(self, state: ClaimState) -> Claimant | None:
         mine = state.find(self._party) or self._claimant
@@ -198,8 +220,8 @@ class ReleaseClaim:
         party = other.party
         if not holds and other.silent_for(_WAITER_STALE_AFTER):
             return f"it stopped asking at {other.renewed_at:%Y-%m-%d %H:%M} UTC"
-        if isinstance(party, LocalProcess) and party.host == socket.gethostname():
-            return "" if process_start_ticks(party.pid) == party.start_ticks else "its process is gone"
+        if isinstance(party, LocalProcess) and party.alive is not None:
+            return "" if party.alive else "its process is gone"
         if self._run_is_over and isinstance(party, AirflowRun) and (over := self._run_is_over(party)) is not None:
             return "its DAG run is over" if over else ""
         if other.silent_for(timedelta(hours=other.stale_after_hours)):
@@ -209,25 +231,48 @@ class ReleaseClaim:
 
 def claim_name(model_id: str) -> str:
     """Name of the claim's document."""
-    return f"{_CLAIMS}/{model_id.replace('/', '--')}.json"
+    return _document(model_id).name
 
 
 def read_claim(store: ArtifactStore, model_id: str) -> ClaimState:
-    """The claim on a model now."""
-    document = store.read_document(claim_name(model_id))
-    return ClaimState() if document is None else ClaimState.model_validate(document.value)
+    """The claim on a model now.
+
+    Raises:
+        IntegrityError: The document is damaged.
+    """
+    return _read(store, model_id)[0]
 
 
 def read_claims(store: ArtifactStore) -> dict[str, ClaimState]:
-    """All claims, by model."""
-    documents = {name: store.read_document(name) for name in store.list_documents(_CLAIMS)}
-    return {
-        name.removeprefix(f"{_CLAIMS}/").removesuffix(".json").replace("--", "/", 1): ClaimState.model_validate(
-            document.value
-        )
-        for name, document in documents.items()
-        if document
-    }
+    """All claims, by model.
+
+    Raises:
+        IntegrityError: A document of them is damaged.
+        Transient: One cannot be read.
+    """
+    found, damaged = readable_claims(store)
+    if damaged:
+        raise damaged[0].error
+    return found
+
+
+def readable_claims(store: ArtifactStore) -> tuple[dict[str, ClaimState], list[DamagedDocument]]:
+    """All claims that can be read, by model, and the documents that cannot.
+
+    Raises:
+        Transient: The documents cannot even be listed.
+    """
+    found: dict[str, ClaimState] = {}
+    damaged = []
+    for name in store.list_documents(_CLAIMS):
+        try:
+            models = models_of_part(PurePosixPath(name).stem)
+            claims = {model: read_claim(store, model) for model in models}
+        except PipelineError as error:
+            damaged.append(DamagedDocument(name, error))
+            continue
+        found.update({model: state for model, state in claims.items() if len(models) == 1 or state.everyone})
+    return found, damaged
 
 
 def free_claim(store: ArtifactStore, model_id: str) -> Claimant | None:
@@ -247,14 +292,35 @@ def free_claim(store: ArtifactStore, model_id: str) -> Claimant | None:
 
 def _change(store: ArtifactStore, model_id: str, transition: Callable[[ClaimState], ClaimState]) -> ClaimState:
     """Apply a transition to the state as it is at that moment; returns the new state."""
-    name = claim_name(model_id)
     while True:
-        document = store.read_document(name)
-        state = ClaimState() if document is None else ClaimState.model_validate(document.value)
+        state, revision = _read(store, model_id)
         wanted = transition(state)
         if wanted == state:
             return state
         with contextlib.suppress(Conflict):
-            store.write_document(name, wanted.model_dump(mode="json"), document.revision if document else None)
+            _document(model_id).write(store, wanted.model_dump(mode="json"), revision)
             return wanted
         time.sleep(random.uniform(0.0, 0.05))  # noqa: S311 - spreads writers, protects nothing
+
+
+def _document(model_id: str) -> ModelDocument:
+    return ModelDocument.of(f"{_CLAIMS}/{{model}}.json", model_id)
+
+
+def _read(store: ArtifactStore, model_id: str) -> tuple[ClaimState, str | None]:
+    """The claim, and the revision it was read at."""
+    place = _document(model_id)
+    document = place.read(store)
+    if document is None:
+        return ClaimState(), None
+    hint = "when no release of the model is on its way, remove this document"
+    state = understood(ClaimState, document.value, place.name, hint=hint)
+    return _of_model(store, state, model_id) if is_shared(document) else state, document.revision
+
+
+def _of_model(store: ArtifactStore, state: ClaimState, model_id: str) -> ClaimState:
+    """Without those who release another model, as far as the store knows what they release."""
+    for one in state.everyone:
+        if model_of_release(store, one.release_id) not in (None, model_id):
+            state = state.without(one.party)
+    return state

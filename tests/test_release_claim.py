@@ -35,6 +35,22 @@ from llm_pipeline.store.artifact_store import Conflict, Document
 
 MODEL = "organisation/model"
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+UNSHARED = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+ASK_ELSEWHERE = """
+import sys
+from datetime import UTC, datetime
+from llm_pipeline.claim_state import Claimant, LocalProcess
+from llm_pipeline.release_claim import ReleaseClaim
+from llm_pipeline.store import open_store
+now = datetime.now(UTC)
+claimant = Claimant(party=LocalProcess.here(), release="tiny", concurrency="wait", asked_at=now, since=now,
+                    renewed_at=now, stale_after_hours=48.0)
+claim = ReleaseClaim(open_store(sys.argv[1]), sys.argv[2], claimant)
+print("waits" if claim.ask() else "holds", flush=True)
+sys.stdin.readline()
+print("waits" if claim.ask() else "holds", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -227,6 +243,51 @@ class TestTheDead:
         here = LocalProcess.here()
         claim(store, 1, party=here.model_copy(update={"start_ticks": here.start_ticks - 1})).ask()
         assert claim(store, 2).ask() is None
+
+    def test_a_process_of_another_namespace_on_a_host_of_the_same_name_is_judged_by_its_silence(self, store):
+        """Both ways: this process holds and asks; neither sees the other one's pids."""
+        if subprocess.run([*UNSHARED, "true"], check=False, capture_output=True).returncode:
+            pytest.skip("no namespace of processes can be made here: it takes root")
+        held = ReleaseClaim(store, MODEL, claimant(1, party=LocalProcess.here()))
+        held.ask()
+        command = [*UNSHARED, sys.executable, "-c", ASK_ELSEWHERE, store.uri, MODEL]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as elsewhere:
+            assert elsewhere.stdout.readline() == "waits\n"
+            assert read_claim(store, MODEL).holder.party == held._party
+            held.give_back()
+            elsewhere.stdin.write("ask\n")
+            elsewhere.stdin.flush()
+            assert elsewhere.stdout.readline() == "holds\n"
+            assert claim(store, 3).ask() is not None
+            backdate(store, datetime.now(UTC) - timedelta(hours=49))
+            assert claim(store, 3).ask() is None
+            elsewhere.stdin.close()
+
+    @pytest.mark.parametrize("pids", ["", "another-boot pid:[4026531836]"])
+    def test_a_process_that_cannot_be_seen_from_here_is_judged_by_its_silence(self, store, pids):
+        party = LocalProcess.here().model_copy(update={"pids": pids, "pid": 2**22 + 1})
+        claim(store, 1, party=party).ask()
+        assert claim(store, 2).ask() is not None
+        backdate(store, datetime.now(UTC) - timedelta(hours=49))
+        assert claim(store, 2).ask() is None
+
+    def test_a_local_process_is_heard_of_while_it_holds_the_claim(self, store, monkeypatch):
+        monkeypatch.setattr("llm_pipeline.release_claim.RENEWED_EVERY", timedelta(seconds=0.02))
+        held = ReleaseClaim(store, MODEL, claimant(1, party=LocalProcess.here()))
+        with held.held():
+            backdate(store, long_ago := datetime.now(UTC) - timedelta(hours=49))
+            deadline = time.monotonic() + 10
+            while read_claim(store, MODEL).holder.renewed_at == long_ago:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        assert read_claim(store, MODEL).holder is None
+
+    def test_a_claim_of_a_version_before_is_understood(self, store):
+        ReleaseClaim(store, MODEL, claimant(1, party=LocalProcess.here())).ask()
+        document = store.read_document(claim_name(MODEL))
+        del document.value["holder"]["party"]["pids"]
+        store.write_document(claim_name(MODEL), document.value, document.revision)
+        assert claim(store, 2).ask() is not None
 
     def test_two_runs_of_one_process_are_two(self, store):
         claim(store, 1, party=LocalProcess.here()).ask()

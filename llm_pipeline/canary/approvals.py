@@ -15,6 +15,7 @@ from llm_pipeline.canary.record import CanaryRecord, Phase, read_record
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.documents import understood
 
 Question = Literal["begin", "go on"]
 """May the step begin; or: may a canary that waits at this step go on, as if the step had passed."""
@@ -86,8 +87,9 @@ def approval_name(release_id: str, target: str, percent: float) -> str:
 
 def read_approval(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
     """The question about a step as it stands; None when nobody asked or answered."""
-    document = store.read_document(approval_name(release_id, target, percent))
-    return StepApproval.model_validate(document.value) if document else None
+    name = approval_name(release_id, target, percent)
+    document = store.read_document(name)
+    return understood(StepApproval, document.value, name) if document else None
 
 
 def ask(
@@ -120,7 +122,7 @@ def ask(
     name = approval_name(release_id, target, percent)
     for _ in range(_TRIES):
         document = store.read_document(name)
-        known = StepApproval.model_validate(document.value) if document else None
+        known = understood(StepApproval, document.value, name) if document else None
         same = known is not None and known.run in runs and known.question == question
         if known is not None and same and not (anew and known.answer != "waiting"):
             return known
@@ -161,7 +163,7 @@ def answer(
     name = approval_name(release_id, target, percent)
     for _ in range(_TRIES):
         document = store.read_document(name)
-        known = StepApproval.model_validate(document.value) if document else None
+        known = understood(StepApproval, document.value, name) if document else None
         record = read_record(store, release_id, target)
         asked = _question(known, record, percent, run)
         if asked is None:
@@ -182,7 +184,7 @@ def time_out(store: ArtifactStore, release_id: str, target: str, percent: float)
     """Close a question that nobody answered; the one that stands is returned, answered at the last moment or not."""
     name = approval_name(release_id, target, percent)
     document = store.read_document(name)
-    known = StepApproval.model_validate(document.value) if document else None
+    known = understood(StepApproval, document.value, name) if document else None
     if document is None or known is None or known.answer != "waiting":
         return known
     closed = known.model_copy(update={"answer": "timed out", "answered_at": time.time(), "by": NOBODY})

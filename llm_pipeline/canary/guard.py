@@ -13,11 +13,11 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from llm_pipeline.canary import findings
-from llm_pipeline.canary.approvals import StepApproval, approval_name, runs_of
+from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
 from llm_pipeline.canary.guard_sign import leave_sign
 from llm_pipeline.canary.open_router import access_log_of, router_as_it_is
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
@@ -29,8 +29,9 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.errors import Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.logging import get_logger
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState
-from llm_pipeline.store.references import PlacedPointers, placed_pointers
+from llm_pipeline.store.documents import understood
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState, lease_of
+from llm_pipeline.store.references import PlacedPointers, readable_pointers
 
 log = get_logger(__name__)
 
@@ -70,7 +71,8 @@ def guard_once(store: ArtifactStore, deployment: Deployment, now: float | None =
     actions: list[GuardAction] = []
     models: list[PlacedPointers] = []
     try:
-        models = list(placed_pointers(store))
+        models, damaged = readable_pointers(store)
+        actions += [_failed(PurePosixPath(one.name).stem, "-", one.error) for one in damaged]
     except Exception as error:  # noqa: BLE001 - canaries are guarded without them
         actions.append(_failed("-", "-", error))
     for target, place in deployment.places.items():
@@ -253,7 +255,7 @@ class GuardedSite:
         prefix = approval_name(record.release_id, self.target, 0.0).rpartition("/")[0]
         for name in self.store.list_documents(prefix):
             document = self.store.read_document(name)
-            found = StepApproval.model_validate(document.value) if document else None
+            found = understood(StepApproval, document.value, name) if document else None
             if found is not None and name == approval_name(record.release_id, self.target, found.percent):
                 mine = found.run in runs_of(record) and found.question == "begin"
                 if mine and found.percent > record.passed_percent:
@@ -261,8 +263,7 @@ class GuardedSite:
         return None
 
     def _question(self, record: CanaryRecord, percent: float) -> StepApproval | None:
-        document = self.store.read_document(approval_name(record.release_id, self.target, percent))
-        found = StepApproval.model_validate(document.value) if document else None
+        found = read_approval(self.store, record.release_id, self.target, percent)
         return found if found is not None and found.run in runs_of(record) else None
 
     def _restart_pause(self, record: CanaryRecord, now: float) -> list[GuardAction]:
@@ -288,8 +289,9 @@ def _watched(lease: LeaseState | None, now: float) -> bool:
 
 
 def _read_lease(store: ArtifactStore, target: str) -> LeaseState | None:
-    document = store.read_document(lease_name(target))
-    return LeaseState.model_validate(document.value) if document else None
+    name = lease_name(target)
+    document = store.read_document(name)
+    return lease_of(document, name) if document else None
 
 
 def _end_frozen_owner(lease: LeaseState | None) -> None:

@@ -16,7 +16,8 @@ from llm_pipeline.canary.router import Fenced, RouteState, SlotName
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.lease import LeaseState
+from llm_pipeline.store.documents import understood
+from llm_pipeline.store.lease import lease_of
 from llm_pipeline.verdict import Evidence, Judgement, Verdict
 
 
@@ -217,7 +218,7 @@ class CanaryJournal:
         """The record as it is now; later writes expect this revision."""
         document = self.store.read_document(self._name)
         self._revision = document.revision if document else None
-        return CanaryRecord.model_validate(document.value) if document else None
+        return understood(CanaryRecord, document.value, self._name) if document else None
 
     def save(self, record: CanaryRecord) -> CanaryRecord:
         """Write the record.
@@ -247,8 +248,9 @@ class CurrentCanary(BaseModel):
 
 def current_canary(store: ArtifactStore, target: str) -> str | None:
     """The release that was on trial last on a target, or still is; None before the first."""
-    document = store.read_document(_current_name(target))
-    return CurrentCanary.model_validate(document.value).release_id if document else None
+    name = _current_name(target)
+    document = store.read_document(name)
+    return understood(CurrentCanary, document.value, name).release_id if document else None
 
 
 def set_current_canary(store: ArtifactStore, target: str, release_id: str) -> None:
@@ -284,7 +286,7 @@ def take_over(store: ArtifactStore, target: str) -> None:
     """
     name = lease_name(target)
     if (document := store.read_document(name)) is not None:
-        held = LeaseState.model_validate(document.value)
+        held = lease_of(document, name)
         released = held.model_copy(update={"epoch": held.epoch + 1, "expires_at": 0.0})
         store.write_document(name, released.model_dump(), document.revision)
 

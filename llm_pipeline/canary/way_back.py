@@ -19,6 +19,8 @@ from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.documents import understood
+from llm_pipeline.store.model_documents import ModelDocument
 from llm_pipeline.store.pointers import Pointers, read_pointers
 
 log = get_logger(__name__)
@@ -111,15 +113,17 @@ def _check_place(deployment: Deployment, target: str) -> None:
         raise ConfigError(f"deployment {deployment.name} has no place for {target!r}", where=deployment.name)
 
 
-def _name(model_id: str, target: str) -> str:
-    return f"ways_back/{model_id.replace('/', '--')}/{target}.json"
+def _document(model_id: str, target: str) -> ModelDocument:
+    return ModelDocument.of(f"ways_back/{{model}}/{target}.json", model_id)
 
 
 def _read(store: ArtifactStore, model_id: str, target: str) -> WayBack | None:
-    document = store.read_document(_name(model_id, target))
-    return WayBack.model_validate(document.value) if document else None
+    place = _document(model_id, target)
+    document = place.read(store)
+    return understood(WayBack, document.value, place.name, hint="remove this document") if document else None
 
 
 def _write(store: ArtifactStore, model_id: str, target: str, way_back: WayBack) -> None:
-    known = store.read_document(_name(model_id, target))
-    store.write_document(_name(model_id, target), way_back.model_dump(mode="json"), known.revision if known else None)
+    place = _document(model_id, target)
+    known = place.read(store)
+    place.write(store, way_back.model_dump(mode="json"), known.revision if known else None)

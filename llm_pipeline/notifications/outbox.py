@@ -20,6 +20,7 @@ from llm_pipeline.notifications.channels import Channel, NotSent, Refused, Secre
 from llm_pipeline.notifications.message import kind_of, message_of
 from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.documents import understood
 
 MOST_ATTEMPTS = 8
 CLAIM_SECONDS = 60.0
@@ -150,7 +151,7 @@ class _Outbox:
     def _load(self) -> Told:
         document = self._store.read_document(self._name)
         self._revision = document.revision if document else None
-        return Told.model_validate(document.value) if document else Told()
+        return understood(Told, document.value, self._name) if document else Told()
 
     def _save(self, told: Told) -> Told:
         self._revision = self._store.write_document(self._name, told.model_dump(), self._revision)

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
-from pydantic import ValidationError
-
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.lease import LeaseState
+from llm_pipeline.store.documents import understood
+from llm_pipeline.store.lease import lease_of
 from llm_pipeline.store.provenance import Provenance
 
 RETENTION_LEASE = "leases/retention.json"
@@ -131,7 +129,7 @@ def _await_removal(store: ArtifactStore, ref: ArtifactRef) -> None:
 
 def _nobody_removes(store: ArtifactStore) -> bool:
     document = store.read_document(RETENTION_LEASE)
-    return document is None or LeaseState.model_validate(document.value).free
+    return document is None or lease_of(document, RETENTION_LEASE).free
 
 
 def _finish(store: ArtifactStore, ref: ArtifactRef) -> None:
@@ -144,10 +142,8 @@ def _read(store: ArtifactStore, ref: ArtifactRef) -> Condemned | None:
     document = store.read_document(name)
     if document is None:
         return None
-    try:
-        return Condemned(Condemnation.model_validate(document.value), document.revision)
-    except ValidationError as error:
-        raise IntegrityError(f"not a condemnation: {error.errors()[0]['msg']}", where=name) from error
+    hint = "remove this document: the grace period of the artifact begins anew"
+    return Condemned(understood(Condemnation, document.value, name, hint=hint), document.revision)
 
 
 def _name(ref: ArtifactRef) -> str:

@@ -11,7 +11,6 @@ import os
 import socket
 import threading
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -19,9 +18,10 @@ from pydantic import JsonValue
 
 from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
-from llm_pipeline.runners.detached import process_is_stopped, process_start_ticks
+from llm_pipeline.runners.detached import process_is_stopped, process_start_ticks, visible_processes
 from llm_pipeline.stages.contract import Frozen
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
+from llm_pipeline.store.documents import understood
 
 log = get_logger(__name__)
 
@@ -56,22 +56,41 @@ class LeaseState(Frozen):
     expires_at: float
     conclusion: dict[str, JsonValue] | None = None
 
+    @classmethod
+    def of_this_process(cls, *, epoch: int, expires_at: float, conclusion: dict[str, JsonValue] | None = None) -> Self:
+        """A lease that this process holds."""
+        pid = os.getpid()
+        return cls(
+            host=socket.gethostname(),
+            pid=pid,
+            start_ticks=process_start_ticks(pid) or 0,
+            pids=visible_processes(),
+            epoch=epoch,
+            expires_at=expires_at,
+            conclusion=conclusion,
+        )
+
     @property
     def free(self) -> bool:
         """Expired, released, or held by a process that is gone, if it could be seen from here."""
         if self.expires_at <= time.time():
             return True
-        return self.pids == _visible_processes() and process_start_ticks(self.pid) != self.start_ticks
+        return self.pids == visible_processes() and process_start_ticks(self.pid) != self.start_ticks
 
     @property
     def frozen_here(self) -> bool:
         """Whether its holder can be seen from here and is stopped, as by SIGSTOP: it runs no more, and is not gone."""
-        return self.pids == _visible_processes() and process_is_stopped(self.pid, self.start_ticks)
+        return self.pids == visible_processes() and process_is_stopped(self.pid, self.start_ticks)
 
 
-def _visible_processes() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+def lease_of(document: Document, name: str) -> LeaseState:
+    """The lease that a document holds.
+
+    Raises:
+        IntegrityError: It holds none: nobody can tell who works there.
+    """
+    hint = "when nobody works on it any more, remove this document: the work is then done again"
+    return understood(LeaseState, document.value, name, hint=hint)
 
 
 class Lease:
@@ -99,10 +118,11 @@ class Lease:
 
         Raises:
             LeaseHeld: Somebody else has it.
+            IntegrityError: Its document is damaged.
         """
         document = self._store.read_document(self._document)
         if document is not None:
-            held = LeaseState.model_validate(document.value)
+            held = lease_of(document, self._document)
             if not held.free:
                 raise LeaseHeld(f"{self._document} is held by pid {held.pid} on {held.host}")
             self._revision, self.epoch, self.conclusion = document.revision, held.epoch, held.conclusion
@@ -159,16 +179,7 @@ class Lease:
         return ended
 
     def _write(self, expires_at: float) -> None:
-        pid = os.getpid()
-        state = LeaseState(
-            host=socket.gethostname(),
-            pid=pid,
-            start_ticks=process_start_ticks(pid) or 0,
-            pids=_visible_processes(),
-            epoch=self.epoch,
-            expires_at=expires_at,
-            conclusion=self.conclusion,
-        )
+        state = LeaseState.of_this_process(epoch=self.epoch, expires_at=expires_at, conclusion=self.conclusion)
         self._revision = self._store.write_document(self._document, state.model_dump(), self._revision)
 
     def _renew(self) -> None:

@@ -7,6 +7,8 @@ from typing import Literal
 
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.documents import understood
+from llm_pipeline.store.model_documents import ModelDocument, is_shared, model_of_release, models_of_part
 
 Slot = Literal["blue", "green"]
 
@@ -36,15 +38,24 @@ class Pointers(Frozen):
 
 def pointers_name(model_id: str, target: str) -> str:
     """Name of the pointers' document."""
-    return f"pointers/{model_id.replace('/', '--')}/{target}.json"
+    return _document(model_id, target).name
 
 
 def read_pointers(store: ArtifactStore, model_id: str, target: str) -> tuple[Pointers, str | None]:
-    """The pointers of a model on a target, with the revision they were read at."""
-    document = store.read_document(pointers_name(model_id, target))
+    """The pointers of a model on a target, with the revision they were read at.
+
+    Raises:
+        IntegrityError: The document is damaged.
+    """
+    place = _document(model_id, target)
+    document = place.read(store)
     if document is None:
         return Pointers(), None
-    return Pointers.model_validate(document.value), document.revision
+    if not is_shared(document):
+        return understood(Pointers, document.value, place.name), document.revision
+    name = place.shared or place.name
+    both = understood(Pointers, document.value, name)
+    return _of_model(store, both, model_id, models_of_part(name.split("/")[1])), document.revision
 
 
 def write_pointers(store: ArtifactStore, model_id: str, target: str, pointers: Pointers, expect: str | None) -> str:
@@ -53,4 +64,20 @@ def write_pointers(store: ArtifactStore, model_id: str, target: str, pointers: P
     Raises:
         Conflict: Somebody else moved them.
     """
-    return store.write_document(pointers_name(model_id, target), pointers.model_dump(mode="json"), expect)
+    return _document(model_id, target).write(store, pointers.model_dump(mode="json"), expect)
+
+
+def _document(model_id: str, target: str) -> ModelDocument:
+    return ModelDocument.of(f"pointers/{{model}}/{target}.json", model_id)
+
+
+def _of_model(store: ArtifactStore, pointers: Pointers, model_id: str, sharing: tuple[str, ...]) -> Pointers:
+    """Those to releases of the model; one to a release without a record is the first model's, as it was before."""
+
+    def mine(pointer: Pointer | None) -> Pointer | None:
+        if pointer is None:
+            return None
+        known = model_of_release(store, pointer.release_id)
+        return pointer if (known if known in sharing else sharing[0]) == model_id else None
+
+    return Pointers(production=mine(pointers.production), previous=mine(pointers.previous))

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal, get_args
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, PipelineError
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.documents import DamagedDocument
+from llm_pipeline.store.model_documents import models_of_part
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
 PointerName = Literal["production", "previous"]
@@ -107,13 +109,39 @@ def stage_keys(store: ArtifactStore) -> list[str]:
 
 
 def placed_pointers(store: ArtifactStore) -> list[PlacedPointers]:
-    """All pointers."""
-    found = []
-    for name in store.list_documents("pointers"):
-        model, target = PurePosixPath(name).parts[1], PurePosixPath(name).stem
-        model_id = model.replace("--", "/", 1)
-        found.append(PlacedPointers(model_id, target, read_pointers(store, model_id, target)[0]))
+    """All pointers.
+
+    Raises:
+        IntegrityError: A document of them is damaged.
+        Transient: One cannot be read.
+    """
+    found, damaged = readable_pointers(store)
+    if damaged:
+        raise damaged[0].error
     return found
+
+
+def readable_pointers(store: ArtifactStore) -> tuple[list[PlacedPointers], list[DamagedDocument]]:
+    """All pointers that can be read, and the documents that cannot.
+
+    Raises:
+        Transient: The documents cannot even be listed.
+    """
+    found: dict[tuple[str, str], PlacedPointers] = {}
+    damaged = []
+    for name in store.list_documents("pointers"):
+        try:
+            found.update(((placed.model_id, placed.target), placed) for placed in _placed(store, name))
+        except PipelineError as error:
+            damaged.append(DamagedDocument(name, error))
+    return list(found.values()), damaged
+
+
+def _placed(store: ArtifactStore, name: str) -> list[PlacedPointers]:
+    path = PurePosixPath(name)
+    models = models_of_part(path.parent.name)
+    placed = [PlacedPointers(model, path.stem, read_pointers(store, model, path.stem)[0]) for model in models]
+    return placed if len(models) == 1 else [one for one in placed if one.pointers != Pointers()]
 
 
 def resolve_reference(store: ArtifactStore, text: str) -> Reference:
@@ -135,10 +163,13 @@ def resolve_reference(store: ArtifactStore, text: str) -> Reference:
 
 
 def _pointer(store: ArtifactStore, which: str, place: str) -> PointerReference:
-    known = [reference for placed in placed_pointers(store) for reference in placed.references()]
+    pointers, damaged = readable_pointers(store)
+    known = [reference for placed in pointers for reference in placed.references()]
     for reference in known:
         if str(reference) == f"{which}:{place}":
             return reference
+    if damaged:  # it may be one of them
+        raise damaged[0].error
     hint = f"there is {_listed(known)}" if known else "nothing is in production; write production:org/model/target"
     raise ConfigError(f"no pointer {which}:{place}", where=store.uri, hint=hint)
 
