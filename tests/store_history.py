@@ -50,7 +50,7 @@ class History:
             state_root=str(root / "state"),
             environments={},
             triton_home="/t",
-            retention=Retention(**rules),
+            retention=Retention(**({"max_deleted_share": 1.0} | rules)),  # a few releases: most of them go at once
         )
         self.store: ArtifactStore = open_store(self.deployment.store)
         self.now = datetime.now(UTC)

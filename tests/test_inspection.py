@@ -21,6 +21,7 @@ from llm_pipeline.inspection.showing import ArtifactView, show
 from llm_pipeline.inspection.table import readable_bytes, shortened
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.pointers import read_pointers
 from llm_pipeline.store.references import ArtifactReference, resolve_reference
 
 
@@ -122,6 +123,86 @@ class TestListing:
         with Lease(history.store, "leases/canary-cpu.json"):
             assert "held, 60 s left" in run("ls", "leases")[1]
         assert "free" in run("ls", "leases")[1]
+
+
+class TestDamage:
+    """One damaged document is named; everything else is shown, and the exit code is 5."""
+
+    @pytest.fixture(params=[b"", b'{"revision": "1", "value": {"form": "unknown"}}'], ids=["empty", "another form"])
+    def damaged(self, history, request):
+        """Damages documents, and puts them right again."""
+        before = {}
+
+        def damage(name: str) -> None:
+            file = Path(history.store.uri.removeprefix("file://")) / name
+            before[file] = file.read_bytes() if file.exists() else None
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(request.param)
+
+        yield damage
+        for file, content in before.items():
+            file.unlink() if content is None else file.write_bytes(content)
+
+    @pytest.mark.parametrize(
+        ("what", "document", "stays"),
+        [
+            ("pointers", "pointers/demo--other/cpu.json", SECOND),
+            ("releases", "pointers/demo--other/cpu.json", SECOND),
+            ("releases", f"releases/{FIRST}/release.json", SECOND),
+            ("releases", f"releases/{FIRST}/results/download.json", SECOND),
+            ("leases", "leases/damaged.json", ""),
+        ],
+    )
+    def test_a_list_names_it(self, run, damaged, what, document, stays):
+        damaged(document)
+        code, output, _ = run("ls", what)
+        assert code == 5
+        lines = [line for line in output.splitlines() if line.startswith("DAMAGED")]
+        assert len(lines) == 1
+        assert document.removesuffix("/results/download.json").removesuffix("/release.json") in lines[0]
+        assert stays in output
+        assert run("ls", what, "--json")[0] == 5
+
+    def test_a_stage_and_an_artifact_are_marked(self, history, run, damaged):
+        key = history.stage(FIRST, "damaged").key
+        damaged(f"stages/{key}.json")
+        code, output, _ = run("ls", "stages")
+        assert (code, "not valid" in output) == (5, True)
+        ref = ref_of(history, SECOND, "checkpoint")
+        damaged(f"artifacts/checkpoint/{ref.digest}/_MANIFEST.json")
+        assert run("ls", "artifacts")[0] == 5
+
+    def test_what_is_shown_says_what_is_missing(self, history, run, damaged):
+        damaged("pointers/demo--other/cpu.json")
+        damaged(f"releases/{FIRST}/results/download.json")
+        code, output, _ = run("show", FIRST)
+        assert code == 5
+        assert f"DAMAGED  releases/{FIRST}/results/download.json" in output
+        assert "DAMAGED  pointers/demo--other/cpu.json" in output
+        assert "model_repository" in output
+        code, output, _ = run("show", str(ref_of(history, SECOND, "model_repository")))
+        assert (code, f"production:{MODEL}/{TARGET}" in output) == (5, True)
+
+    def test_another_model_s_pointers_are_read_all_the_same(self, history, damaged):
+        damaged("pointers/demo--other/cpu.json")
+        assert resolve_reference(history.store, f"production:{MODEL}/{TARGET}").pointer.release_id == SECOND
+        assert read_pointers(history.store, MODEL, TARGET)[0].previous.release_id == FIRST
+
+    def test_the_damaged_pointers_themselves_are_one_clear_error(self, run, damaged):
+        damaged(f"pointers/demo--tiny/{TARGET}.json")
+        code, _, error = run("show", f"production:{MODEL}/{TARGET}")
+        assert code == 5
+        assert f"pointers/demo--tiny/{TARGET}.json" in error
+        assert "restore it from a backup" in error
+
+    def test_claims_of_other_models_are_shown(self, history, run, damaged):
+        history.claim(SECOND)
+        damaged("claims/demo--other.json")
+        code, output, _ = run("claims")
+        assert code == 5
+        assert f"{MODEL}  on its way: release {SECOND}" in output
+        assert "DAMAGED  claims/demo--other.json" in output
+        history.claim(None)
 
 
 class TestShowing:

@@ -22,7 +22,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _claims(options: argparse.Namespace) -> int:
-    from llm_pipeline.release_claim import free_claim, read_claims
+    from llm_pipeline.release_claim import free_claim, readable_claims
     from llm_pipeline.store import open_store
 
     store = open_store(deployment_of(options).store)
@@ -30,12 +30,15 @@ def _claims(options: argparse.Namespace) -> int:
         freed = free_claim(store, options.free)
         sys.stdout.write(f"{options.free}: " + (f"taken from {freed}\n" if freed else "nobody held it\n"))
         return ExitCode.GO
-    for model_id, state in read_claims(store).items():
+    claims, damaged = readable_claims(store)
+    for model_id, state in claims.items():
         if state.holder is not None:
             sys.stdout.write(f"{model_id}  on its way: {_line(state.holder)}\n")
         for waiting in state.waiting:
             sys.stdout.write(f"{model_id}  waits: {_line(waiting)}\n")
-    return ExitCode.GO
+    for one in damaged:
+        sys.stdout.write(f"DAMAGED  {one.name}: {one.error}\n")
+    return ExitCode.INFRASTRUCTURE if damaged else ExitCode.GO
 
 
 def _line(claimant: Claimant) -> str:

@@ -24,7 +24,7 @@ _REFERENCES = (
 
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
-    listing = _command(commands, "ls", "list what the store holds")
+    listing = _command(commands, "ls", "list what the store holds; exit code 5 if some of it is damaged")
     listing.add_argument("what", nargs="?", choices=_KINDS, default="releases")
     listing.set_defaults(run=_ls)
 
@@ -50,7 +50,7 @@ def _command(commands: Commands, name: str, summary: str) -> argparse.ArgumentPa
 
 
 def _ls(options: argparse.Namespace) -> int:
-    from llm_pipeline.inspection.listing import LISTINGS
+    from llm_pipeline.inspection.listing import LISTINGS, is_damaged
     from llm_pipeline.store import open_store
 
     listing = LISTINGS[options.what]
@@ -59,7 +59,7 @@ def _ls(options: argparse.Namespace) -> int:
         sys.stdout.write(_array(rows))
     else:
         _write(listing.table(rows) if rows else [f"no {options.what}"])
-    return ExitCode.GO
+    return ExitCode.INFRASTRUCTURE if any(map(is_damaged, rows)) else ExitCode.GO
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -70,7 +70,7 @@ def _show(options: argparse.Namespace) -> int:
     config = deployment_of(options).store
     view = show(config, resolve_reference(open_store(config), options.reference))
     _write([view.model_dump_json(indent=1)] if options.json else view.lines())
-    return ExitCode.GO
+    return ExitCode.INFRASTRUCTURE if view.damaged else ExitCode.GO
 
 
 def _verify(options: argparse.Namespace) -> int:

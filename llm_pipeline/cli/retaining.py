@@ -15,6 +15,9 @@ def add_commands(commands: Commands) -> None:
     summary = "say what nobody needs any more, why, and how much it is; remove it only with --delete"
     collecting = commands.add_parser("gc", help=summary, description=sentence(summary))
     collecting.add_argument("--delete", action="store_true", help="really remove it")
+    collecting.add_argument(
+        "--force", action="store_true", help="also when that is most of the store (retention.max_deleted_share)"
+    )
     collecting.add_argument("--json", action="store_true", help="print JSON")
     add_deployment_option(collecting)
     collecting.set_defaults(run=_gc)
@@ -23,7 +26,7 @@ def add_commands(commands: Commands) -> None:
 def _gc(options: argparse.Namespace) -> int:
     from llm_pipeline.retention.collection import collect_garbage
 
-    report = collect_garbage(deployment_of(options), delete=options.delete)
+    report = collect_garbage(deployment_of(options), delete=options.delete, force=options.force)
     sys.stdout.write(report.model_dump_json(indent=1) if options.json else "\n".join(report.lines()))
     sys.stdout.write("\n")
     return ExitCode.GO

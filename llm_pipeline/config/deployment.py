@@ -126,6 +126,8 @@ class Retention(ConfigModel):
         keep_days: Releases that were resolved in the last so many days.
         grace_hours: Nothing younger than this is removed, and an artifact only when it has been of no use for so long;
             no stage may take longer from finding an artifact to writing its own result.
+        max_deleted_share: A run that finds more than this share of the store's artifacts, or of their bytes, to be of
+            no use deletes nothing: the store is probably misread. Only `llm-pipeline gc --delete --force` does.
         schedule: Cron expression of the retention DAG; None for runs by hand only.
         delete: Whether scheduled runs delete; otherwise they only report what they would delete.
     """
@@ -133,6 +135,7 @@ class Retention(ConfigModel):
     keep_releases: int = Field(default=5, ge=1)
     keep_days: float = Field(default=30.0, ge=0.0)
     grace_hours: float = Field(default=24.0, ge=1.0)
+    max_deleted_share: float = Field(default=0.5, gt=0.0, le=1.0)
     schedule: str | None = None
     delete: bool = False
 

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from llm_pipeline.errors import IntegrityError, PipelineError
+from llm_pipeline.errors import PipelineError
 from llm_pipeline.flow import Flow
+from llm_pipeline.inspection.damage import DamagedRow
 from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
 from llm_pipeline.release_record import read_record
 from llm_pipeline.stages.contract import ArtifactRef, Frozen, StageResult
 from llm_pipeline.stages.execute import read_stage_record, record_name
 from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
-from llm_pipeline.store.lease import LeaseState
-from llm_pipeline.store.references import placed_pointers, release_ids, stage_keys
+from llm_pipeline.store.lease import LeaseState, lease_of
+from llm_pipeline.store.references import readable_pointers, release_ids, stage_keys
 from llm_pipeline.verdict import Verdict
 
 _READERS = 8
@@ -105,7 +106,7 @@ class Listing:
     """How one kind of thing is listed.
 
     Attributes:
-        rows: Reads them.
+        rows: Reads them; a `DamagedRow` stands for each that cannot be read.
         columns: Title and text of each column.
         right: Titles of the columns with numbers.
     """
@@ -116,24 +117,39 @@ class Listing:
 
     def table(self, rows: Sequence[Frozen]) -> list[str]:
         """The rows as aligned lines."""
-        cells = [[text(row) for text in self.columns.values()] for row in rows]
-        return aligned(list(self.columns), cells, right=self.right)
+        whole = [row for row in rows if not isinstance(row, DamagedRow)]
+        cells = [[text(row) for text in self.columns.values()] for row in whole]
+        lines = aligned(list(self.columns), cells, right=self.right) if whole else []
+        return lines + [str(row) for row in rows if isinstance(row, DamagedRow)]
 
 
-def release_rows(store: ArtifactStore) -> list[ReleaseRow]:
-    """The releases, newest first.
+def is_damaged(row: Frozen) -> bool:
+    """Whether a row stands for something that cannot be read."""
+    match row:
+        case DamagedRow():
+            return True
+        case ArtifactRow():
+            return row.problem != ""
+        case StageRow():
+            return row.state == "not valid"
+        case _:
+            return False
 
-    Raises:
-        IntegrityError: A record cannot be understood.
-    """
+
+def release_rows(store: ArtifactStore) -> list[ReleaseRow | DamagedRow]:
+    """The releases, newest first."""
     serves: dict[str, list[str]] = {}
-    for placed in placed_pointers(store):
+    pointers, unreadable = readable_pointers(store)
+    for placed in pointers:
         for reference in placed.references():
             serves.setdefault(reference.pointer.release_id, []).append(f"{reference.name} {placed.target}")
-    rows = [
-        _release_row(Flow(store, read_record(store, name)), tuple(serves.get(name, ()))) for name in release_ids(store)
-    ]
-    return sorted(rows, key=lambda row: row.resolved_at, reverse=True)
+    rows, damaged = [], [DamagedRow.of(one) for one in unreadable]
+    for name in release_ids(store):
+        try:
+            rows.append(_release_row(Flow(store, read_record(store, name)), tuple(serves.get(name, ()))))
+        except PipelineError as error:
+            damaged.append(DamagedRow(document=f"releases/{name}", problem=str(error)))
+    return [*sorted(rows, key=lambda row: row.resolved_at, reverse=True), *damaged]
 
 
 def _release_row(flow: Flow, serves: tuple[str, ...]) -> ReleaseRow:
@@ -193,7 +209,7 @@ def stage_rows(store: ArtifactStore) -> list[StageRow]:
 def _stage_row(store: ArtifactStore, key: str) -> StageRow | None:
     try:
         lease, record = _lease(store, record_name(key)), read_stage_record(store, key)
-    except IntegrityError:
+    except PipelineError:
         return StageRow(key=key, state="not valid")
     if lease is None:
         return None
@@ -210,27 +226,31 @@ def _stage_row(store: ArtifactStore, key: str) -> StageRow | None:
     )
 
 
-def pointer_rows(store: ArtifactStore) -> list[PointerRow]:
+def pointer_rows(store: ArtifactStore) -> list[PointerRow | DamagedRow]:
     """The pointers."""
-    return [
+    pointers, damaged = readable_pointers(store)
+    rows = [
         PointerRow(pointer=str(reference), **reference.pointer.model_dump())
-        for placed in placed_pointers(store)
+        for placed in pointers
         for reference in placed.references()
     ]
+    return [*rows, *(DamagedRow.of(one) for one in damaged)]
 
 
-def lease_rows(store: ArtifactStore) -> list[LeaseRow]:
-    """The leases, those of stage keys only while they are held.
-
-    Raises:
-        IntegrityError: One is not a lease.
-    """
-    leases = [(name, _lease(store, name)) for name in store.list_documents("leases")]
+def lease_rows(store: ArtifactStore) -> list[LeaseRow | DamagedRow]:
+    """The leases, those of stage keys only while they are held."""
+    rows: list[LeaseRow | DamagedRow] = []
+    for name in store.list_documents("leases"):
+        try:
+            if (lease := _lease(store, name)) is not None:
+                rows.append(_lease_row(name, lease))
+        except PipelineError as error:
+            rows.append(DamagedRow(document=name, problem=str(error)))
     for name in store.list_documents("stages"):
-        with contextlib.suppress(IntegrityError):  # `ls stages` shows it
+        with contextlib.suppress(PipelineError):  # `ls stages` shows it
             if (held := _lease(store, name)) is not None and not held.free:
-                leases.append((name, held))
-    return [_lease_row(name, lease) for name, lease in leases if lease is not None]
+                rows.append(_lease_row(name, held))
+    return rows
 
 
 def _lease_row(name: str, lease: LeaseState) -> LeaseRow:
@@ -245,10 +265,7 @@ def _lease_row(name: str, lease: LeaseState) -> LeaseRow:
 
 def _lease(store: ArtifactStore, name: str) -> LeaseState | None:
     document = store.read_document(name)
-    try:
-        return LeaseState.model_validate(document.value) if document else None
-    except ValidationError as error:
-        raise IntegrityError(f"not a lease: {error.errors()[0]['msg']}", where=name) from error
+    return lease_of(document, name) if document else None
 
 
 def leftover_rows(store: ArtifactStore) -> list[LeftoverRow]:

@@ -2,31 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from llm_pipeline.errors import PipelineError
 from llm_pipeline.flow import Flow
-from llm_pipeline.release_record import read_record
-from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.inspection.damage import DamagedRow
+from llm_pipeline.release_record import ReleaseRecord, read_record
+from llm_pipeline.stages.contract import ArtifactRef, StageResult
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.references import placed_pointers, release_ids
+from llm_pipeline.store.references import readable_pointers, release_ids
 
 
-def release_artifacts(flow: Flow) -> Iterator[tuple[str, ArtifactRef]]:
+def release_artifacts(record: ReleaseRecord, results: Sequence[StageResult]) -> Iterator[tuple[str, ArtifactRef]]:
     """All artifacts of a release, with what each is to it: its datasets, then its results in the order they ran."""
-    for name, ref in flow.record.datasets.items():
+    for name, ref in record.datasets.items():
         yield f"dataset {name}", ref
-    for result in sorted(flow.results().values(), key=lambda result: result.timings.started_at):
+    for result in results:
         for name, ref in result.artifacts.items():
             yield " ".join(part for part in (result.stage, result.subject, name) if part), ref
 
 
-def users_of(store: ArtifactStore, ref: ArtifactRef) -> Iterator[str]:
-    """Who uses an artifact: pointers, then releases with what it is to them."""
-    for placed in placed_pointers(store):
-        for reference in placed.references():
-            if reference.pointer.repository == ref:
-                yield str(reference)
+def results_in_order(flow: Flow) -> list[StageResult]:
+    """The results of a release in the order they ran.
+
+    Raises:
+        IntegrityError: One is damaged.
+    """
+    return _in_order(flow.results().values())
+
+
+def readable_results(flow: Flow) -> tuple[list[StageResult], list[DamagedRow]]:
+    """The results of a release that can be read, in the order they ran, and the documents that cannot."""
+    results, damaged = [], []
+    for name in flow.result_names():
+        try:
+            if (result := flow.read_result(name)) is not None:
+                results.append(result)
+        except PipelineError as error:
+            damaged.append(DamagedRow(document=name, problem=str(error)))
+    return _in_order(results), damaged
+
+
+def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[DamagedRow]]:
+    """Who uses an artifact: pointers, then releases with what it is to them; and the documents that do not say."""
+    pointers, unreadable = readable_pointers(store)
+    references = [reference for placed in pointers for reference in placed.references()]
+    users = [str(reference) for reference in references if reference.pointer.repository == ref]
+    damaged = [DamagedRow.of(one) for one in unreadable]
     for release_id in release_ids(store):
-        for name, used in release_artifacts(Flow(store, read_record(store, release_id))):
-            if used == ref:
-                yield f"{release_id}: {name}"
+        try:
+            flow = Flow(store, read_record(store, release_id))
+        except PipelineError as error:
+            damaged.append(DamagedRow(document=f"releases/{release_id}/release.json", problem=str(error)))
+            continue
+        results, not_read = readable_results(flow)
+        users += [f"{release_id}: {name}" for name, used in release_artifacts(flow.record, results) if used == ref]
+        damaged += not_read
+    return users, damaged
+
+
+def _in_order(results: Iterable[StageResult]) -> list[StageResult]:
+    return sorted(results, key=lambda result: result.timings.started_at)

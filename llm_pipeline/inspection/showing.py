@@ -13,7 +13,8 @@ from pydantic import JsonValue
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.flow import Flow
-from llm_pipeline.inspection.release_artifacts import release_artifacts, users_of
+from llm_pipeline.inspection.damage import DamagedRow
+from llm_pipeline.inspection.release_artifacts import readable_results, release_artifacts, users_of
 from llm_pipeline.inspection.table import aligned, labelled, readable_bytes, readable_time, shortened
 from llm_pipeline.release_record import read_record
 from llm_pipeline.stages.contract import ArtifactRef, Frozen, StageResult
@@ -29,7 +30,7 @@ from llm_pipeline.store.references import (
     Reference,
     ReleaseReference,
     StageReference,
-    placed_pointers,
+    readable_pointers,
 )
 
 _SHOWN_DIGITS = 12
@@ -43,7 +44,26 @@ class NamedArtifact(Frozen):
     artifact: ArtifactRef
 
 
-class ReleaseView(Frozen):
+class _View(Frozen):
+    """Something shown.
+
+    Attributes:
+        damaged: Documents that would say more about it, and cannot be read.
+    """
+
+    damaged: tuple[DamagedRow, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield from self._facts()
+        if self.damaged:
+            yield from ("", *map(str, self.damaged))
+
+    def _facts(self) -> Iterator[str]:
+        raise NotImplementedError
+
+
+class ReleaseView(_View):
     """A release: what was asked for, what came out.
 
     Attributes:
@@ -63,8 +83,7 @@ class ReleaseView(Frozen):
     results: tuple[StageResult, ...]
     artifacts: tuple[NamedArtifact, ...]
 
-    def lines(self) -> Iterator[str]:
-        """For people."""
+    def _facts(self) -> Iterator[str]:
         facts = [
             ("release", self.release_id),
             ("model", f"{self.model}@{self.commit}"),
@@ -81,7 +100,7 @@ class ReleaseView(Frozen):
         yield from _indented(yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True).splitlines())
 
 
-class ArtifactView(Frozen):
+class ArtifactView(_View):
     """An artifact: its files, where it came from, who uses it.
 
     Attributes:
@@ -96,8 +115,7 @@ class ArtifactView(Frozen):
     signature: str
     users: tuple[str, ...]
 
-    def lines(self) -> Iterator[str]:
-        """For people."""
+    def _facts(self) -> Iterator[str]:
         made = self.provenance
         facts = [
             ("artifact", f"{self.artifact.kind}/{self.artifact.digest}"),
@@ -121,15 +139,14 @@ class ArtifactView(Frozen):
         yield from _indented(aligned(("path", "size", "sha256"), rows, right=("size",)))
 
 
-class StageView(Frozen):
+class StageView(_View):
     """A stage key: what it hashed, and the result."""
 
     key: str
     content: KeyContent
     result: StageResult
 
-    def lines(self) -> Iterator[str]:
-        """For people."""
+    def _facts(self) -> Iterator[str]:
         content, result = self.content, self.result
         facts = [
             ("stage key", self.key),
@@ -147,14 +164,13 @@ class StageView(Frozen):
         yield from _indented(yaml.safe_dump(content.config, sort_keys=False, allow_unicode=True).splitlines())
 
 
-class PointerView(Frozen):
+class PointerView(_View):
     """A pointer."""
 
     pointer: str
     points_at: Pointer
 
-    def lines(self) -> Iterator[str]:
-        """For people."""
+    def _facts(self) -> Iterator[str]:
         at = self.points_at
         facts = [
             ("pointer", self.pointer),
@@ -191,7 +207,9 @@ def show(config: StoreConfig, reference: Reference) -> View:
 
 def _release(flow: Flow) -> ReleaseView:
     record = flow.record
-    pointing = [reference for placed in placed_pointers(flow.store) for reference in placed.references()]
+    pointers, unreadable = readable_pointers(flow.store)
+    pointing = [reference for placed in pointers for reference in placed.references()]
+    results, damaged = readable_results(flow)
     return ReleaseView(
         release_id=record.release_id,
         model=record.model.id,
@@ -201,20 +219,23 @@ def _release(flow: Flow) -> ReleaseView:
         deployment=record.deployment.name,
         pointers=tuple(str(item) for item in pointing if item.pointer.release_id == record.release_id),
         config=record.release.model_dump(mode="json"),
-        results=tuple(sorted(flow.results().values(), key=lambda result: result.timings.started_at)),
-        artifacts=tuple(NamedArtifact(name=name, artifact=ref) for name, ref in release_artifacts(flow)),
+        results=tuple(results),
+        artifacts=tuple(NamedArtifact(name=name, artifact=ref) for name, ref in release_artifacts(record, results)),
+        damaged=(*damaged, *(DamagedRow.of(one) for one in unreadable)),
     )
 
 
 def _artifact(store: ArtifactStore, config: StoreConfig, ref: ArtifactRef) -> ArtifactView:
     manifest = store.manifest(ref)
+    users, damaged = users_of(store, ref)
     return ArtifactView(
         artifact=ref,
         bytes=manifest.size,
         files=manifest.files,
         provenance=manifest.provenance,
         signature=_signature(store, config, manifest),
-        users=tuple(users_of(store, ref)),
+        users=tuple(users),
+        damaged=tuple(damaged),
     )
 
 

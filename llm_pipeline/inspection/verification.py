@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llm_pipeline.flow import Flow
-from llm_pipeline.inspection.release_artifacts import release_artifacts
+from llm_pipeline.inspection.release_artifacts import release_artifacts, results_in_order
 from llm_pipeline.release_record import read_record
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.stages.execute import read_stage_record
@@ -64,7 +64,8 @@ def _artifacts(store: ArtifactStore, reference: Reference) -> Iterator[tuple[str
         case ArtifactReference(ref):
             yield "", ref
         case ReleaseReference(release_id):
-            yield from release_artifacts(Flow(store, read_record(store, release_id)))
+            flow = Flow(store, read_record(store, release_id))
+            yield from release_artifacts(flow.record, results_in_order(flow))
         case PointerReference():
             yield str(reference), reference.pointer.repository
         case StageReference(key):

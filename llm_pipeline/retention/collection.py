@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -14,57 +13,68 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.calibration_store import calibration_document
+from llm_pipeline.retention.limit import FORCE, TooMuchToRemove, refusal, taken
 from llm_pipeline.retention.plan import RetentionPlan, plan_retention
 from llm_pipeline.retention.report import Keeping, RetentionReport, going
-from llm_pipeline.retention.state import ReleaseState, read_state
-from llm_pipeline.runners.detached import process_start_ticks
+from llm_pipeline.retention.state import ReleaseState, WorkDirectory, read_state
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.stages.execute import record_name
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
 from llm_pipeline.store.condemned import RETENTION_LEASE, condemn, pardon, remove_condemned
-from llm_pipeline.store.lease import Lease, LeaseState
+from llm_pipeline.store.lease import Lease, LeaseState, lease_of
 
 _RECORD_LEASE_SECONDS = 60.0
+_READERS = 16
 _REPORT_FILES = ("report.html", "report.md")
 
 log = get_logger(__name__)
 
 
-def collect_garbage(deployment: Deployment, *, delete: bool, now: datetime | None = None) -> RetentionReport:
+def collect_garbage(
+    deployment: Deployment, *, delete: bool, force: bool = False, now: datetime | None = None
+) -> RetentionReport:
     """Find what nobody needs any more, and remove it if asked to.
 
     Args:
         deployment: Whose store, whose rules, and whose work directories on this machine.
         delete: False changes nothing.
+        force: Take more of the store than the rules let a run take.
         now: The time that ages are counted from; None for the present.
 
     Raises:
         LeaseHeld: Another run removes things at this moment.
         LeaseLost: Another one took over while this process was stalled; it goes on from there.
+        TooMuchToRemove: It would take more of the store than the rules let it; nothing was removed.
         IntegrityError: Something in the store cannot be understood, so it is not known what is in use.
-        Transient: The store cannot be used now.
+        Transient: The store, or a part of it, cannot be read now: likewise.
     """
     store, now = open_store(deployment.store), now or datetime.now(UTC)
     if not delete:
         plan = plan_retention(read_state(store, deployment), deployment.retention, now)
-        return _report(deployment, store, plan, now, deleted=False)
+        sizes = _sizes(store, plan)
+        refused = refusal(taken(plan, sizes), deployment.retention.max_deleted_share)
+        return _report(deployment, store, plan, sizes, now).model_copy(update={"refused": refused})
     with Lease(store, RETENTION_LEASE) as lease:
-        return _Collector(store, deployment, lease, now).run()
+        return _Collector(store, deployment, lease, now, force=force).run()
 
 
 class _Collector:
     """One run that removes; notes what was used meanwhile and stays."""
 
-    def __init__(self, store: ArtifactStore, deployment: Deployment, lease: Lease, now: datetime) -> None:
+    def __init__(
+        self, store: ArtifactStore, deployment: Deployment, lease: Lease, now: datetime, *, force: bool
+    ) -> None:
         self._store = store
         self._deployment = deployment
         self._lease = lease
         self._now = now
+        self._force = force
         self._skipped: list[str] = []
 
     def run(self) -> RetentionReport:
         first = self._plan()
+        self._check_share(first)
         for name in first.runs:
             self._store.delete_document(name)
         for release in first.releases:
@@ -78,6 +88,7 @@ class _Collector:
             name = calibration_document(calibration.key)
             self._remove_leased(name, calibration.document, f"calibration {calibration.key[:12]}")
         second = self._plan()  # what was read before is no longer true of who reused something meanwhile
+        sizes = self._check_share(second)
         done = replace(
             second,
             releases=first.releases,
@@ -85,25 +96,33 @@ class _Collector:
             calibrations=first.calibrations,
             runs=first.runs,
         )
-        report = _report(self._deployment, self._store, done, self._now, deleted=True)
+        report = _report(self._deployment, self._store, done, sizes, self._now)
         self._remove_artifacts(second)
         self._remove_rest(second)
-        return report.model_copy(update={"skipped": tuple(self._skipped)})
+        return report.model_copy(update={"deleted": True, "skipped": tuple(self._skipped)})
 
     def _plan(self) -> RetentionPlan:
         return plan_retention(read_state(self._store, self._deployment), self._deployment.retention, self._now)
+
+    def _check_share(self, plan: RetentionPlan) -> Mapping[ArtifactRef, int | None]:
+        """Refuse to take most of the store; returns the artifacts' sizes."""
+        sizes = _sizes(self._store, plan)
+        refused = refusal(taken(plan, sizes), self._deployment.retention.max_deleted_share)
+        if refused and not self._force:
+            raise TooMuchToRemove(refused, where=self._store.uri, hint=FORCE)
+        return sizes
 
     def _remove_release(self, release: ReleaseState) -> None:
         """The record first; a release that was resolved again since, or is while its documents go, stays."""
         record = f"releases/{release.release_id}/release.json"
         if self._revision(record) != release.revision:
-            self._skipped.append(f"release {release.release_id}")
+            self._skipped.append(f"release {release.release_id}, which was used meanwhile")
             return
         self._store.delete_document(record)
         files = [f"releases/{release.release_id}/{name}" for name in _REPORT_FILES]
         for name in (*files, *release.documents):  # a listing finds the documents again, not the files
             if self._revision(record) is not None:
-                self._skipped.append(f"release {release.release_id}")
+                self._skipped.append(f"release {release.release_id}, which was used meanwhile")
                 return
             self._store.delete_document(name)
 
@@ -113,18 +132,12 @@ class _Collector:
 
     def _remove_leased(self, name: str, document: Document, what: str) -> None:
         """Remove a lease and its conclusion, holding it: whoever wants to compute or reuse waits, and finds nothing."""
-        pid = os.getpid()
-        held = LeaseState(
-            host=socket.gethostname(),
-            pid=pid,
-            start_ticks=process_start_ticks(pid) or 0,
-            epoch=LeaseState.model_validate(document.value).epoch + 1,
-            expires_at=time.time() + _RECORD_LEASE_SECONDS,
-        )
+        epoch = lease_of(document, name).epoch + 1
+        held = LeaseState.of_this_process(epoch=epoch, expires_at=time.time() + _RECORD_LEASE_SECONDS)
         try:
             self._store.write_document(name, held.model_dump(), document.revision)
         except Conflict:
-            self._skipped.append(what)
+            self._skipped.append(f"{what}, which was used meanwhile")
             return
         self._store.delete_document(name)
 
@@ -138,7 +151,7 @@ class _Collector:
             if remove_condemned(self._store, ref, condemned):
                 log.info("removed an artifact", artifact=str(ref))
             else:
-                self._skipped.append(f"artifact {ref}")
+                self._skipped.append(f"artifact {ref}, which was used meanwhile")
 
     def _remove_rest(self, plan: RetentionPlan) -> None:
         for leftover in plan.leftovers:
@@ -147,30 +160,52 @@ class _Collector:
         for lease in plan.leases:
             self._store.delete_document(lease.name)
         for work in plan.work:
-            shutil.rmtree(work.path, ignore_errors=True)
+            self._remove_work(work)
+
+    def _remove_work(self, work: WorkDirectory) -> None:
+        """What cannot be removed, as a container's files of another user, stays and is told."""
+        try:
+            shutil.rmtree(work.path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._skipped.append(f"work directory {work.path}, which cannot be removed: {error.strerror}")
 
 
 def _report(
-    deployment: Deployment, store: ArtifactStore, plan: RetentionPlan, now: datetime, *, deleted: bool
+    deployment: Deployment,
+    store: ArtifactStore,
+    plan: RetentionPlan,
+    sizes: Mapping[ArtifactRef, int | None],
+    now: datetime,
 ) -> RetentionReport:
-    found = tuple(going(plan, lambda ref: _size(store, ref), now, deployment.retention))
-    sizes = {fate: sum(one.bytes or 0 for one in found if one.fate == fate) for fate in ("removed", "condemned")}
+    """What a plan does, told as a dry run."""
+    found = tuple(going(plan, sizes.get, now, deployment.retention))
+    total = {fate: sum(one.bytes or 0 for one in found if one.fate == fate) for fate in ("removed", "condemned")}
     return RetentionReport(
         deployment=deployment.name,
         store=store.uri,
-        deleted=deleted,
+        deleted=False,
         rules=deployment.retention,
         kept=_kept(plan.kept),
         artifacts_kept=len(plan.reachable),
         going=found,
-        bytes_removed=sizes["removed"],
-        bytes_condemned=sizes["condemned"],
+        bytes_removed=total["removed"],
+        bytes_condemned=total["condemned"],
         postponed=plan.postponed if plan.waiting else "",
     )
 
 
 def _kept(kept: Mapping[str, tuple[str, ...]]) -> tuple[Keeping, ...]:
     return tuple(Keeping(release_id=release_id, why=why) for release_id, why in sorted(kept.items()))
+
+
+def _sizes(store: ArtifactStore, plan: RetentionPlan) -> Mapping[ArtifactRef, int | None]:
+    """The size in bytes of every artifact, None where it is not known; nothing is read if none is to go."""
+    going = {*plan.condemned, *plan.waiting, *plan.removed}
+    refs = tuple(going | plan.stored) if going else ()
+    with ThreadPoolExecutor(_READERS) as pool:  # a remote store answers each question after a while
+        return dict(zip(refs, pool.map(lambda ref: _size(store, ref), refs), strict=True))
 
 
 def _size(store: ArtifactStore, ref: ArtifactRef) -> int | None:

@@ -32,6 +32,7 @@ class RetentionPlan:
 
     Attributes:
         kept: Releases that stay, with every reason.
+        stored: All artifacts that there are.
         reachable: Artifacts that stay, with one reason.
         releases: Releases whose documents go.
         records: Stage records that go.
@@ -44,6 +45,7 @@ class RetentionPlan:
     """
 
     kept: Mapping[str, tuple[str, ...]]
+    stored: frozenset[ArtifactRef]
     reachable: Mapping[ArtifactRef, str]
     releases: tuple[ReleaseState, ...]
     records: tuple[RecordState, ...]
@@ -93,6 +95,7 @@ class _Planner:
         due = {ref: condemned[ref] for ref, when in waiting.items() if when <= self._now and not postponed} | begun
         return RetentionPlan(
             kept=kept,
+            stored=frozenset(stored),
             reachable=reachable,
             releases=tuple(release for release in state.releases if release.release_id in gone),
             records=tuple(record for record in state.records if record.key not in useful_keys),

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from llm_pipeline.config.deployment import Retention
 from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
+from llm_pipeline.retention.limit import FORCE
 from llm_pipeline.retention.plan import RetentionPlan
 from llm_pipeline.retention.state import ReleaseState
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
@@ -63,7 +64,8 @@ class RetentionReport(Frozen):
         bytes_removed: What is removed, as far as sizes are known.
         bytes_condemned: What a later run removes.
         postponed: Why no artifact is removed now; empty when they are.
-        skipped: What was to go and stays, because it was used meanwhile.
+        refused: Why a run that deletes would remove nothing without being forced; empty when it would not need it.
+        skipped: What was to go and stays, and why.
     """
 
     deployment: str
@@ -76,6 +78,7 @@ class RetentionReport(Frozen):
     bytes_removed: int
     bytes_condemned: int
     postponed: str = ""
+    refused: str = ""
     skipped: tuple[str, ...] = Field(default=())
 
     def lines(self) -> Iterator[str]:
@@ -92,8 +95,10 @@ class RetentionReport(Frozen):
         yield ""
         if self.postponed:
             yield f"no artifact is removed now: {self.postponed}"
-        yield from (f"stays, because it was used meanwhile: {name}" for name in self.skipped)
+        yield from (f"stays: {name}" for name in self.skipped)
         yield self._summary()
+        if self.refused:
+            yield f"--delete would remove nothing: {self.refused}; {FORCE}"
 
     def _summary(self) -> str:
         removed, condemned = readable_bytes(self.bytes_removed), readable_bytes(self.bytes_condemned)

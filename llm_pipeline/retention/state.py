@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +15,15 @@ from pydantic import JsonValue, ValidationError
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.claim_state import ClaimState
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.directory_listing import list_directories, list_directory
+from llm_pipeline.release_claim import read_claims
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.runners import detached
 from llm_pipeline.stages.contract import ArtifactRef, StageResult
 from llm_pipeline.stages.execute import StageRecord
 from llm_pipeline.store.artifact_store import ArtifactStore, Document, Leftover, StoredArtifact
 from llm_pipeline.store.condemned import Condemned, read_condemned
-from llm_pipeline.store.lease import LeaseState
+from llm_pipeline.store.lease import lease_of
 from llm_pipeline.store.references import PointerReference, placed_pointers
 
 _READERS = 16
@@ -130,7 +132,8 @@ def read_state(store: ArtifactStore, deployment: Deployment) -> StoreState:
     and is not there then is gone, not still to come.
 
     Raises:
-        IntegrityError: A pointer, claim, lease or condemnation cannot be understood: nothing may be removed then.
+        IntegrityError: A document that says what is in use is damaged: nothing may be removed then.
+        Transient: Something cannot be read or listed: likewise.
     """
     condemned = read_condemned(store)
     calibrations = tuple(_calibrations(store))
@@ -158,10 +161,10 @@ def is_release_id(text: str) -> bool:
 
 
 def _records(store: ArtifactStore) -> Iterator[RecordState]:
-    """Those that can be understood; nobody can reuse what another one names."""
+    """Those whose conclusion can be understood; nobody can reuse what another one names."""
     for name, document in _documents(store, "stages"):
+        lease = lease_of(document, name)
         try:
-            lease = LeaseState.model_validate(document.value)
             result = StageRecord.model_validate(lease.conclusion).result if lease.conclusion else None
         except ValidationError:
             continue
@@ -175,12 +178,8 @@ def _records(store: ArtifactStore) -> Iterator[RecordState]:
 
 
 def _calibrations(store: ArtifactStore) -> Iterator[RecordState]:
-    """Those that can be understood."""
     for name, document in _documents(store, "calibrations"):
-        try:
-            lease = LeaseState.model_validate(document.value)
-        except ValidationError:
-            continue
+        lease = lease_of(document, name)
         artifacts = frozenset(named_artifacts(document.value))
         yield RecordState(PurePosixPath(name).stem, document, held=not lease.free, artifacts=artifacts)
 
@@ -254,24 +253,13 @@ def _ended_at(result: StageResult) -> datetime:
 
 
 def _claims(store: ArtifactStore) -> Iterator[ClaimState]:
-    for name, document in _documents(store, "claims"):
-        try:
-            yield ClaimState.model_validate(document.value)
-        except ValidationError as error:
-            raise _not_understood(name, error) from error
+    """Of all models; those of a document that models shared before count until they have their own."""
+    yield from read_claims(store).values()
 
 
 def _leases(store: ArtifactStore) -> Iterator[LeaseDocument]:
     for name, document in _documents(store, "leases"):
-        try:
-            yield LeaseDocument(name, held=not LeaseState.model_validate(document.value).free)
-        except ValidationError as error:
-            raise _not_understood(name, error) from error
-
-
-def _not_understood(name: str, error: ValidationError) -> IntegrityError:
-    message = f"cannot be understood: {error.errors()[0]['msg']}"
-    return IntegrityError(message, where=name, hint="nothing is removed while it is not known what is in use")
+        yield LeaseDocument(name, held=not lease_of(document, name).free)
 
 
 def _runs(store: ArtifactStore) -> Iterator[tuple[str, str]]:
@@ -291,8 +279,20 @@ def _read(store: ArtifactStore, names: Sequence[str]) -> list[tuple[str, Documen
 
 
 def _work_directories(jobs: Path) -> Iterator[WorkDirectory]:
-    for path in sorted(jobs.iterdir()) if jobs.is_dir() else ():
-        records = [detached.load(record) for record in path.glob("*/*/process.json")]
-        running = any(process is not None and process.group_alive for process in records)
-        newest = max(entry.stat().st_mtime for entry in (path, *path.glob("*"), *path.glob("*/*")))
-        yield WorkDirectory(path, datetime.fromtimestamp(newest, UTC), running)
+    """A job runs if its process does, or any process was told a path in its directory: not all jobs have a record."""
+    in_use = detached.arguments_in_use()
+    for path in list_directories(jobs):
+        attempts = [attempt for stage in list_directories(path) for attempt in list_directories(stage)]
+        records = [detached.load(attempt / "process.json") for attempt in attempts]
+        alive = any(process is not None and process.group_alive for process in records)
+        running = alive or any(argument.startswith(f"{path}/") for argument in in_use)
+        yield WorkDirectory(path, _newest_change(path, attempts), running)
+
+
+def _newest_change(path: Path, attempts: Sequence[Path]) -> datetime:
+    newest = 0.0
+    places = [path, *list_directory(path), *(file for attempt in attempts for file in list_directory(attempt))]
+    for place in (*places, *attempts):
+        with contextlib.suppress(FileNotFoundError):  # its stage removed it meanwhile
+            newest = max(newest, place.lstat().st_mtime)
+    return datetime.fromtimestamp(newest, UTC)

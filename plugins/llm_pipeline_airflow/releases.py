@@ -7,9 +7,13 @@ from datetime import datetime
 from pathlib import Path
 
 from llm_pipeline.config.loading import load_release
+from llm_pipeline.inspection.damage import DamagedRow
 from llm_pipeline.inspection.listing import ReleaseRow, release_rows
+from llm_pipeline.logging import get_logger
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.watch_record import read_status
+
+log = get_logger(__name__)
 
 _NOT_LOOKED = "not looked yet: the watch begins when the DAG is no longer paused and a triggerer runs"
 
@@ -57,9 +61,9 @@ def watch_of(config_path: Path) -> WatchSummary | None:
 
 
 def releases_of(store: ArtifactStore, config_name: str) -> list[ReleaseRow]:
-    """The releases made from one release config, newest first.
-
-    Raises:
-        IntegrityError: A record cannot be understood.
-    """
-    return [row for row in release_rows(store) if row.config == config_name]
+    """The releases made from one release config, newest first; the log names what cannot be read."""
+    rows = release_rows(store)
+    for row in rows:
+        if isinstance(row, DamagedRow):
+            log.warning(str(row))
+    return [row for row in rows if isinstance(row, ReleaseRow) and row.config == config_name]
