@@ -44,6 +44,16 @@ def walk_files(directory: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
+def refuse_unreadable(error: OSError) -> None:
+    """For `os.walk(..., onerror=refuse_unreadable)`, which otherwise leaves out what it cannot read.
+
+    Raises:
+        Transient: Always, unless the directory was removed meanwhile.
+    """
+    if not isinstance(error, FileNotFoundError):
+        raise _unreadable(Path(str(error.filename)), error) from error
+
+
 def _scan(directory: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as entries:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_pipeline.directory_listing import refuse_unreadable
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.hub.files import select_files, unsafe_reason
 from llm_pipeline.hub.git_ids import blob_id, lfs_pointer
@@ -143,6 +144,6 @@ def _entity_tag(link: Path, where: str) -> str:
 def _paths_below(snapshot: Path) -> list[str]:
     return [
         (Path(folder) / name).relative_to(snapshot).as_posix()
-        for folder, folders, names in os.walk(snapshot)
+        for folder, folders, names in os.walk(snapshot, onerror=refuse_unreadable)
         for name in [*names, *(name for name in folders if (Path(folder) / name).is_symlink())]
     ]

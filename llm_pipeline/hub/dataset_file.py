@@ -8,6 +8,7 @@ from typing import Any
 from huggingface_hub.errors import OfflineModeIsEnabled
 from pydantic import ValidationError
 
+from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, HubRefused, NotOnTheHub, malformed_answer
 from llm_pipeline.hub.disk_space import Place, require_space
@@ -15,6 +16,7 @@ from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.transfer import Transfer
 from llm_pipeline.logging import get_logger
+from llm_pipeline.store.durable import replace_durably
 
 log = get_logger(__name__)
 
@@ -55,7 +57,7 @@ def fetch_dataset_file(hub: Hub, dataset: str, commit: str, path: str, kept: Pat
 def _pin(hub: Hub, dataset: str, commit: str, path: str, directory: Path) -> PinnedModel:
     """What the file is: asked once, as a commit's files never change."""
     where = f"{dataset}@{commit[:12]}"
-    record = directory / f"{path.replace('/', '-')}.{_PIN}"
+    record = directory / f"{sha256_bytes(path.encode())[:16]}.{_PIN}"
     if record.exists():
         return PinnedModel.model_validate_json(record.read_text())
     info = _dataset_info(hub, dataset, commit, where)
@@ -70,7 +72,7 @@ def _pin(hub: Hub, dataset: str, commit: str, path: str, directory: Path) -> Pin
         pinned = PinnedModel(id=dataset, commit=commit, files=(file,))
     except ValidationError as error:
         raise malformed_answer(where, str(error)) from error
-    record.write_text(pinned.model_dump_json())
+    replace_durably(record, pinned.model_dump_json().encode())
     return pinned
 
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_pipeline.directory_listing import refuse_unreadable
 from llm_pipeline.errors import ConfigError, IntegrityError
 from llm_pipeline.hub.files import select_files
 from llm_pipeline.hub.git_ids import blob_hasher, blob_id, commit_id, lfs_pointer
@@ -71,7 +72,7 @@ class DirectorySource:
 
     def _paths(self) -> list[str]:
         paths = []
-        for folder, folders, names in os.walk(self.root):
+        for folder, folders, names in os.walk(self.root, onerror=refuse_unreadable):
             folders[:] = [name for name in folders if name not in _IGNORED_DIRECTORIES]
             for name in (*folders, *names):
                 path = Path(folder) / name

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
+from llm_pipeline.directory_listing import walk_files
 from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.hub.checkpoint import check_checkpoint
 from llm_pipeline.hub.disk_space import Place, require_space
@@ -117,7 +118,7 @@ def _only_process(partial: Path) -> Iterator[None]:
 def _missing_files(model: PinnedModel, destination: Path) -> list[HubFile]:
     """The files that are not there yet, byte for byte; what is there and wrong is removed."""
     expected = {file.path for file in model.files}
-    present = {path.relative_to(destination).as_posix() for path in destination.rglob("*") if not _is_directory(path)}
+    present = {path.relative_to(destination).as_posix() for path in walk_files(destination)}
     if foreign := sorted(present - expected):
         raise ConfigError(
             f"the destination holds files that are not the model's: {foreign[:4]}",
@@ -131,10 +132,6 @@ def _missing_files(model: PinnedModel, destination: Path) -> list[HubFile]:
             path.unlink(missing_ok=True)
             missing.append(file)
     return missing
-
-
-def _is_directory(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def _bytes_in(transfer: Transfer, files: Sequence[HubFile]) -> int:

@@ -25,6 +25,7 @@ from llm_pipeline.digest import canonical_json
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.plain_data import from_json, to_json
 from llm_pipeline.quantization.quantizer_state import QuantizerState, rescale, restore
+from llm_pipeline.store.durable import sync_file_system
 
 _FORMAT = 1
 _DESCRIPTION, _TENSORS = "calibration.json", "calibration.safetensors"
@@ -75,6 +76,7 @@ class CalibrationState:
             "search": None if self.search is None else dict(self.search),
         }
         (partial / _DESCRIPTION).write_bytes(canonical_json(description))
+        sync_file_system(partial)
         partial.rename(directory)
 
     @classmethod

@@ -20,6 +20,7 @@ from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.calibration_store import Origin, shared_calibration
 from llm_pipeline.stages.contract import Metric
 from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.durable import replace_durably, sync_file_system
 from llm_pipeline.store.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ class Steps:
         if self.recipe.tensorrt_llm_checkpoint:
             quantizer.export_tensorrt_llm(self.tensorrt_llm_checkpoint, state)
         quantizer.export(self.checkpoint, state)
-        partial = self.workdir / f"{_FACTS}.partial"
-        partial.write_text(json.dumps(dict(facts())))
-        partial.rename(self.workdir / _FACTS)
+        described = json.dumps(dict(facts())).encode()
+        sync_file_system(self.workdir)  # the facts say that the exports are whole, also after a power cut
+        replace_durably(self.workdir / _FACTS, described)
 
     def discard_export(self) -> None:
         """Let the next attempt export again."""

@@ -4,6 +4,9 @@ A **root** is a pointer (production and previous, of every model and target) or 
 way, among the newest of its config, or young. A kept release keeps its record, its results, their artifacts and its
 datasets; all else goes. `plan_retention` decides that, a pure function of a `StoreState`; `collect_garbage` does it.
 
+**Nothing goes on a guess.** Whatever cannot be listed, read or understood ends a run before it removes anything. So
+does a plan that takes more than `max_deleted_share` of the artifacts or of their bytes, for faults that no error tells.
+
 **How things go.** Only one run removes at a time (a lease). In each run, in this order:
 
 1. The documents of releases that go, the record first: without it, what is left is no release, and the next run goes

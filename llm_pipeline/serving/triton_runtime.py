@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_pipeline.checkpoint_directory import check_directory
+from llm_pipeline.directory_listing import refuse_unreadable
 from llm_pipeline.engines.offline import OFFLINE
 from llm_pipeline.errors import ConfigError, Unsupported
 
@@ -162,7 +163,7 @@ def link_repository(repository: Path, view: Path, links: Mapping[str, Path] | No
     for source in (repository, *(links or {}).values()):
         check_directory(source)
     shutil.rmtree(view, ignore_errors=True)
-    for directory, _, files in os.walk(repository):
+    for directory, _, files in os.walk(repository, onerror=refuse_unreadable):
         place = view / Path(directory).relative_to(repository)
         place.mkdir(parents=True)
         for name in files:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.directory_listing import walk_files
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.modelopt_configs import refuse_unsupported
@@ -49,7 +50,7 @@ def run(context: StageContext[QuantizeConfig]) -> StageOutput:
 
 def _pass_through(source: Path, destination: Path) -> StageOutput:
     shutil.rmtree(destination, ignore_errors=True)
-    for path in sorted(path for path in source.rglob("*") if path.is_file()):
+    for path in walk_files(source):
         copy = destination / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)  # without the store's read-only modes

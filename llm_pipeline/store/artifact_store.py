@@ -65,7 +65,8 @@ class ArtifactStore(Protocol):
     """What every store offers.
 
     Layout, the same everywhere: `artifacts/<kind>/<digest>/`, `stages/<key>.json`, `calibrations/<key>.json`,
-    `releases/<release id>/`, `pointers/<model>/<target>.json`, `leases/<name>.json`.
+    `releases/<release id>/`, `pointers/<model>/<target>.json`, `leases/<name>.json`; `model_documents.py` says how a
+    model's id is written.
     """
 
     uri: str
@@ -107,7 +108,11 @@ class ArtifactStore(Protocol):
         """Whether the artifact is there and marked complete (its bytes are not read)."""
 
     def artifacts(self) -> Iterator[StoredArtifact]:
-        """All complete artifacts, in no order."""
+        """All complete artifacts, in no order.
+
+        Raises:
+            Transient: Some of it cannot be listed.
+        """
 
     def remove(self, ref: ArtifactRef) -> None:
         """Remove an artifact, its completion marker first; none there is fine."""
@@ -132,7 +137,12 @@ class ArtifactStore(Protocol):
         """Remove a document; none there is fine."""
 
     def list_documents(self, prefix: str) -> Sequence[str]:
-        """Names of the documents below a prefix, sorted."""
+        """Names of the documents below a prefix, sorted.
+
+        Raises:
+            Transient: Some of it cannot be listed.
+            IntegrityError: Something there cannot be a document.
+        """
 
     def write_file(self, name: str, data: bytes) -> None:
         """Write a mutable file for people (a report), atomically."""

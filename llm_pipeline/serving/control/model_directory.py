@@ -13,8 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.directory_listing import walk_files
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.serving.triton_runtime import link_repository
+from llm_pipeline.store.durable import sync_file_system
 
 
 class ModelDirectory(Protocol):
@@ -71,6 +73,7 @@ class LocalModelDirectory:
                 link_repository(source.absolute(), partial, links)
             else:
                 _copy(source, partial, links)
+            sync_file_system(partial)
             partial.rename(self._path / str(version))
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -124,7 +127,7 @@ class S3ModelDirectory:
         """See `ModelDirectory`."""
         with self._translated():
             for place, directory in (("", source), *links.items()):
-                for file in sorted(path for path in directory.rglob("*") if path.is_file()):
+                for file in (path for path in walk_files(directory) if path.is_file()):
                     key = PurePosixPath(str(version), place, file.relative_to(directory).as_posix())
                     self._client.upload_file(str(file), self._bucket, f"{self._prefix}{key}")
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from llm_pipeline.directory_listing import refuse_unreadable
 from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.repository import ModelSource, Repository, is_version
 from llm_pipeline.serving.repository_layout import MODEL_FILE
@@ -48,5 +49,5 @@ def _versions(model: ModelSource) -> Iterator[Finding]:
 
 
 def _links(directory: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(directory):
+    for folder, folders, files in os.walk(directory, onerror=refuse_unreadable):
         yield from (path for name in (*folders, *files) if (path := Path(folder, name)).is_symlink())
