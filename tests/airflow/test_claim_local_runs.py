@@ -70,12 +70,15 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_the_second_waits_for_the_first_and_says_so(project, run):
-    project.script(resolve={"seconds": 2, "file": str(project.root / "started")}, **QUICK_END)
+    seen = project.root / "seen"
+    project.script(resolve={"until": str(seen), "file": str(project.root / "started")}, **QUICK_END)
     first = run("first")
     until((project.root / "started").exists)
     second = run("second")
+    until(lambda: second.said(f"waiting for release first (process {first.process.pid} on "))
+    assert not second.said("resolve")
+    seen.touch()
     until(lambda: second.said("resolve"))
-    assert second.said(f"waiting for release first (process {first.process.pid} on ")
     assert first.said("report")
     assert first.end() == ExitCode.BAD_INPUT
 

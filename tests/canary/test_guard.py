@@ -236,7 +236,7 @@ def test_a_fault_at_one_thing_is_told_and_the_guard_goes_on(site, monkeypatch, c
     assert caplog.records[-1].exc_info
 
 
-@pytest.mark.parametrize("place", ["router_as_it_is", "placed_pointers"])
+@pytest.mark.parametrize("place", ["router_as_it_is", "readable_pointers"])
 def test_a_fault_before_a_target_is_looked_at_leaves_the_others_guarded(site, tmp_path, monkeypatch, place) -> None:
     real, guarded = getattr(guard_module, place), []
     failures = iter([True, False])
