@@ -18,6 +18,8 @@ from llm_pipeline.logging import get_logger
 log = get_logger(__name__)
 
 _INDEX_SUFFIX = ".safetensors.index.json"
+_INDEX = f"model{_INDEX_SUFFIX}"
+_SINGLE_FILE = "model.safetensors"
 Headers = Mapping[str, tuple[TensorEntry, ...]]
 
 
@@ -41,12 +43,51 @@ def check_checkpoint(model: PinnedModel, directory: Path, sampled_values: int) -
     headers = {
         file.path: read_header(directory / file.path) for file in model.files if file.path.endswith(WEIGHTS_SUFFIX)
     }
-    for index in sorted(directory.glob(f"*{_INDEX_SUFFIX}")):
-        check_index(index, headers)
-    tensors = {tensor.name: tensor for header in headers.values() for tensor in header}
-    check_model_config(directory / "config.json", tensors)
+    check_model_config(directory / "config.json", _all_tensors(directory, headers))
     for path, header in headers.items():
         check_values(directory / path, header, sampled_values)
+
+
+def read_tensors(directory: Path) -> dict[str, TensorEntry]:
+    """The tensors of all weight files in a directory by name, from their headers alone.
+
+    Raises:
+        IntegrityError: There are none, a file is malformed or holds none, a tensor has no values or is in two files,
+            or index and shards contradict each other.
+    """
+    files = sorted(directory.glob(f"*{WEIGHTS_SUFFIX}"))
+    return _all_tensors(directory, {path.name: read_header(path) for path in files})
+
+
+def _all_tensors(directory: Path, headers: Headers) -> dict[str, TensorEntry]:
+    _require_loaded(directory, headers)
+    places: dict[str, str] = {}
+    for path, header in headers.items():
+        if not header:
+            raise _incomplete(path, "the file holds no tensors")
+        if empty := [tensor for tensor in header if 0 in tensor.shape]:
+            raise _incomplete(path, f"{empty[0].name[:120]!r} has no values: its shape is {list(empty[0].shape)}")
+        if twice := sorted(tensor.name for tensor in header if tensor.name in places):
+            raise _incomplete(path, f"{[name[:120] for name in twice[:4]]} are in {places[twice[0]]}, too")
+        places |= {tensor.name: path for tensor in header}
+    return {tensor.name: tensor for header in headers.values() for tensor in header}
+
+
+def _require_loaded(directory: Path, headers: Headers) -> None:
+    """Every weight file is one that loaders read: some read the whole directory, others only what the index names."""
+    for index in sorted(directory.glob(f"*{_INDEX_SUFFIX}")):
+        check_index(index, headers)
+    loaded = {_SINGLE_FILE}
+    if (directory / _INDEX).is_file() and _SINGLE_FILE not in headers:
+        loaded = set(_read_index(directory / _INDEX)[0].values())
+    if not headers.keys() & loaded:
+        raise _incomplete(directory.name, f"there is neither {_SINGLE_FILE} nor {_INDEX}")
+    if others := sorted(headers.keys() - loaded):
+        raise _incomplete(others[0], f"not every loader reads this file beside {min(loaded)}")
+
+
+def _incomplete(where: str, problem: str) -> IntegrityError:
+    return IntegrityError(problem, where=where, hint="the upload was incomplete or mixed up; choose another revision")
 
 
 def check_index(index: Path, headers: Headers) -> None:
@@ -60,6 +101,8 @@ def check_index(index: Path, headers: Headers) -> None:
         IntegrityError: They do not; the message names the tensors or shards.
     """
     weight_map, total_bytes = _read_index(index)
+    if not weight_map:
+        raise _disagrees(index, "the index names no tensors", [])
     shards = set(weight_map.values())
     if missing := sorted(shards - headers.keys()):
         raise _disagrees(index, "the index names shards that the repository does not have", missing)
@@ -75,8 +118,6 @@ def check_index(index: Path, headers: Headers) -> None:
     actual = sum(tensor.end - tensor.start for tensor, _ in held)
     if total_bytes is not None and total_bytes != actual:
         log.warning("the index counts other bytes than its tensors have", total_size=total_bytes, bytes=actual)
-    if others := sorted(headers.keys() - shards):
-        log.warning("weights that the index does not name", index=index.name, files=", ".join(others[:4]))
 
 
 def _read_index(index: Path) -> tuple[dict[str, str], int | float | None]:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from llm_pipeline.errors import IntegrityError
-from llm_pipeline.hub.checkpoint import check_index
+from llm_pipeline.hub.checkpoint import check_index, read_tensors
 from llm_pipeline.hub.model_config import check_model_config
 from llm_pipeline.hub.safetensors_header import TensorEntry
+
+from .safetensors_files import write_safetensors
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
@@ -47,8 +49,9 @@ def test_an_index_that_says_what_the_shards_hold_is_sound(tmp_path: Path, metada
         ({"a": FIRST, "c": SECOND}, {}, HEADERS, r"does not list tensors of its shards: \['b'\]"),
         (WEIGHT_MAP, {}, {**HEADERS, SECOND: (tensor("c"), tensor("a"))}, r"in two shards: \['a'\]"),
         (WEIGHT_MAP, {"total_size": "24"}, HEADERS, "no number"),
+        ({}, {}, HEADERS, "names no tensors"),
     ],
-    ids=["no shard", "no tensor", "other shard", "unlisted", "twice", "total is text"],
+    ids=["no shard", "no tensor", "other shard", "unlisted", "twice", "total is text", "empty"],
 )
 def test_an_index_that_the_shards_contradict_is_refused(
     tmp_path: Path, weight_map: Any, metadata: Any, headers: Any, problem: str
@@ -63,6 +66,45 @@ def test_what_is_no_index_is_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(IntegrityError, match=r"not a weight index|JSON") as refused:
         check_index(index(tmp_path, content), HEADERS)
     assert refused.value.where == "model.safetensors.index.json"
+
+
+def weights(tmp_path: Path, **files: dict[str, list[int]]) -> Path:
+    """Weight files of BF16 zeros: shape by tensor, by the file's name without its ending."""
+    for name, tensors in files.items():
+        write_safetensors(
+            tmp_path / f"{name}.safetensors", {key: ("BF16", shape, b"") for key, shape in tensors.items()}
+        )
+    return tmp_path
+
+
+def test_the_tensors_of_a_model_are_those_of_its_file_or_of_the_shards_of_its_index(tmp_path: Path) -> None:
+    assert set(read_tensors(weights(tmp_path, model={"a": [4], "b": []}))) == {"a", "b"}
+    index(tmp_path, {"weight_map": {"a": "one.safetensors", "c": "two.safetensors"}})
+    (tmp_path / "model.safetensors").unlink()
+    assert set(read_tensors(weights(tmp_path, one={"a": [4]}, two={"c": [2, 2]}))) == {"a", "c"}
+
+
+@pytest.mark.parametrize(
+    ("files", "weight_map", "problem"),
+    [
+        ({}, None, "there are no safetensors weights|there is neither"),
+        ({"model": {}}, None, "holds no tensors"),
+        ({"model": {"a": [4, 0]}}, None, r"'a' has no values: its shape is \[4, 0\]"),
+        ({"one": {"a": [4]}, "two": {"a": [4]}}, None, "neither model.safetensors nor model.safetensors.index.json"),
+        ({"model": {"a": [4]}, "two": {"b": [4]}}, None, "two.safetensors: not every loader reads this file"),
+        ({"model": {"a": [4]}, "two": {"a": [4]}}, {"a": "two.safetensors"}, "two.safetensors: not every loader"),
+        ({"one": {"a": [4]}, "two": {"b": [4]}}, {"a": "one.safetensors"}, "two.safetensors: not every loader"),
+        ({"model": {"a": [4]}}, {}, "the index names no tensors"),
+        ({"one": {"a": [4]}, "two": {}}, {"a": "one.safetensors", "b": "two.safetensors"}, "not in the shard"),
+    ],
+)
+def test_weights_that_loaders_read_differently_or_not_at_all_are_refused(
+    tmp_path: Path, files: Any, weight_map: Any, problem: str
+) -> None:
+    if weight_map is not None:
+        index(tmp_path, {"weight_map": weight_map})
+    with pytest.raises(IntegrityError, match=problem):
+        read_tensors(weights(tmp_path, **files))
 
 
 LLAMA = {
