@@ -34,6 +34,7 @@ from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_files import read_json
 from llm_pipeline.quantization.checkpoint_metadata import QuantizationMetadata, read_quantization
 from llm_pipeline.quantization.dequantized_checkpoint import write_dequantized
+from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.serving.repository_layout import TOKENIZER_FILE
 
 log = get_logger(__name__)
@@ -82,6 +83,7 @@ class OpenVinoCpuBuilder:
         checkpoint, target, dtype = inputs.checkpoint, inputs.target, inputs.dtype
         quantization = read_quantization(checkpoint)
         _require_cpu(target, quantization)
+        require_model_tensors(checkpoint)
         clock = PhaseClock()
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:
             precision = _trace_precision(quantization, target, dtype)
@@ -127,6 +129,7 @@ def _plain_checkpoint(checkpoint: Path, quantization: QuantizationMetadata, scra
         return checkpoint
     plain = scratch / "dequantized"
     facts = write_dequantized(checkpoint, plain)
+    require_model_tensors(plain)
     log.info("dequantized the artifact as the trace's template", algorithm=quantization.algorithm,
              linears=len(facts.layers), megabytes=_size(plain) / 1e6)  # fmt: skip
     return plain

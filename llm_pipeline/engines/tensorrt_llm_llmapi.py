@@ -28,6 +28,7 @@ from llm_pipeline.engines.offline import OFFLINE
 from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.errors import ConfigError, IntegrityError
 from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.serving.golden import GOLDEN_FILE, write_golden
 
 log = get_logger(__name__)
@@ -52,6 +53,7 @@ class TensorRtLlmLlmApiBuilder:
         _require_inputs(inputs)
         checkpoint = check_checkpoint(inputs.checkpoint, inputs.target)
         arguments = _checked_arguments(inputs, checkpoint)
+        require_model_tensors(inputs.checkpoint)
         host = require_target_host(inputs.target)
         _warn_of_driver(inputs.target, host)
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:

@@ -31,6 +31,7 @@ from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.checkpoint_files import read_json
 from llm_pipeline.quantization.checkpoint_metadata import read_quantization
+from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.models.transformers_batcher import VARLEN_ATTENTION, Batcher, Settings
 
@@ -58,6 +59,7 @@ class TransformersTorchBuilder:
         target, host = inputs.target, None
         if target.accelerator != "cpu":
             host = require_target_host(target)
+        require_model_tensors(inputs.checkpoint)
         config = read_json(inputs.checkpoint / "config.json")
         context_length = int(config.get("max_position_embeddings") or target.limits.maximum_tokens_per_request)
         properties = runtime_properties(target, inputs.dtype, config)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint
 from llm_pipeline.quantization.exported_names import ALGORITHMS
+from llm_pipeline.quantization.model_tensors import empty_model
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
 from llm_pipeline.quantization.stored_tensors import StoredTensors
 
@@ -55,14 +55,12 @@ class Intention:
         algorithms: Algorithms that each layer may have been quantized by; layers that stay as they are are not there.
         optional: Whether a layer may also stay as it is: a search decides.
         kv_cache: modelopt's name of the KV cache format; None for the model's own precision.
-        tied: Tensors that are others under a second name, and so need not be stored.
     """
 
     layers: Mapping[str, Shape]
     algorithms: Mapping[str, frozenset[str]]
     optional: bool
     kv_cache: str | None
-    tied: frozenset[str]
 
 
 def intention(source: Path, recipe: QuantizationRecipe, solved: Mapping[str, str | None] | None = None) -> Intention:
@@ -74,8 +72,8 @@ def intention(source: Path, recipe: QuantizationRecipe, solved: Mapping[str, str
         solved: The choice of a search: modelopt's algorithm for each layer, None for unquantized; where it is not
             given, any format of the search is right for any layer.
     """
-    model = _empty_model(source)
-    layers, tied = _linear_layers(model), frozenset(model.all_tied_weights_keys)
+    model = empty_model(source)
+    layers = _linear_layers(model)
     allowed = [name for name in layers if not any(fnmatchcase(name, pattern) for pattern in recipe.exclude)]
     kv_cache = None if recipe.kv_cache == "none" else recipe.kv_cache.upper()
     if recipe.search is not None:
@@ -83,19 +81,13 @@ def intention(source: Path, recipe: QuantizationRecipe, solved: Mapping[str, str
         algorithms = dict.fromkeys(allowed, choices)
         if solved is not None:
             algorithms = {name: frozenset({algorithm}) for name, algorithm in solved.items() if algorithm}
-        return Intention(layers, algorithms, solved is None, kv_cache, tied)
+        return Intention(layers, algorithms, solved is None, kv_cache)
     configured, configured_kv = _configured(source, recipe)
     if recipe.weights == "modelopt":
         algorithms = {name: _MODELOPT_ALGORITHMS.get(kind, frozenset({kind})) for name, kind in configured.items()}
-        return Intention(layers, algorithms, optional=False, kv_cache=configured_kv, tied=tied)
+        return Intention(layers, algorithms, optional=False, kv_cache=configured_kv)
     algorithms = dict.fromkeys(filter(configured.__contains__, allowed), frozenset({ALGORITHMS[recipe.weights]}))
-    return Intention(layers, algorithms, optional=False, kv_cache=kv_cache, tied=tied)
-
-
-def _empty_model(source: Path) -> Any:
-    config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    return Intention(layers, algorithms, optional=False, kv_cache=kv_cache)
 
 
 def _linear_layers(model: Any) -> dict[str, Shape]:
@@ -108,7 +100,7 @@ def _configured(source: Path, recipe: QuantizationRecipe) -> tuple[dict[str, str
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export.quant_utils import get_kv_cache_dtype, get_quantization_format
 
-    model = _empty_model(source)
+    model = empty_model(source)
     with contextlib.redirect_stdout(io.StringIO()):
         mtq.quantize(model, {**modelopt_config(recipe), "algorithm": None})
     formats = {name: get_quantization_format(model.get_submodule(name)) for name in _linear_layers(model)}
@@ -143,15 +135,19 @@ def check_coverage(intended: Intention, export: Checkpoint, where: str) -> None:
         raise IntegrityError("the KV cache has scales that nothing asks for", where=where)
 
 
-def check_storage(intended: Intention, export: Checkpoint) -> None:
+def check_storage(layers: Mapping[str, Shape], export: Checkpoint) -> None:
     """Each quantized layer has the tensors of its format, in its types and shapes: what it is labelled is what it is.
+
+    Args:
+        layers: Shape [out, in] of every quantized layer.
+        export: The checkpoint; only headers are read.
 
     Raises:
         IntegrityError: A tensor is missing, is left over, or has another type or shape.
         Unsupported: A format is unknown.
     """
     for name in export.layers:
-        rows, columns = intended.layers[name]
+        rows, columns = layers[name]
         layer, scheme = export.format(name), export.metadata.scheme(name)
         weight, scale = f"{name}.weight", f"{name}.weight_scale"
         stored = export.tensors.kind(weight), export.tensors.shape(weight)
@@ -168,6 +164,11 @@ def check_storage(intended: Intention, export: Checkpoint) -> None:
         needs |= {".input_scale"} if layer.static_activation else set()
         if wrong := has.symmetric_difference(needs) - ({".pre_quant_scale"} if layer.smooths else set()):
             raise IntegrityError(f"{layer.algorithm} has or lacks: {sorted(wrong)}", where=name)
+        counts = {".weight_scale_2": 1, ".input_scale": 1, ".pre_quant_scale": columns}
+        for suffix in sorted(has & counts.keys()):
+            shape = export.tensors.shape(name + suffix)
+            if prod(shape) != counts[suffix]:
+                raise IntegrityError(f"{list(shape)} is not the shape of {counts[suffix]} scales", where=name + suffix)
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class ExportSize:
 
 
 def check_size(intended: Intention, source: StoredTensors, export: Checkpoint, precision: torch.dtype) -> ExportSize:
-    """The export has the source's tensors, and exactly the bytes that its formats need.
+    """An export whose tensors are the model's takes exactly the bytes that its formats need.
 
     Args:
         intended: What the recipe makes of the model.
@@ -197,12 +198,9 @@ def check_size(intended: Intention, source: StoredTensors, export: Checkpoint, p
         precision: Of unquantized tensors.
 
     Raises:
-        IntegrityError: Tensors are missing or left over, or take more or fewer bytes.
+        IntegrityError: A tensor is not the source's, or they take more or fewer bytes.
     """
-    packed = {f"{name}.weight" for name in export.layers}
     plain = set(export.plain)
-    if missing := sorted(set(source) - packed - plain - intended.tied):
-        raise IntegrityError(f"{len(missing)} tensors are missing: {missing[:5]}")
     if surplus := sorted(plain - set(source)):
         raise IntegrityError(f"{len(surplus)} tensors are not the source's: {surplus[:5]}")
     expected = sum(prod(source.shape(key)) * precision.itemsize for key in plain) + 4 * len(export.kv_scales)

@@ -92,6 +92,10 @@ class LayerFormat:
         """Shape of the stored weight of a [rows, columns] layer."""
         return (rows // 2 if self.packing == "rows" else rows, columns // 2 if self.packing == "columns" else columns)
 
+    def matrix_shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """Shape [out, in] of the layer whose stored weight has the shape [rows, columns]."""
+        return (rows * 2 if self.packing == "rows" else rows, columns * 2 if self.packing == "columns" else columns)
+
     def scales(self, rows: int, columns: int, group: int | None) -> int:
         """How many scales a [rows, columns] layer has.
 

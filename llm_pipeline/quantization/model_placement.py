@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.device_memory import free_bytes
+from llm_pipeline.quantization.model_tensors import refuse_initialised
 
 log = get_logger(__name__)
 
@@ -74,6 +75,9 @@ def load_plain_model(source: Path, dtype: torch.dtype, placement: Placement, off
         dtype: Precision of its weights in memory.
         placement: Where they go.
         offload: Directory for weights that neither the GPUs nor the host's memory holds.
+
+    Raises:
+        IntegrityError: The checkpoint lacks tensors of the model.
     """
     transformers_logging.disable_progress_bar()
     spread: dict[str, Any] = {}
@@ -81,9 +85,16 @@ def load_plain_model(source: Path, dtype: torch.dtype, placement: Placement, off
         spread = {"device_map": placement.device_map, "offload_folder": str(offload)}
     if placement.max_memory is not None:
         spread["max_memory"] = dict(placement.max_memory)
-    model = AutoModelForCausalLM.from_pretrained(
-        source, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True, **spread
+    model, report = AutoModelForCausalLM.from_pretrained(
+        source,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+        **spread,
     )
+    refuse_initialised(report, source)
     places = sorted({str(place) for place in getattr(model, "hf_device_map", {"": model.device}).values()})
     log.info("model loaded", parameters=model.num_parameters(), places=", ".join(places))
     return model.eval()

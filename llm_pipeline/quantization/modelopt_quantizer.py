@@ -44,6 +44,7 @@ from llm_pipeline.quantization.device_memory import (
 )
 from llm_pipeline.quantization.exported_names import ALGORITHMS
 from llm_pipeline.quantization.model_placement import Placement, devices, is_offloaded, load_plain_model, place_here
+from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.quantization.modelopt_configs import (
     kv_cache_config,
     modelopt_config,
@@ -94,8 +95,10 @@ class Quantizer:
 
         Raises:
             Unsupported: The device cannot quantize this format, or it cannot be exported.
+            IntegrityError: The checkpoint's tensors are not those of its model.
         """
         refuse_unsupported(recipe, device)
+        require_model_tensors(source)
         refuse_partial_blocks(source, recipe)
         refuse_unsupported_tensorrt_llm_checkpoint(recipe)
         if recipe.tensorrt_llm_checkpoint:

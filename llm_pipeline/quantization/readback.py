@@ -32,6 +32,7 @@ from llm_pipeline.quantization.activations import (
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_metadata import read_quantization
 from llm_pipeline.quantization.formats import ActivationFormat
+from llm_pipeline.quantization.model_tensors import refuse_initialised, require_model_tensors
 
 _ATTENTION = "sdpa_with_quantized_kv_cache"
 _Quantizer = Callable[[torch.Tensor], torch.Tensor]
@@ -85,15 +86,23 @@ def load_model(source: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
         device: Where it computes.
 
     Raises:
-        IntegrityError: Tensors are missing, left over or damaged.
+        IntegrityError: Its tensors are not those of the model, or are damaged.
         Unsupported: The checkpoint's format cannot be read.
     """
     transformers_logging.disable_progress_bar()
+    require_model_tensors(source)
     place: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": device}}
     if read_quantization(source).algorithm is None:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True, **place
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            **place,
         )
+        refuse_initialised(report, source)
         return model.eval()
     checkpoint = Checkpoint(source, device)
     quantizers = {name: _input_quantizer(*checkpoint.activation(name)) for name in checkpoint.layers}

@@ -28,6 +28,7 @@ from llm_pipeline.quantization.export_structure import (
     intention,
 )
 from llm_pipeline.quantization.export_weights import changed_norms, check_scales, compare_weights
+from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 
@@ -66,7 +67,7 @@ def validate_export(
     device: str = "cpu",
     solved: Mapping[str, str | None] | None = None,
 ) -> ExportFacts:
-    """Check companions, metadata, layer coverage, storage, size, scales and weights of an export.
+    """Check companions, metadata, layer coverage, storage, tensors, size, scales and weights of an export.
 
     Args:
         source: The plain checkpoint's directory.
@@ -84,7 +85,8 @@ def validate_export(
     check_metadata(source, export, after)
     intended = intention(source, recipe, solved)
     check_coverage(intended, after, str(export))
-    check_storage(intended, after)
+    check_storage(intended.layers, after)
+    require_model_tensors(export)
     precision = getattr(torch, str(read_json(export / "config.json").get("dtype", "bfloat16")))
     size = check_size(intended, before, after, precision)
     if recipe.search is not None and size.effective_bits > max(recipe.search.effective_bits) + BITS_TOLERANCE:

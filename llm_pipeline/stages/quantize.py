@@ -14,6 +14,7 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.directory_listing import walk_files
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.quantization.modelopt_configs import refuse_unsupported
 from llm_pipeline.quantization.phases import Steps
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
@@ -44,6 +45,7 @@ class QuantizeConfig(ConfigModel):
 def run(context: StageContext[QuantizeConfig]) -> StageOutput:
     """Quantize in the work directory; what an earlier attempt finished there or in the store is not done again."""
     if context.config.recipe.weights == "none":
+        require_model_tensors(context.inputs["checkpoint"])
         return _pass_through(context.inputs["checkpoint"], context.workdir / "checkpoint")
     return _quantize(context)
 

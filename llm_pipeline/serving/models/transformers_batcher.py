@@ -109,7 +109,7 @@ class Batcher:
         """Load, and generate a little, so that the first request does not pay for what is set up once.
 
         Raises:
-            RuntimeError: It does not generate.
+            RuntimeError: The checkpoint lacks tensors, or the model does not generate.
             MemoryError: The cache does not fit.
         """
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
@@ -120,7 +120,7 @@ class Batcher:
             transformers.AttentionInterface.register(VARLEN_ATTENTION, varlen_attention)
         self._settings = settings
         self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
-        self._model = AutoModelForCausalLM.from_pretrained(
+        self._model, report = AutoModelForCausalLM.from_pretrained(
             checkpoint,
             dtype=getattr(torch, settings.dtype),
             device_map=settings.device,
@@ -128,7 +128,10 @@ class Batcher:
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
+        if missing := sorted(report["missing_keys"]):  # Transformers made them up
+            raise RuntimeError(f"the checkpoint lacks {len(missing)} tensors of the model: {missing[:5]}")
         self._end_tokens = _end_tokens(self._model.generation_config, self.tokenizer)
         self._requests: dict[str, _Request] = {}
         self._reserved = 0
