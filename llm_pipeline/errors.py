@@ -236,6 +236,16 @@ def _fault(error: BaseException, where: str) -> InternalError:
     return InternalError(f"{_described(error)}{nested}", where=where, hint="see the traceback in the log")
 
 
+def unless_io(error: Exception, otherwise: PipelineError) -> PipelineError:
+    """What to raise where a file cannot be used: `otherwise`, unless it was the machine that failed.
+
+    A file that is missing, or may not be read, is a mistake of whoever named it; a disk that fails is not.
+    """
+    if not isinstance(error, OSError) or isinstance(error, (FileNotFoundError, PermissionError)):
+        return otherwise
+    return as_pipeline_error(error) if _may_pass(error) else otherwise
+
+
 def is_unexpected(error: BaseException) -> bool:
     """Whether the log should have the traceback: the text of an error of ours, or of a missing package, says all."""
     return not isinstance(error, PipelineError) and not isinstance(as_pipeline_error(error), MissingPackage)

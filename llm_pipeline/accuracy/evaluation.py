@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llm_pipeline.accuracy.items import ScoredItem, write_items
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.errors import IntegrityError, unless_io
 
 SUMMARY_FILE = "summary.json"
 
@@ -130,4 +130,4 @@ def read_summary(directory: Path) -> EvaluationSummary:
     try:
         return EvaluationSummary.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
-        raise IntegrityError(f"no readable summary: {error}", where=str(path)) from error
+        raise unless_io(error, IntegrityError(f"no readable summary: {error}", where=str(path))) from error

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, unless_io
 
 _DEFAULT_OUTPUT_TYPE = "generate_until"
 """What lm-eval takes a task for that does not say."""
@@ -85,5 +85,5 @@ def _rows(directory: Path, file: str) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8") as lines:  # `splitlines` would split at the U+2028 of a text, too
             return [json.loads(line) for line in lines]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"unreadable task data: {error}", where=str(path)) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise unless_io(error, ConfigError(f"unreadable task data: {error}", where=str(path))) from error

@@ -257,7 +257,7 @@ def _parse(line: bytes, slot_of_address: Callable[[str | None], SlotName | None]
         path = str(entry["path"] or "").partition("?")[0]
         code = int(entry["code"] or 0)
         attempts = int(entry["attempts"] or 0)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     arm, on_trial = _arm(entry.get("cluster"))
     if arm is None:

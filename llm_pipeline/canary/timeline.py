@@ -16,7 +16,7 @@ from llm_pipeline.canary.record import CanaryRecord, PastAttempt
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.step_summary import StepSummary, summarise_step
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.errors import IntegrityError, unless_io
 from llm_pipeline.verdict import Evidence
 
 TIMELINE_FILE = "timeline.jsonl"
@@ -130,7 +130,7 @@ def read_timeline(directory: Path) -> tuple[CanarySummary, list[TimelinePoint]]:
         with (directory / TIMELINE_FILE).open() as stream:
             return summary, [TimelinePoint.model_validate_json(line) for line in stream]
     except (OSError, ValidationError) as error:
-        raise IntegrityError(f"not a canary timeline: {error}", where=str(directory)) from error
+        raise unless_io(error, IntegrityError(f"not a canary timeline: {error}", where=str(directory))) from error
 
 
 def read_summary(directory: Path) -> CanarySummary:
@@ -142,7 +142,7 @@ def read_summary(directory: Path) -> CanarySummary:
     try:
         return CanarySummary.model_validate_json((directory / SUMMARY_FILE).read_text())
     except (OSError, ValidationError) as error:
-        raise IntegrityError(f"not a canary's summary: {error}", where=str(directory)) from error
+        raise unless_io(error, IntegrityError(f"not a canary's summary: {error}", where=str(directory))) from error
 
 
 def _interval_seconds(requests: Sequence[ObservedRequest], began_at: float) -> float:

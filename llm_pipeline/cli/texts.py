@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, unless_io
 
 
 def sentence(summary: str) -> str:
@@ -17,7 +17,8 @@ def write_files(directory: Path, files: Mapping[str, str]) -> None:
     """Write texts by their relative path into a directory, which is made.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: It is no place to write to.
+        Transient: The disk is full, or fails.
     """
     try:
         for name, content in files.items():
@@ -25,4 +26,5 @@ def write_files(directory: Path, files: Mapping[str, str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename)) from error
+        wrong = ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename or directory))
+        raise unless_io(error, wrong) from error

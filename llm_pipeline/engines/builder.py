@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llm_pipeline.config.target import EngineBuilderName, Target
 from llm_pipeline.engines.host_facts import HostFacts
-from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.errors import IntegrityError, Unsupported, unless_io
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.stages.contract import ArtifactRef, Metric
 
@@ -100,7 +100,7 @@ class EngineDescription(BaseModel):
         try:
             return EngineDescription.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            raise IntegrityError(f"not an engine: {error}", where=str(path)) from error
+            raise unless_io(error, IntegrityError(f"not an engine: {error}", where=str(path))) from error
 
 
 @dataclass(frozen=True)

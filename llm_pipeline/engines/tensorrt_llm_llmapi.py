@@ -26,7 +26,7 @@ from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
 from llm_pipeline.engines.llmapi_smoke import SmokeReport
 from llm_pipeline.engines.offline import OFFLINE
 from llm_pipeline.engines.tool_process import run_tool
-from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.errors import ConfigError, IntegrityError, unless_io
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.serving.golden import GOLDEN_FILE, write_golden
@@ -129,7 +129,7 @@ def _read_report(path: Path) -> SmokeReport:
     try:
         return SmokeReport.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise IntegrityError(f"the smoke test left no report: {error}", where=str(path)) from error
+        raise unless_io(error, IntegrityError(f"the smoke test left no report: {error}", where=str(path))) from error
 
 
 def _facts(

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.errors import IntegrityError, unless_io
 from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.verdict import Judgement, Verdict
 
@@ -241,4 +241,4 @@ def read_outcome(directory: Path) -> LoadTestOutcome:
     try:
         return LoadTestOutcome.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
-        raise IntegrityError(f"no readable load test: {error}", where=str(path)) from error
+        raise unless_io(error, IntegrityError(f"no readable load test: {error}", where=str(path))) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, unless_io
 from llm_pipeline.loadtest.draws import Draws, Integers
 
 CountTokens = Callable[[str], int]
@@ -53,7 +53,7 @@ def read_prompts(path: Path, *, with_output_tokens: bool = False) -> tuple[Recor
                     prompt = _prompt(line, with_output_tokens, f"{path}:{number}")
                     found.setdefault(prompt.text, prompt)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+        raise unless_io(error, ConfigError(f"cannot be read: {error}", where=str(path))) from error
     if not found:
         raise ConfigError("the file holds no prompts", where=str(path), hint='write lines {"prompt": "..."}')
     return tuple(found.values())
@@ -62,7 +62,7 @@ def read_prompts(path: Path, *, with_output_tokens: bool = False) -> tuple[Recor
 def _prompt(line: str, with_output_tokens: bool, where: str) -> RecordedPrompt:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not a JSON object: {error}", where=where) from error
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
         raise ConfigError("the line has no text in 'prompt'", where=where, hint='write {"prompt": "..."}')

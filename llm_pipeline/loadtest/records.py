@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.errors import IntegrityError, unless_io
 from llm_pipeline.loadtest.faults import Fault
 
 _GAP_BINS_A_DECADE = 115  # neighbouring edges are 2 % apart
@@ -199,7 +199,7 @@ def read_records(path: Path) -> Records:
             for place, name in enumerate(COLUMNS)
         }
     except (OSError, EOFError, ValueError, IndexError) as error:
-        raise IntegrityError(f"no readable load test: {error}", where=str(path)) from error
+        raise unless_io(error, IntegrityError(f"no readable load test: {error}", where=str(path))) from error
     if head != COLUMNS:
         raise IntegrityError(f"no records of a load test: its columns are {', '.join(head)}", where=str(path))
     return Records(columns)

@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 
 from llm_pipeline.config.workload import Trace
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, unless_io
 from llm_pipeline.loadtest.draws import Floats, Integers
 
 BLOCK_TOKENS = 512
@@ -78,7 +78,7 @@ def read_trace(path: Path, trace: Trace) -> RecordedTraffic:
     try:
         rows = [row for row in _in_order(path, read(path)) if row.seconds >= trace.first_second]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+        raise unless_io(error, ConfigError(f"cannot be read: {error}", where=str(path))) from error
     if len(rows) < 2 or rows[0].seconds == rows[-1].seconds:  # noqa: PLR2004 - two make a distance
         raise ConfigError(
             f"no two requests at different times from second {trace.first_second:g} on",
@@ -147,7 +147,7 @@ def _burstgpt_row(fields: dict[str, str]) -> _Row:
 def _checked(read: Callable[[Line], _Row], line: Line, where: str) -> _Row:
     try:
         row = read(line)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ConfigError(f"not a request of the trace's format: {what}", where=where) from error
     if not 0.0 <= row.seconds < np.inf or row.prompt_tokens < 1 or row.output_tokens < 0:

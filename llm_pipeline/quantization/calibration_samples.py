@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, CalibrationSource
 from llm_pipeline.digest import canonical_json
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, unless_io
 from llm_pipeline.quantization.named_sets import named_set
 
 Message = Mapping[str, Any]
@@ -100,7 +100,7 @@ def _json_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
                 if line.strip():
                     yield _row(line, f"{path}:{number}"), f"{path}:{number}"
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
+        raise unless_io(error, ConfigError(f"cannot be read: {error}", where=str(path))) from error
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
         row = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8: {error.reason}", where=where) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not a JSON object: {error}", where=where) from error
     if not isinstance(row, dict):
         raise ConfigError("not a JSON object", where=where)
@@ -126,7 +126,7 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[dict[str
                 number += 1
                 yield row, f"{path} row {number}"
     except (OSError, ArrowException) as error:
-        raise ConfigError(f"cannot be read as parquet: {error}", where=str(path)) from error
+        raise unless_io(error, ConfigError(f"cannot be read as parquet: {error}", where=str(path))) from error
 
 
 def _is_blank(value: Any) -> bool:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from llm_pipeline.digest import canonical_json
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.errors import IntegrityError, unless_io
 from llm_pipeline.quantization.plain_data import from_json, to_json
 from llm_pipeline.quantization.quantizer_state import QuantizerState, rescale, restore
 from llm_pipeline.store.durable import sync_file_system
@@ -101,7 +101,9 @@ class CalibrationState:
                 search=description["search"],
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-            raise IntegrityError(f"unreadable calibration: {error!r}", where=str(directory)) from error
+            raise unless_io(
+                error, IntegrityError(f"unreadable calibration: {error!r}", where=str(directory))
+            ) from error
 
 
 def _below(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.errors import IntegrityError, unless_io
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.device_memory import free_bytes
 from llm_pipeline.quantization.model_tensors import refuse_initialised
@@ -120,7 +120,7 @@ def weight_bytes(source: Path, dtype: torch.dtype) -> int:
                 slices = (tensors.get_slice(name) for name in tensors.keys())  # noqa: SIM118 - it is no mapping
                 total += sum(prod(tensor.get_shape()) * dtype.itemsize for tensor in slices)
         except (OSError, SafetensorError) as error:
-            raise IntegrityError(f"unreadable weights: {error}", where=str(path)) from error
+            raise unless_io(error, IntegrityError(f"unreadable weights: {error}", where=str(path))) from error
     return total
 
 

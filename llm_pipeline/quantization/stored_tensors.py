@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.errors import IntegrityError, unless_io
 from llm_pipeline.quantization.checkpoint_files import read_json
 
 _KINDS = {
@@ -36,7 +36,9 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             try:
                 opened = safe_open(source / file, framework="pt", device=device)
             except (OSError, SafetensorError) as error:
-                raise IntegrityError(f"unreadable weights: {error}", where=str(source / file)) from error
+                raise unless_io(
+                    error, IntegrityError(f"unreadable weights: {error}", where=str(source / file))
+                ) from error
             self._files |= dict.fromkeys(opened.keys(), opened)
 
     def __getitem__(self, key: str) -> torch.Tensor:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, QuantizationRecipe, WeightFormat
-from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.errors import IntegrityError, Unsupported, unless_io
 from llm_pipeline.quantization.checkpoint_files import read_json
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(path, framework="pt") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise IntegrityError(f"unreadable weights: {error}", where=str(path)) from error
+        raise unless_io(error, IntegrityError(f"unreadable weights: {error}", where=str(path))) from error
 
 
 def _check_layers(names: set[str], layers: int, path: Path) -> None:

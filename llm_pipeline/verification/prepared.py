@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.engines.builder import BaselinePrecision
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.errors import IntegrityError, unless_io
 from llm_pipeline.stages.contract import Frozen
 
 PREPARED_FILE = "prepared.json"
@@ -61,4 +61,4 @@ class Prepared(Frozen):
         try:
             return Prepared.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            raise IntegrityError(f"nothing was prepared here: {error}", where=str(path)) from error
+            raise unless_io(error, IntegrityError(f"nothing was prepared here: {error}", where=str(path))) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.errors import IntegrityError, unless_io
 from llm_pipeline.serving.repositories.packaged import (
     PackagedEngine,
     copy_code,
@@ -102,7 +102,7 @@ def _logits_type(engine: Path) -> LogitsType:
     try:
         return _EngineConfig.model_validate_json(path.read_bytes()).pretrained_config.logits_dtype
     except (OSError, ValidationError) as error:
-        raise IntegrityError(f"not an engine of TensorRT-LLM: {error}", where=str(path)) from error
+        raise unless_io(error, IntegrityError(f"not an engine of TensorRT-LLM: {error}", where=str(path))) from error
 
 
 def _copy_tokenizer(engine: Path, destination: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.errors import IntegrityError, unless_io
 from llm_pipeline.serving.repositories.packaged import PackagedEngine, text_switches, write_served_model
 from llm_pipeline.serving.repository_layout import CHECKPOINT_DIRECTORY, LLM_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.stages.contract import ArtifactRef
@@ -45,7 +45,9 @@ def read_arguments(engine: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise IntegrityError(f"the engine has no arguments for LLM: {error}", where=str(path)) from error
+        raise unless_io(
+            error, IntegrityError(f"the engine has no arguments for LLM: {error}", where=str(path))
+        ) from error
     if not isinstance(document, dict):
         raise IntegrityError("the arguments for LLM are not a mapping", where=str(path))
     return document
