@@ -24,6 +24,7 @@ from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.store import open_store
+from llm_pipeline.untrusted_text import one_line
 from llm_pipeline.verdict import Judgement, Verdict
 
 _POLL_SECONDS = 0.1
@@ -268,6 +269,6 @@ def ask_on_terminal(question: str) -> bool | None:
     """Ask whoever sits at the terminal; None when nobody does."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
-    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.write(f"{one_line(question)} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

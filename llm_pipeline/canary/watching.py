@@ -20,7 +20,7 @@ from llm_pipeline.canary.router import (
 from llm_pipeline.canary.step_table import format_step, step_in_numbers
 from llm_pipeline.canary.transitions import Transitions, tests_of
 from llm_pipeline.errors import PipelineError, Transient
-from llm_pipeline.logging import get_logger
+from llm_pipeline.logging import Lines, get_logger
 from llm_pipeline.verdict import Judgement
 
 log = get_logger(__name__)
@@ -103,7 +103,7 @@ class Watching(Transitions):
         summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, arms)}"
         judgement = decision.judgement.model_copy(update={"summary": summary})
         table = format_step(tests, tests.step, arms, judgement=judgement, policy=self._policy, seconds=seconds)
-        log.info(table)
+        log.info(Lines(table))
         return decision.model_copy(update={"judgement": judgement})
 
     def _hangs(self, record: CanaryRecord) -> Judgement | None:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.cli.texts import write_lines
 from llm_pipeline.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ def _claims(options: argparse.Namespace) -> int:
     claims, damaged = readable_claims(store)
     for model_id, state in claims.items():
         if state.holder is not None:
-            sys.stdout.write(f"{model_id}  on its way: {_line(state.holder)}\n")
+            write_lines([f"{model_id}  on its way: {_line(state.holder)}"])
         for waiting in state.waiting:
-            sys.stdout.write(f"{model_id}  waits: {_line(waiting)}\n")
+            write_lines([f"{model_id}  waits: {_line(waiting)}"])
     for one in damaged:
-        sys.stdout.write(f"DAMAGED  {one.name}: {one.error}\n")
+        write_lines([f"DAMAGED  {one.name}: {one.error}"])
     return ExitCode.INFRASTRUCTURE if damaged else ExitCode.GO
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.cli.texts import write_lines
 from llm_pipeline.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps([check.model_dump() for check in checks], indent=1) + "\n")
     else:
-        sys.stdout.write("\n".join(_lines(checks)) + "\n")
+        write_lines(_lines(checks))
     return ExitCode.BAD_INPUT if any(check.state == "failed" for check in checks) else ExitCode.GO
 
 

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
+from llm_pipeline.cli.texts import write_lines
 from llm_pipeline.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _approve(options: argparse.Namespace) -> int:
     release_id = release_of(resolve_reference(store, options.release_id))
     by = f"{getpass.getuser()}@{socket.gethostname()}"
     answered = answer(store, release_id, options.gpu_target, options.percent, approved=not options.deny, by=by)
-    sys.stdout.write(f"{answered.message}\n")
+    write_lines([answered.message])
     if answered.counted and options.deny:
         sys.stdout.write("whoever drives the canary, or the guard, rolls it back: `llm-pipeline guard` does it now\n")
     return ExitCode.GO if answered.counted else ExitCode.INCONCLUSIVE
@@ -58,7 +59,7 @@ def _guard(options: argparse.Namespace) -> int:
     actions = guard_once(store, deployment)
     notify_of_targets(store, deployment, secrets_here(deployment.notifications))
     for action in actions:
-        sys.stdout.write(f"{action.gpu_target}  {action.release_id}  {action.what}: {action.detail}\n")
+        write_lines([f"{action.gpu_target}  {action.release_id}  {action.what}: {action.detail}"])
     if not actions:
         sys.stdout.write("nothing to do\n")
     return ExitCode.INFRASTRUCTURE if any(action.what == "failed" for action in actions) else ExitCode.GO

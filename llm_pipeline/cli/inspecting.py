@@ -6,14 +6,25 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.cli.texts import sentence
+from llm_pipeline.cli.texts import sentence, write_lines
 from llm_pipeline.errors import ExitCode
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+
+class _View(Protocol):
+    """What a command shows, as data and as lines."""
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        """As data."""
+
+    def lines(self) -> Iterable[str]:
+        """For people."""
+
 
 _KINDS = ("releases", "artifacts", "stages", "pointers", "leases", "leftovers")
 _REFERENCES = (
@@ -58,7 +69,7 @@ def _ls(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(_array(rows))
     else:
-        _write(listing.table(rows) if rows else [f"no {options.what}"])
+        write_lines(listing.table(rows) if rows else [f"no {options.what}"])
     return ExitCode.INFRASTRUCTURE if any(map(is_damaged, rows)) else ExitCode.GO
 
 
@@ -69,7 +80,7 @@ def _show(options: argparse.Namespace) -> int:
 
     config = deployment_of(options).store
     view = show(config, resolve_reference(open_store(config), options.reference))
-    _write([view.model_dump_json(indent=1)] if options.json else view.lines())
+    _show_one(view, as_json=options.json)
     return ExitCode.INFRASTRUCTURE if view.damaged else ExitCode.GO
 
 
@@ -83,12 +94,12 @@ def _verify(options: argparse.Namespace) -> int:
     for verification in verify_reference(store, resolve_reference(store, options.reference)):
         verified.append(verification)
         if not options.json:  # as it goes: reading every byte takes its time
-            _write(verification.lines())
+            write_lines(verification.lines())
     damaged = sum(bool(verification.problems) for verification in verified)
     if options.json:
         sys.stdout.write(_array(verified))
     else:
-        _write([f"{len(verified)} artifacts read, {damaged} damaged"])
+        write_lines([f"{len(verified)} artifacts read, {damaged} damaged"])
     return ExitCode.INFRASTRUCTURE if damaged else ExitCode.GO
 
 
@@ -99,15 +110,16 @@ def _diff(options: argparse.Namespace) -> int:
 
     store = open_store(deployment_of(options).store)
     comparison = compare(store, *(resolve_reference(store, name) for name in (options.first, options.second)))
-    _write([comparison.model_dump_json(indent=1)] if options.json else comparison.lines())
+    _show_one(comparison, as_json=options.json)
     return ExitCode.GO
+
+
+def _show_one(view: _View, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(view.model_dump(mode="json"), indent=1) + "\n")
+    else:
+        write_lines(view.lines())
 
 
 def _array(rows: Iterable[BaseModel]) -> str:
     return json.dumps([row.model_dump(mode="json") for row in rows], indent=1) + "\n"
-
-
-def _write(lines: Iterable[str]) -> None:
-    for line in lines:
-        sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llm_pipeline.cli.deployment_option import Commands
-from llm_pipeline.cli.texts import sentence
+from llm_pipeline.cli.texts import sentence, write_lines
 from llm_pipeline.errors import ExitCode
 
 
@@ -36,6 +36,6 @@ def _lint(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
     else:
-        sys.stdout.writelines(f"{finding}\n" for finding in findings)
+        write_lines(map(str, findings))
         sys.stdout.write(f"{errors} errors, {len(findings) - errors} warnings\n")
     return ExitCode.NO_GO if errors or (options.strict and findings) else ExitCode.GO

@@ -9,6 +9,7 @@ from pathlib import Path
 from llm_pipeline.cli.deployment_option import Commands
 from llm_pipeline.cli.texts import sentence
 from llm_pipeline.errors import ExitCode
+from llm_pipeline.untrusted_text import one_line
 
 
 def add_commands(commands: Commands) -> None:
@@ -37,7 +38,7 @@ def _render(options: argparse.Namespace) -> int:
         arguments = render_llm_args(target, model="checkpoint", checkpoint=options.checkpoint)
         sys.stdout.write(f"--- # {target.name}, TensorRT-LLM {arguments.version}\n{arguments.to_yaml()}")
         check = check_llm_args(arguments.document, arguments.version)
-        sys.stderr.writelines(f"{target.name}: error: {problem}\n" for problem in check.errors)
-        sys.stderr.writelines(f"{target.name}: warning: {problem}\n" for problem in check.warnings)
+        sys.stderr.writelines(f"{target.name}: error: {one_line(str(problem))}\n" for problem in check.errors)
+        sys.stderr.writelines(f"{target.name}: warning: {one_line(str(problem))}\n" for problem in check.warnings)
         refused = refused or bool(check.errors)
     return ExitCode.NO_GO if refused else ExitCode.GO

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.cli.texts import sentence
+from llm_pipeline.cli.texts import sentence, write_lines
 from llm_pipeline.errors import ExitCode
 
 
@@ -27,6 +28,8 @@ def _gc(options: argparse.Namespace) -> int:
     from llm_pipeline.retention.collection import collect_garbage
 
     report = collect_garbage(deployment_of(options), delete=options.delete, force=options.force)
-    sys.stdout.write(report.model_dump_json(indent=1) if options.json else "\n".join(report.lines()))
-    sys.stdout.write("\n")
+    if options.json:
+        sys.stdout.write(json.dumps(report.model_dump(mode="json"), indent=1) + "\n")
+    else:
+        write_lines(report.lines())
     return ExitCode.GO

@@ -1,16 +1,25 @@
-"""What commands have in common: sentences of help, and files for `--output`."""
+"""What commands have in common: sentences of help, lines on the terminal, and files for `--output`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from llm_pipeline.errors import ConfigError, unless_io
+from llm_pipeline.untrusted_text import one_line
 
 
 def sentence(summary: str) -> str:
     """A summary as a sentence; names in it keep their capitals."""
     return f"{summary[:1].upper()}{summary[1:]}."
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Write lines to stdout; no text in them makes another one, or moves the cursor."""
+    for line in lines:
+        sys.stdout.write(f"{one_line(line)}\n")
+    sys.stdout.flush()
 
 
 def write_files(directory: Path, files: Mapping[str, str]) -> None:

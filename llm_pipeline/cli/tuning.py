@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.cli.texts import sentence
+from llm_pipeline.cli.texts import sentence, write_lines
 from llm_pipeline.errors import ConfigError, ExitCode
+from llm_pipeline.untrusted_text import quoted
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
@@ -56,9 +57,9 @@ def _tune(options: argparse.Namespace) -> int:
         best = sweep.run(settings_of(bench.target, bench.knobs))
     finally:
         bench.forget()
-    sys.stdout.writelines(f"{line}\n" for line in _table(sweep.trials))
+    write_lines(_table(sweep.trials))
     if best.trouble:
-        sys.stderr.write(f"no trial could be measured: {best.trouble}: {best.detail}\n")
+        sys.stderr.write(f"no trial could be measured: {best.trouble}: {quoted(best.detail)}\n")
         return ExitCode.NO_GO
     if best is sweep.trials[0]:
         sys.stdout.write("no other settings held more by more than noise: nothing is suggested\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
+from llm_pipeline.untrusted_text import one_line
+
 _KILO = 1000.0
 _LONGEST_VALUE = 72
 
@@ -17,9 +19,10 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Coll
         rows: Cells; as many in each row as there are titles.
         right: Titles of columns with numbers, which are aligned at their right.
     """
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    shown = [tuple(map(one_line, row)) for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
     lines = []
-    for row in (header, *rows):
+    for row in shown:
         cells = zip(header, row, widths, strict=True)
         padded = [cell.rjust(width) if title in right else cell.ljust(width) for title, cell, width in cells]
         lines.append("  ".join(padded).rstrip())
@@ -29,7 +32,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Coll
 def labelled(facts: Sequence[tuple[str, str]]) -> list[str]:
     """One line a fact, the values in one column; facts without a value are left out."""
     width = max((len(label) for label, value in facts if value), default=0)
-    return [f"{label:<{width}}  {value}" for label, value in facts if value]
+    return [f"{label:<{width}}  {one_line(value)}" for label, value in facts if value]
 
 
 def readable_bytes(count: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.config.notifications import NotificationKind
 from llm_pipeline.redaction import without_credentials
+from llm_pipeline.untrusted_text import one_line
 
 _KINDS: Mapping[EventKind, NotificationKind] = {
     EventKind.STARTED: "start",
@@ -49,12 +50,12 @@ class Message:
 
     def text(self) -> str:
         """Plain text, title first."""
-        lines = [self.title, "", *(f"{label}: {value}" for label, value in self.facts)]
+        lines = [self.title, "", *(f"{label}: {one_line(value)}" for label, value in self.facts)]
         return "\n".join([*lines, "", self.action] if self.action else lines) + "\n"
 
     def slack(self) -> dict[str, Any]:
         """The JSON of a Slack-compatible webhook: a fallback text and blocks, both without markup of their own."""
-        facts = "\n".join(f"{label}: {value}" for label, value in self.facts)
+        facts = "\n".join(f"{label}: {one_line(value)}" for label, value in self.facts)
         parts = [f"*{_escaped(self.title)}*", _escaped(facts), *([_escaped(self.action)] if self.action else [])]
         return {"text": _escaped(self.title), "blocks": [_section(part) for part in parts]}
 
@@ -76,7 +77,7 @@ def message_of(event: CanaryEvent, *, release_id: str, target: str) -> Message:
         ("At", datetime.fromtimestamp(event.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")),
     )
     title = f"Canary of {release_id} on {target}: {event.kind.value}"
-    return Message(title=_one_line(title), facts=facts, action=_action(event, release_id, target))
+    return Message(title=one_line(title), facts=facts, action=_action(event, release_id, target))
 
 
 def _action(event: CanaryEvent, release_id: str, target: str) -> str:
@@ -100,7 +101,3 @@ def _section(text: str) -> dict[str, Any]:
 
 def _escaped(text: str) -> str:
     return text.translate(_SLACK_ENTITIES)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -11,6 +11,7 @@ from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.model import Plan, TargetPlan, format_bytes
 from llm_pipeline.planning.stage_table import stage_lines
 from llm_pipeline.planning.throughput_table import throughput_lines
+from llm_pipeline.untrusted_text import one_line
 
 _HEADER = ("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits")
 _NUMBERS_FROM = 3
@@ -30,7 +31,7 @@ def format_plan(plan: Plan) -> str:
     ]
     if plan.warnings:
         sections.append(["warnings", *(f"  - {warning}" for warning in plan.warnings)])
-    return "\n".join("\n".join(section) + "\n" for section in sections if section)
+    return "\n".join("\n".join(map(one_line, section)) + "\n" for section in sections if section)
 
 
 def _headline(plan: Plan) -> list[str]:

@@ -6,9 +6,9 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
+from llm_pipeline.untrusted_text import html
 from llm_pipeline.verdict import Verdict
 
 _COLOURS = {
@@ -166,12 +166,12 @@ def _inline(svg: str, name: str, title: str, description: str) -> str:
     body = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", body)
     body = body.replace("xlink:href", "href")
     body = _numbered_ids(body, name)
-    body = re.sub(r"\s*font-family: [^;\"]*;?", "", body)
+    body = re.sub(r"\s*font-family: [^;\"<>]*;?", "", body)
     body = re.sub(r"<style.*?</style>", "", body, flags=re.DOTALL)
     for role, placeholder in _COLOURS.items():
         body = body.replace(placeholder, f"var(--plot-{role})")
     opening = re.compile(r"<svg [^>]*?viewBox=\"([^\"]+)\"[^>]*>", re.DOTALL)
-    label = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+    label = f'<title id="{name}-title">{html(title)}</title><desc id="{name}-desc">{html(description)}</desc>'
     head = rf'<svg viewBox="\1" role="img" aria-labelledby="{name}-title {name}-desc">'
     return opening.sub(lambda match: match.expand(head) + label, body, count=1)
 

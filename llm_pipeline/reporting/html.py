@@ -18,6 +18,7 @@ from llm_pipeline.reporting.pareto_plot import pareto_points, plot_pareto
 from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
 from llm_pipeline.reporting.timeline_plot import plot_timeline
 from llm_pipeline.reporting.variants_plot import origins, plot_variants
+from llm_pipeline.untrusted_text import several_lines
 from llm_pipeline.verdict import Evidence, Verdict
 
 _TEMPLATE = "template.html.jinja"
@@ -31,7 +32,7 @@ def render_report(data: ReportData) -> str:
     from markupsafe import Markup
 
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
     environment.filters.update(
         duration=duration,
@@ -77,6 +78,11 @@ def draw_plots(data: ReportData) -> Iterator[Plot]:
             yield plot_evidence(study, study.evidence)
     if data.stages or data.failures:
         yield plot_timeline(data.stages, data.failures)
+
+
+def _shown(value: object) -> object:
+    """A value as every expression of the template shows it, before it is escaped; our own HTML stays as it is."""
+    return several_lines(value) if type(value) is str else value
 
 
 def _load_tables(load: LoadStudy) -> tuple[Table, ...]:

@@ -11,7 +11,7 @@ from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.logging import get_logger
+from llm_pipeline.logging import Lines, get_logger
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.verdict import Verdict
 
@@ -40,7 +40,7 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     )
     baseline = read_items(context.inputs["baseline"])
     comparison = compare_as_judged(baseline, evaluated.items, config.policy, judgement)
-    log.info(format_comparison(comparison, config.policy))
+    log.info(Lines(format_comparison(comparison, config.policy)))
     if divergence := evaluated.summary.divergence:
         log.info("distance from the baseline", **divergence.model_dump())
     say = log.info if judgement.verdict is Verdict.GO else log.warning

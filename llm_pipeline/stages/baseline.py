@@ -10,7 +10,7 @@ from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline
 from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.logging import get_logger
+from llm_pipeline.logging import Lines, get_logger
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
@@ -59,7 +59,7 @@ def run(context: StageContext[BaselineConfig]) -> StageOutput:
     """Evaluate the checkpoint as it was downloaded."""
     config = context.config
     evaluated = evaluate_baseline(context.inputs, config.evaluation, config.dtype, context.workdir)
-    log.info(format_evaluation(evaluated.summary))
+    log.info(Lines(format_evaluation(evaluated.summary)))
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
         metrics=evaluated.metrics(),

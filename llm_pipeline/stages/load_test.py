@@ -30,7 +30,7 @@ from llm_pipeline.loadtest.table import format_load_test
 from llm_pipeline.loadtest.token_counter import find_tokenizer, open_counter
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
-from llm_pipeline.logging import get_logger
+from llm_pipeline.logging import Lines, get_logger
 from llm_pipeline.serving.comparison_server import comparison_server
 from llm_pipeline.serving.golden import read_golden
 from llm_pipeline.serving.identity import require_served
@@ -122,7 +122,7 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     outcome = _with_second_opinion(context, source, outcome)
     outcome = _probed_again(context, outcome)
     asyncio.run(require_served(config.endpoint, config.repository_digest))
-    log.info(format_load_test(outcome, config.policy))
+    log.info(Lines(format_load_test(outcome, config.policy)))
     write_outcome(directory, outcome)
     seconds = time.monotonic() - started
     return StageOutput(

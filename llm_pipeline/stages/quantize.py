@@ -13,7 +13,7 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.directory_listing import walk_files
 from llm_pipeline.errors import IntegrityError
-from llm_pipeline.logging import get_logger
+from llm_pipeline.logging import Lines, get_logger
 from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.quantization.modelopt_configs import refuse_unsupported
 from llm_pipeline.quantization.phases import Steps
@@ -118,7 +118,7 @@ def _quantize(context: StageContext[QuantizeConfig]) -> StageOutput:
     if state is not None:
         artifacts["calibration"] = Produced("calibration", state)  # so that it is kept as long as this result is
     metrics |= {"seconds_import": import_seconds, "seconds_validate": round(time.monotonic() - began, 3)}
-    log.info(_table(metrics))
+    log.info(Lines(_table(metrics)))
     tool_seconds = sum(float(value or 0.0) for name, value in metrics.items() if name.startswith("seconds_"))
     return StageOutput(artifacts=artifacts, metrics=metrics, tool_seconds=tool_seconds)
 

@@ -22,7 +22,7 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.digest import sha256_json
-from llm_pipeline.logging import get_logger
+from llm_pipeline.logging import Lines, get_logger
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 
@@ -73,7 +73,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     scored = time.monotonic()
     asyncio.run(require_served(config.endpoint, config.repository_digest))
     comparison = compare_as_judged(baseline, asking.items, config.policy, judgement, tasks)
-    log.info(format_comparison(comparison, config.policy))
+    log.info(Lines(format_comparison(comparison, config.policy)))
     summary = summarise(asking.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(
         update={"planned": plan.items, "look": look, "looks": len(plan.sizes), "harness": questions.identity}
     )

@@ -12,7 +12,7 @@ from llm_pipeline.config.server_place import KubernetesServer, ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import Transient
-from llm_pipeline.logging import get_logger
+from llm_pipeline.logging import Lines, get_logger
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, StagingSlot, open_control
 from llm_pipeline.serving.golden import read_golden
 from llm_pipeline.serving.identity import require_served
@@ -87,7 +87,7 @@ def run(context: StageContext[StagingConfig]) -> StageOutput:
     except BaseException:
         control.stop()
         raise
-    log.info(_table(judgement))
+    log.info(Lines(_table(judgement)))
     if judgement.verdict is not Verdict.GO:
         control.stop()
     return StageOutput(

@@ -8,6 +8,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
 from llm_pipeline.errors import places_of
+from llm_pipeline.logging import Lines
 from llm_pipeline.notifications.channels import MailServer, Secrets, secrets_here
 from llm_pipeline_airflow.logs import get_logger
 
@@ -31,7 +32,7 @@ def tell(deployment: Deployment, target: str, release_id: str = "") -> None:
     try:
         _tell(deployment, target, release_id)
     except Exception as error:  # noqa: BLE001 - people who are not told must not fail a canary
-        log.warning("nobody is told: %s\n%s", type(error).__name__, places_of(error))
+        log.warning("%s", Lines(f"nobody is told: {type(error).__name__}\n{places_of(error)}"))
 
 
 def _tell(deployment: Deployment, target: str, release_id: str) -> None:

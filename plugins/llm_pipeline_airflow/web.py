@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from fastapi.responses import HTMLResponse
 from llm_pipeline.errors import ConfigError, InternalError, PipelineError, Transient
 from llm_pipeline.inspection.listing import ReleaseRow
 from llm_pipeline.stages.report import report_name
+from llm_pipeline.untrusted_text import html
 from llm_pipeline_airflow.faults import attempt
 from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.releases import WatchSummary, releases_of, watch_of
@@ -102,9 +102,9 @@ def _releases_of(path: Path) -> list[ReleaseRow]:
 
 def _releases_table(summaries: Iterable[ReleaseRow]) -> str:
     rows = "".join(
-        f"<tr><td><code>{escape(one.release_id)}</code></td><td>{escape(one.model)}</td>"
-        f"<td><code>{escape(one.commit[:12])}</code></td><td>{_time(one.resolved_at)}</td>"
-        f'<td class="{escape(one.verdict)}">{escape(one.verdict)}</td><td>{escape(one.reached)}</td></tr>'
+        f"<tr><td><code>{html(one.release_id)}</code></td><td>{html(one.model)}</td>"
+        f"<td><code>{html(one.commit[:12])}</code></td><td>{_time(one.resolved_at)}</td>"
+        f'<td class="{html(one.verdict)}">{html(one.verdict)}</td><td>{html(one.reached)}</td></tr>'
         for one in summaries
     )
     if not rows:
@@ -114,8 +114,8 @@ def _releases_table(summaries: Iterable[ReleaseRow]) -> str:
 
 def _watches_table(watches: Iterable[WatchSummary]) -> str:
     rows = "".join(
-        f"<tr><td>{escape(one.config)}</td><td>{escape(one.model)}</td><td><code>{escape(one.revision)}</code></td>"
-        f"<td><code>{escape(one.commit[:12])}</code></td><td>{escape(one.words)}</td>"
+        f"<tr><td>{html(one.config)}</td><td>{html(one.model)}</td><td><code>{html(one.revision)}</code></td>"
+        f"<td><code>{html(one.commit[:12])}</code></td><td>{html(one.words)}</td>"
         f"<td>{_time(one.since)}</td><td>{_time(one.checked_at)}</td></tr>"
         for one in watches
     )
@@ -124,7 +124,7 @@ def _watches_table(watches: Iterable[WatchSummary]) -> str:
 
 
 def _problem_list(problems: Iterable[str]) -> str:
-    items = "".join(f"<li>{escape(problem)}</li>" for problem in problems)
+    items = "".join(f"<li>{html(problem)}</li>" for problem in problems)
     return f"<h2>Not shown</h2><ul>{items}</ul>" if items else ""
 
 
@@ -144,12 +144,12 @@ def _failed(error: PipelineError) -> HTMLResponse:
 
 
 def _message(status: int, title: str, text: str) -> HTMLResponse:
-    return _page(status, title, f"<p>{escape(text)}</p>")
+    return _page(status, title, f"<p>{html(text)}</p>")
 
 
 def _page(status: int, title: str, body: str) -> HTMLResponse:
     document = (
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{escape(title)}</title>"
-        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>{body}</body></html>"
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{html(title)}</title>"
+        f"<style>{_STYLE}</style></head><body><h1>{html(title)}</h1>{body}</body></html>"
     )
     return HTMLResponse(document, status_code=status, headers=_SECURITY_HEADERS)

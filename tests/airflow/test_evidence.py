@@ -1,11 +1,22 @@
 from __future__ import annotations
 
-from llm_pipeline_airflow.evidence import log_table, markdown_table
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from llm_pipeline_airflow.approvals import _approval_body, _license_body
+from llm_pipeline_airflow.evidence import facts_table, log_table, markdown_table
 from llm_pipeline_airflow.runs import release_of_run, remember_run
+from markdown_it import MarkdownIt
 
 from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.store import open_store
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from poisoned_text import LONG_TEXT, poisoned_strings
 
 
 def test_the_log_table_is_one_record_of_aligned_columns():
@@ -27,6 +38,39 @@ def test_the_approval_table_shows_gates_only_and_cannot_be_broken_by_their_text(
     assert markdown_table([result("build", None), gate]).splitlines()[2:] == [
         "| load test (reused) | cpu | **NO_GO** | a\\|b\\\\nc |"
     ]
+
+
+POISON = [text for text in poisoned_strings() if len(text) < LONG_TEXT // 2]
+HARMLESS = {"inline", "text", "code_inline", "paragraph", "strong", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+def rendered(body: str) -> list[str]:
+    """The kinds of what a reader of the form sees, for anything else than text in tables and paragraphs."""
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(body)
+    leaves = [leaf for token in tokens for leaf in (token, *(token.children or ()))]
+    kinds = [token.type.removesuffix("_open") for token in leaves if not token.type.endswith("_close")]
+    assert not set(kinds) - HARMLESS, body
+    return kinds
+
+
+@pytest.mark.parametrize("start", range(0, len(POISON), 40))
+def test_no_text_of_a_repository_or_a_server_makes_more_of_an_approval_than_text(start: int):
+    for text in POISON[start : start + 40]:
+        fact = Evidence(name=text, verdict=Verdict.GO, measured=1.0, unit="u", samples=9)
+        judgement = Judgement(verdict=Verdict.GO, summary=text, evidence=(fact,))
+        gate = result("load_test", judgement)
+        assert rendered(markdown_table([gate])).count("td") == 4
+        assert rendered(facts_table(judgement)).count("td") == 6
+        assert len(log_table(judgement).splitlines()) == 5
+        model = SimpleNamespace(id="demo/tiny", commit="0" * 40)
+        flow = SimpleNamespace(
+            record=SimpleNamespace(release_id="r1", model=model),
+            chosen_recipe=lambda _target: "fp8",
+            results=lambda gate=gate: {("load_test", "cpu"): gate},
+            targets=("cpu", "gpu"),
+        )
+        assert rendered(_license_body(flow, f"apache-2.0 -> {text}")).count("paragraph") == 3
+        assert rendered(_approval_body(flow, ["cpu"])).count("tr") == 2
 
 
 def test_the_one_who_approves_sees_what_the_load_test_measured():

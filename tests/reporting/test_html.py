@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import unicodedata
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,6 +12,10 @@ import pytest
 
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import draw_plots, render_report
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from poisoned_text import poisoned_strings
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}\"'&"
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -89,6 +95,19 @@ def test_text_from_outside_is_inert(sample, tmp_path: Path) -> None:
     assert "49" not in re.findall(r"alert\(2\)&gt;(.{0,12})", html)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert reader.open == []
+
+
+def test_no_poisoned_text_makes_an_element_an_attribute_or_a_hidden_character(sample, promoted) -> None:
+    poison = tuple(poisoned_strings())
+    data = collect(promoted.store, sample.RELEASE).model_copy(
+        update={"accuracy": (), "variants": (), "loads": (), "canaries": (), "stages": (), "trials": ()}
+    )
+    html = render_report(data.model_copy(update={"gaps": poison}))
+    found = read(html)
+    expected = read(render_report(data.model_copy(update={"gaps": ("plain",) * len(poison)})))
+    assert (found.tags, found.attributes) == (expected.tags, expected.attributes)
+    assert not [one for one in html if one != "\n" and unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    assert len(html.encode()) < 2_000_000
 
 
 def test_dollar_signs_in_names_are_not_taken_for_formulas(sample, promoted) -> None:
