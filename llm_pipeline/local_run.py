@@ -120,6 +120,7 @@ class LocalRun:
     def _judge_recipes(self, flow: Flow) -> None:
         self._stage(flow.request("download"))
         self._stage(flow.request("baseline"))
+        self._gate(flow.request("baseline_gate"))
         for recipe in flow.recipes:
             if why := flow.passed_over(recipe):
                 log.info("%s is passed over: %s", recipe, why)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from llm_pipeline.accuracy.choice import RecipeAttempt
 from llm_pipeline.config.endpoint import Endpoint
@@ -13,12 +13,13 @@ from llm_pipeline.config.server_place import KubernetesServer, LocalServer
 from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import Target
 from llm_pipeline.release_record import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
-from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.stages.contract import ArtifactRef, StageResult
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
     from llm_pipeline.serving.kubernetes_manifests import ServedRelease
     from llm_pipeline.stages.load_test import ComparisonPlace
+    from llm_pipeline.store import ArtifactStore
 
 _GOLDEN_MAXIMUM_TOKENS = 32
 
@@ -41,6 +42,42 @@ def _baseline(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
 
     config = BaselineConfig.of(flow.release.evaluation, flow.release.baseline.dtype)
     return config, {"checkpoint": flow.artifact("download", "", "checkpoint"), **_tasks(flow)}
+
+
+def _baseline_gate(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.baseline_gate import BaselineGateConfig
+
+    baseline = flow.artifact("baseline", "", "evaluation")
+    inputs = {"baseline": baseline}
+    if (before := _baseline_before(flow)) not in (None, baseline):
+        inputs["production"] = before
+    return BaselineGateConfig(expected=flow.release.baseline.expected), inputs
+
+
+def _baseline_before(flow: Flow) -> ArtifactRef | None:
+    """The baseline of the release in production, or of the one before it if that is this release; None for neither."""
+    from llm_pipeline.store.pointers import read_pointers
+
+    for target in flow.targets:
+        pointers, _ = read_pointers(flow.store, flow.record.model.id, target)
+        for pointer in (pointers.production, pointers.previous):
+            if pointer is None or pointer.release_id == flow.record.release_id:
+                continue
+            found = _baseline_of(flow.store, pointer.release_id)
+            if found is not None and flow.store.exists(found):
+                return found
+    return None
+
+
+def _baseline_of(store: ArtifactStore, release_id: str) -> ArtifactRef | None:
+    """The baseline's evaluation of a release; None where this version finds none."""
+    from llm_pipeline.stages.execute import results_name
+
+    document = store.read_document(results_name(release_id, "baseline", ""))
+    try:
+        return StageResult.model_validate(document.value).artifacts.get("evaluation") if document else None
+    except ValidationError:
+        return None
 
 
 def _quantize(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
@@ -292,6 +329,7 @@ def _report(_flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
 REQUESTS: Mapping[str, Callable[[Flow, str], tuple[Any, Inputs]]] = {
     "download": _download,
     "baseline": _baseline,
+    "baseline_gate": _baseline_gate,
     "quantize": _quantize,
     "accuracy": _accuracy,
     "choose": _choose,

@@ -21,6 +21,7 @@ from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageResult,
 from llm_pipeline.stages.execute import KeyContent, StageRecord, failure_name, record_name, results_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
 from llm_pipeline.verdict import Evidence, Verdict, judge
 
 MORNING = datetime(2026, 1, 5, 9, tzinfo=UTC)
@@ -172,3 +173,26 @@ def test_a_target_without_a_recipe_builds_nothing(store) -> None:
     store.write_document(results_name("r1", "choose", "cpu"), result.model_dump(mode="json"), None)
     with pytest.raises(MissingResult, match="no recipe passed for cpu"):
         flow(store, MORNING).request("build", "cpu")
+
+
+def scored(store: ArtifactStore, release_id: str, directory: Path) -> ArtifactRef:
+    """A release with a baseline of its own."""
+    directory.mkdir()
+    (directory / "items.jsonl").write_text(release_id)
+    evaluation = store.publish("evaluation", directory)
+    result = StageResult(
+        release_id=release_id, stage="baseline", subject="", key="k" * 64, artifacts={"evaluation": evaluation},
+        timings=Timings(started_at=MORNING, total_seconds=1.0),
+    )  # fmt: skip
+    store.write_document(results_name(release_id, "baseline", ""), result.model_dump(mode="json"), None)
+    return evaluation
+
+
+def test_the_baseline_is_judged_beside_that_of_the_release_in_production(store, tmp_path) -> None:
+    own, before = scored(store, "r1", tmp_path / "own"), scored(store, "r0", tmp_path / "before")
+    assert flow(store, MORNING).request("baseline_gate").inputs == {"baseline": own}
+    production = Pointer(repository=REPOSITORY, release_id="r0", slot="blue", promoted_at=MORNING, recipe="none")
+    write_pointers(store, "demo/tiny", "cpu", Pointers(production=production), None)
+    assert flow(store, MORNING).request("baseline_gate").inputs == {"baseline": own, "production": before}
+    store.remove(before)
+    assert flow(store, MORNING).request("baseline_gate").inputs == {"baseline": own}

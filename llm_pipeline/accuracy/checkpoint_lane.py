@@ -127,7 +127,9 @@ def evaluate_baseline(inputs: Mapping[str, Path], evaluation: Evaluation, dtype:
         perplexity = _write_reference(lane, items[: evaluation.divergence_items])
     with lane.phase("noise"):
         noise = _noise_floor(lane, items[: evaluation.noise_floor_items])
-    return lane.written(items, noise=noise, perplexity=perplexity)
+    with lane.phase("chance"):
+        items = [item.model_copy(update={"chance": lane.questions.chance(item)}) for item in items]
+    return lane.written(items, noise=noise, perplexity=perplexity, groups=lane.questions.groups)
 
 
 def _write_reference(lane: _Lane, items: list[ScoredItem]) -> float | None:

@@ -77,6 +77,7 @@ class EvaluationSummary(BaseModel):
         noise: The noise floor; of a baseline only.
         perplexity: Of the divergence's texts.
         divergence: Distance from the baseline; of a candidate only.
+        groups: Tasks of the items by the group that the evaluation names instead of them; of a baseline only.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -93,6 +94,7 @@ class EvaluationSummary(BaseModel):
     noise: NoiseFloor | None = None
     perplexity: float | None = None
     divergence: Divergence | None = None
+    groups: dict[str, tuple[str, ...]] = {}
 
 
 def summarise(

@@ -127,6 +127,20 @@ def clopper_pearson_upper(events: float, trials: float, confidence: float) -> fl
     return 1.0 if events >= trials else float(special.betaincinv(events + 1, trials - events, confidence))
 
 
+def clopper_pearson_bounds(events: float, trials: float, confidence: float, degrees: float = math.inf) -> Bounds:
+    """A proportion with its exact one-sided bounds (Clopper and Pearson 1934).
+
+    Args:
+        events: May be fractional when clusters shrink the sample.
+        trials: The same.
+        confidence: Confidence of each bound.
+        degrees: Degrees of freedom of Student's quantile, which stands for the normal one; infinite for none.
+    """
+    level = _NORMAL.cdf(critical_value(confidence, degrees))
+    lower = 1.0 - clopper_pearson_upper(trials - events, trials, level)
+    return Bounds(events / trials, lower, clopper_pearson_upper(events, trials, level))
+
+
 def wilson_bounds(right: int, items: int, confidence: float) -> Bounds:
     """An accuracy with its one-sided score bounds (Wilson 1927)."""
     quantile = _NORMAL.inv_cdf(confidence)

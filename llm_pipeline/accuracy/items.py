@@ -24,6 +24,7 @@ class ScoredItem(BaseModel):
         cluster: What the item belongs to with others (a passage, a template); empty when it stands for itself.
         prompt: The rendered prompt; empty for log-likelihood items.
         completion: What the model produced; empty for log-likelihood items.
+        chance: What guessing scores here on average, from 0 to 1; None where that is not known. Of a baseline only.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,6 +37,7 @@ class ScoredItem(BaseModel):
     cluster: str = ""
     prompt: str = ""
     completion: str = ""
+    chance: float | None = None
 
 
 def write_items(directory: Path, items: Iterable[ScoredItem]) -> None:

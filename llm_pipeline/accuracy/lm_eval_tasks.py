@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,25 @@ def task_manager(directory: Path | None) -> TaskManager:
             return super().load([_with_data(place, configurations[name]) for name in names])
 
     return DirectoryTasks(include_defaults=False)
+
+
+def tasks_of_groups(
+    manager: TaskManager, groups: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """The tasks behind each name that is a group's or a tag's; a task's own name is left out.
+
+    Args:
+        manager: It loaded them.
+        groups: lm-eval's groups by name, as it loaded them.
+        names: What was asked for.
+    """
+    found = {}
+    for name in names:
+        if name in groups:
+            found[name] = tuple(sorted(task.task_name for task in groups[name].get_all_tasks()))
+        elif name in manager.all_tags:
+            found[name] = tuple(sorted(manager.task_index[name].tags))
+    return found
 
 
 def _is_about_this_task(record: logging.LogRecord) -> bool:

@@ -29,7 +29,7 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars
 import numpy as np
 
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.lm_eval_tasks import task_manager
+from llm_pipeline.accuracy.lm_eval_tasks import task_manager, tasks_of_groups
 from llm_pipeline.accuracy.saved_items import Place
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.digest import sha256_json
@@ -43,6 +43,8 @@ PREFERRED_METRICS = ("exact_match", "acc", "pass@1", "f1")
 """Which metric of an item is its score: the first of these that is a number there."""
 _FEW_SHOT_SEED = 1234
 _TEMPLATES = 1024
+_UNLIKELY = -50.0
+"""Log-likelihood of a choice that is not guessed."""
 
 
 class NotFinite(IntegrityError):
@@ -65,12 +67,17 @@ class Questions:
     Attributes:
         tasks: lm-eval's tasks by name; groups are resolved.
         identity: What must be the same wherever these items are asked, see `harness`.
+        groups: The tasks of each group or tag that was asked for by its name.
     """
 
     def __init__(
-        self, tasks: Mapping[str, Any], items: Mapping[str, Sequence[_Question]], identity: Mapping[str, str]
+        self,
+        tasks: Mapping[str, Any],
+        items: Mapping[str, Sequence[_Question]],
+        identity: Mapping[str, str],
+        groups: Mapping[str, tuple[str, ...]],
     ) -> None:
-        self.tasks, self.identity = tasks, dict(identity)
+        self.tasks, self.identity, self.groups = tasks, dict(identity), dict(groups)
         self._items = items
 
     @classmethod
@@ -89,7 +96,8 @@ class Questions:
         manager = task_manager(task_directory)
         if task_directory is None and (unknown := sorted(set(names) - set(manager.all_tasks))):
             raise ConfigError(f"lm-eval has no task {', '.join(unknown)}", hint="`lm-eval ls tasks` names all of them")
-        tasks = dict(manager.load(list(names))["tasks"])
+        loaded = manager.load(list(names))
+        tasks = dict(loaded["tasks"])
         identity = {"lm-eval": metadata.version("lm_eval"), "few-shot seed": str(_FEW_SHOT_SEED)}
         identity["chat template"] = "none"
         items: dict[str, list[_Question]] = {}
@@ -100,7 +108,7 @@ class Questions:
         field = evaluation.cluster_field
         if field and not any(item.cluster for task_items in items.values() for item in task_items):
             raise ConfigError(f"no document has the cluster field {field!r}", where=", ".join(names))
-        return cls(tasks, items, identity)
+        return cls(tasks, items, identity, tasks_of_groups(manager, loaded["groups"], names))
 
     @property
     def clusters(self) -> dict[str, list[str]]:
@@ -121,6 +129,25 @@ class Questions:
         target = task.doc_to_target(question.document)
         right = target if isinstance(target, int) and 0 <= target < len(question.instances) else 0
         return "".join(question.instances[right].args[:2])
+
+    def chance(self, item: ScoredItem) -> float | None:
+        """What guessing scores on an item, on average over its choices; None where that is not known.
+
+        The task's own metric scores each guess, so that questions with several right answers count as they do for a
+        model. No guess hits a text that has to be written.
+        """
+        task, question = self.tasks[item.task], self._items[item.task][item.item_id]
+        if task.OUTPUT_TYPE != "multiple_choice":
+            return 0.0 if task.OUTPUT_TYPE in ("generate_until", "loglikelihood") else None
+        # Mutual information asks for each choice a second time, without its context.
+        choices = sum(one.args[0] != "" for one in question.instances) or len(question.instances)
+        scores = [self._guess(task, question, choice) for choice in range(choices)]
+        known = [score for score in scores if score is not None]
+        return sum(known) / choices if len(known) == choices else None
+
+    def _guess(self, task: Any, question: _Question, choice: int) -> float | None:
+        answers = [(0.0, True) if n == choice else (_UNLIKELY, False) for n in range(len(question.instances))]
+        return preferred_score(task.process_results(question.document, answers), "a guess")
 
     def ask(self, model: LM, order: Sequence[Place]) -> list[ScoredItem]:
         """Ask items and score them.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llm_pipeline.accuracy.evaluation import EvaluationSummary
 from llm_pipeline.accuracy.paired import Comparison, Interval, PairedAccuracy
 from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.verdict import Evidence, Judgement
 
+_BASELINE_HEAD = ("fact", "items", "measured", "bounds", "limit", "verdict")
 _HEAD = ("task", "items", "baseline", "candidate", "loss, points", "bounds", "margin", "lost", "gained", "unpaired")
 
 
@@ -20,15 +24,36 @@ def format_evaluation(summary: EvaluationSummary) -> str:
     return "\n" + "\n".join(lines)
 
 
+def format_baseline(judgement: Judgement) -> str:
+    """An aligned table of what a baseline was judged by, with a note on each fact; starts with a line break."""
+    rows = [_fact_row(fact) for fact in judgement.evidence]
+    widths = _widths([_BASELINE_HEAD, *rows])
+    lines = [_line(_BASELINE_HEAD, widths), _rule(widths), *(_line(row, widths) for row in rows)]
+    return "\n" + "\n".join([*lines, *(f"{fact.name}: {fact.detail}" for fact in judgement.evidence)])
+
+
 def format_comparison(comparison: Comparison, policy: AccuracyPolicy) -> str:
     """An aligned table, one line a task, the pooled line last; starts with a line break."""
     rows = [_row(task, policy.task_margin) for task in comparison.tasks]
     rows.append(_row(comparison.pooled, policy.margin))
-    widths = [max(len(row[column]) for row in [_HEAD, *rows]) for column in range(len(_HEAD))]
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    widths = _widths([_HEAD, *rows])
+    rule = _rule(widths)
     lines = [_line(_HEAD, widths), rule, *(_line(row, widths) for row in rows[:-1]), rule, _line(rows[-1], widths)]
     note = f"One-sided bounds, {100 * comparison.confidence:.4g} % each at all looks together."
     return "\n" + "\n".join([*lines, note])
+
+
+def _fact_row(fact: Evidence) -> tuple[str, ...]:
+    both = fact.lower is not None and fact.upper is not None
+    bounds = f"{_figure(fact.lower, fact)} to {_figure(fact.upper, fact)}" if both else "-"
+    figures = _figure(fact.measured, fact), bounds, _figure(fact.limit, fact)
+    return (fact.name, str(fact.samples), *figures, fact.verdict.value)
+
+
+def _figure(value: float | None, fact: Evidence) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.2f} %" if fact.unit == "fraction" else f"{value:.4g}"
 
 
 def _row(part: PairedAccuracy, margin: float) -> tuple[str, ...]:
@@ -55,3 +80,11 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
     first = cells[0].ljust(widths[0])
     rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
     return "  ".join([first, *rest]).rstrip()
+
+
+def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def _rule(widths: list[int]) -> str:
+    return "-" * (sum(widths) + 2 * (len(widths) - 1))

@@ -61,14 +61,37 @@ class Ladder(ConfigModel):
     order: Literal["size", "speed"] = "size"
 
 
+class ExpectedScore(ConfigModel):
+    """The range of scores that is right for a task; accuracies are shares, from 0 to 1.
+
+    Attributes:
+        minimum: Lowest score that is right.
+        maximum: Highest score that is right.
+        source: Where the figures are from, as people look it up: `model card, 2026-05`.
+    """
+
+    minimum: float = Field(ge=0.0)
+    maximum: float = Field(ge=0.0)
+    source: str = Field(min_length=1, max_length=200)
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> ExpectedScore:
+        if self.minimum > self.maximum:
+            raise ValueError(f"minimum {self.minimum:g} is above maximum {self.maximum:g}")
+        return self
+
+
 class Baseline(ConfigModel):
     """The unquantized model that every candidate is compared with.
 
     Attributes:
         dtype: Precision it is loaded, evaluated and, as recipe `none`, served in.
+        expected: What it should score, by task of `evaluation.tasks`; a group of tasks stands for all of its items. A
+            baseline whose score is not in the range is ANOMALOUS, and nothing is compared with it.
     """
 
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
+    expected: dict[str, ExpectedScore] = Field(default={})
 
 
 class Evaluation(ConfigModel):
@@ -180,6 +203,12 @@ class ReleaseConfig(ConfigModel):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"{', '.join(twice)} is named twice")
         return names
+
+    @model_validator(mode="after")
+    def _expected_tasks_are_asked(self) -> ReleaseConfig:
+        if unknown := sorted(self.baseline.expected.keys() - set(self.evaluation.tasks)):
+            raise ValueError(f"baseline.expected names {', '.join(unknown)}, not among evaluation.tasks")
+        return self
 
 
 class ResolvedRelease(ConfigModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from llm_pipeline.config.quantization import WeightFormat
+from llm_pipeline.config.release import ExpectedScore
 from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.planning.aiconfigurator import Prediction
@@ -119,6 +120,7 @@ class Plan(Frozen):
         total: What all steps take that will be computed.
         disk: None where the model's shape is not known.
         ladders: Names of the recipes that are legal on each target, cheapest first.
+        expected: What the baseline must score, by task.
         tasks: The tasks that are scored on the checkpoint.
         gates: What the accuracy gates need, and what they have.
         load_test: Requests that the load gate needs to say GO, and those that it has.
@@ -142,6 +144,7 @@ class Plan(Frozen):
     targets: tuple[TargetPlan, ...]
     disk: DiskPlan | None
     ladders: dict[str, tuple[str, ...]]
+    expected: dict[str, ExpectedScore]
     tasks: tuple[TaskItems, ...]
     gates: tuple[GatePower, ...]
     load_test: SampleSize

@@ -23,6 +23,7 @@ from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.disk import disk_need
 from llm_pipeline.planning.evidence import GatePower, gate_power, load_test_warnings
+from llm_pipeline.planning.expected_scores import expected_warnings
 from llm_pipeline.planning.foresight import Foresight, ask_store, foresee
 from llm_pipeline.planning.ladder import target_order
 from llm_pipeline.planning.lanes import judge_lanes
@@ -112,6 +113,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
         targets=with_predictions(release, targets) if predict else targets,
         disk=disk,
         ladders=ladders,
+        expected=release.baseline.expected,
         tasks=tasks,
         gates=gates,
         load_test=requests,
@@ -123,6 +125,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
             *target_warnings(targets),
             *recipe_warnings(loaded),
             *lane_warnings,
+            *expected_warnings(release),
             *(line for gate in gates for line in gate.warnings),
             *load_test_warnings(requests),
             *canary.warnings,

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.errors import IntegrityError
-from llm_pipeline.flow import Flow, MissingResult
+from llm_pipeline.flow import Flow, MissingResult, passed
 from llm_pipeline.planning.datasets import expected_datasets
 from llm_pipeline.planning.history import History
 from llm_pipeline.release_record import ReleaseRecord
@@ -121,6 +121,9 @@ def _foresee(flow: _ForeseenFlow, history: History, step: Step) -> StepReuse:
     stage, subject = step
     if stage in ACTING:
         return StepReuse(outcome="always")
+    gate = flow.foreseen.get(("baseline_gate", ""))
+    if gate and gate.judgement and not passed(gate):
+        return StepReuse(outcome="not reached", why=f"the baseline gate said {gate.judgement.verdict.value}")
     if stage in ("quantize", "accuracy") and (reason := _passed_over(flow, subject)):
         flow.foreseen[step] = None
         return StepReuse(outcome="not needed", why=reason)

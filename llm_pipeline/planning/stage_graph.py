@@ -34,7 +34,7 @@ def planned_steps(release: ResolvedRelease) -> Iterator[tuple[str, str]]:
 
     Of the recipes it has all; on a ladder that is climbed, those behind one that passed everywhere are left out.
     """
-    for stage in ("resolve", "download", "baseline"):
+    for stage in ("resolve", "download", "baseline", "baseline_gate"):
         yield stage, ""
     for recipe in climbing_order(release):
         yield "quantize", recipe

@@ -46,7 +46,7 @@ def release_headline(
     gates.sort(key=lambda result: result.timings.started_at)
     verdict = worst(gate.judgement.verdict for gate in gates if gate.judgement) if gates else None
     if not any(gate.stage == "choose" for gate in gates) and any(gate.stage == "accuracy" for gate in gates):
-        verdict = None
+        verdict = _without_recipes(gates)
     state = _state(record.release_id, results, pointers, verdict, failures)
     if state == "rolled back":
         sentence = rollback_in_words(results, pointers, canaries)
@@ -57,6 +57,13 @@ def release_headline(
         verdict=None if state == "failed" else verdict,
         sentence=_with_failures(state, sentence, failures),
     )
+
+
+def _without_recipes(gates: Sequence[StageResult]) -> Verdict | None:
+    """The verdict while recipes are judged: that of a gate before them which stopped the release, or none yet."""
+    verdict = worst(gate.judgement.verdict for gate in gates if gate.judgement and gate.stage != "accuracy")
+    others = any(gate.stage != "accuracy" for gate in gates)
+    return verdict if others and verdict is not Verdict.GO else None
 
 
 def _with_failures(state: State, sentence: str, failures: Sequence[FailedStage]) -> str:

@@ -12,6 +12,7 @@ STAGE_NAMES = (
     "resolve",
     "download",
     "baseline",
+    "baseline_gate",
     "quantize",
     "accuracy",
     "choose",

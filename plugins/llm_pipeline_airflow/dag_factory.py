@@ -1,6 +1,7 @@
 """One DAG for each release config.
 
-    claim -> resolve -> review_license -> download -> baseline -> recipes_1[quantize -> accuracy] -> recipes_2[...] ...
+    claim -> resolve -> review_license -> download -> baseline -> baseline_gate
+      -> recipes_1[quantize -> accuracy] -> recipes_2[...] ...
       -> targets[choose -> build -> package -> staging -> served_accuracy -> load_test -> staging_down]
       -> approve -> promotion_1[canary_5 -> ... -> canary_100 -> settle, rollback] -> promotion_2[...] ...
       -> report -> give_back
@@ -39,7 +40,7 @@ from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.task_docs import dag_doc
 from llm_pipeline_airflow.watch import release_schedule
 
-_NEEDED = ("download", "baseline")
+_NEEDED = ("download", "baseline_gate")
 _RUNS_AT_ONCE = {"wait": 1, "supersede": 16}
 """A run that is queued supersedes nobody; between those that run, the claim decides."""
 
@@ -73,13 +74,13 @@ def _add_tasks(tasks: ReleaseTasks, loaded: LoadedRelease) -> None:
     claim = ClaimSensor(**tasks.shared("claim"))
     resolve = ResolveOperator(**tasks.shared("resolve"))
     download = tasks.stage("download")
-    baseline = tasks.stage("baseline")
+    baseline_gate = tasks.stage("baseline_gate")
     approve = _approval(tasks, loaded)
     report = tasks.stage("report").as_teardown(on_failure_fail_dagrun=False)
     give_back = GiveBackOperator(**tasks.shared("give_back")).as_teardown(setups=claim, on_failure_fail_dagrun=False)
-    chain(claim, resolve, *_license_review(tasks, loaded), download, baseline)
-    judged = _add_recipes(tasks, loaded, after=(download, baseline), before=report)
-    _add_targets(tasks, loaded, after=(baseline, *judged), before=(approve, report))
+    chain(claim, resolve, *_license_review(tasks, loaded), download, tasks.stage("baseline"), baseline_gate)
+    judged = _add_recipes(tasks, loaded, after=(download, baseline_gate), before=report)
+    _add_targets(tasks, loaded, after=(baseline_gate, *judged), before=(approve, report))
     _add_promotions(tasks, loaded, after=approve, before=report)
     report >> give_back
 
@@ -115,7 +116,7 @@ def _add_rung(
     behind: Sequence[BaseOperator] = (),
 ) -> BaseOperator:
     """Recipes that are tried side by side, after the gates `behind` which they stand; their own gate is returned."""
-    download, baseline = after
+    download, baseline_gate = after
     title = "Recipes" if group_id == "recipes" else f"Recipe {recipes[0]}"
     gates: list[BaseOperator] = []
 
@@ -127,9 +128,9 @@ def _add_rung(
             quantize = tasks.recipe("quantize", recipe)
         accuracy = tasks.recipe("accuracy", recipe)
         # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
-        quantize << ([*behind, baseline] if behind else download)
-        [quantize, baseline] >> accuracy
-        quantize >> before  # a failed baseline ends the run, but not before quantizing has ended
+        quantize << ([*behind, baseline_gate] if behind else download)
+        [quantize, baseline_gate] >> accuracy
+        quantize >> before  # a refused baseline ends the run, but not before quantizing has ended
         gates.append(accuracy)
 
     rung.expand(recipe=list(recipes))

@@ -23,6 +23,13 @@ TASK_DOCS: Mapping[str, tuple[str, str]] = {
     ),
     "download": ("Download", "Fetches the weights of that commit; every byte is checked against the hub's hashes."),
     "baseline": ("Baseline", "Scores the unquantized model: every candidate is compared with it, item by item."),
+    "baseline_gate": (
+        "Baseline gate",
+        (
+            "Judges the unquantized model by itself: its expected scores, and whether it does better than guessing. "
+            "Another verdict than GO stops the release; the table in the log says why."
+        ),
+    ),
     "quantize": (
         "Quantize",
         "Quantizes with one recipe and exports a checkpoint. Skipped when a cheaper recipe passed; the log says which.",

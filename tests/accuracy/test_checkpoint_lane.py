@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file
 
 from llm_pipeline.accuracy import asking
+from llm_pipeline.accuracy.baseline_gate import judge_baseline
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, evaluate_candidate
 from llm_pipeline.accuracy.divergence import REFERENCE_FILE
 from llm_pipeline.accuracy.evaluation import read_summary
@@ -20,7 +21,7 @@ from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.questions import NotFinite, Questions
 from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.config.release import Evaluation
+from llm_pipeline.config.release import Evaluation, ExpectedScore
 from llm_pipeline.errors import ConfigError, IntegrityError
 from llm_pipeline.verdict import Verdict
 
@@ -62,6 +63,43 @@ def test_a_baseline_is_asked_everything_with_its_noise_and_its_texts(baseline):
     assert (baseline.directory / REFERENCE_FILE).exists()
     assert summary.harness["begin token"] == "added"
     assert "noise floor" in format_evaluation(summary)
+
+
+def with_norms(source, destination, norms):
+    """The checkpoint with every weight of some norms set to one value: no header tells of it."""
+    shutil.copytree(source, destination)
+    weights = load_file(destination / "model.safetensors")
+    changed = {f"{name}.weight": torch.full_like(weights[f"{name}.weight"], value) for name, value in norms.items()}
+    save_file({**weights, **changed}, destination / "model.safetensors", metadata={"format": "pt"})
+    return destination
+
+
+def test_every_item_of_a_baseline_knows_what_guessing_scores(baseline):
+    chances = {item.task: set() for item in baseline.items}
+    for item in baseline.items:
+        chances[item.task].add(item.chance)
+    assert chances["demo_generate"] == {0.0}
+    assert chances["demo_choice"] > {1 / 2}
+    assert max(chances["demo_choice"]) == 1 / 2
+
+
+@pytest.mark.parametrize(
+    ("norms", "stated"),
+    [
+        ({"model.norm": 0.0}, False),
+        ({"model.layers.0.input_layernorm": 0.0}, True),
+        ({"model.layers.0.input_layernorm": 1.0, "model.layers.0.post_attention_layernorm": 1.0}, True),
+    ],
+)
+def test_a_damaged_source_is_an_anomalous_baseline(source, baseline, tmp_path, norms, stated):
+    whole = baseline.summary.tasks["demo_generate"].accuracy
+    published = ExpectedScore(minimum=whole - 0.02, maximum=whole + 0.02, source="the model as it was trained")
+    expected = {"demo_generate": published} if stated else {}
+    assert judge_baseline(baseline.items, expected, baseline.summary.groups).verdict is Verdict.GO
+    broken = with_norms(source, tmp_path / "weights", norms)
+    evaluation = EVALUATION.model_copy(update={"noise_floor_items": 0, "divergence_items": 0})
+    damaged = evaluate_baseline({"checkpoint": broken, "tasks": TASKS}, evaluation, "float16", tmp_path)
+    assert judge_baseline(damaged.items, expected, damaged.summary.groups).verdict is Verdict.ANOMALOUS
 
 
 def test_an_equal_candidate_passes_before_all_is_asked(source, baseline, tmp_path):

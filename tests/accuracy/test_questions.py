@@ -7,8 +7,10 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
 
 from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.lm_eval_tasks import tasks_of_groups
 from llm_pipeline.accuracy.questions import NotFinite, Questions, preferred_score
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.errors import ConfigError, IntegrityError
@@ -149,3 +151,35 @@ def test_the_first_of_several_filters_is_the_score(tasks):
 def test_scored_items_are_plain_data(tasks):
     (item,) = load(tasks).ask(Answering(), [("say", 1)])
     assert ScoredItem.model_validate_json(item.model_dump_json()) == item
+
+
+def test_guessing_scores_a_share_of_the_choices_and_no_written_answer(tasks):
+    rows = [{"prompt": "q?", "choices": list("abcde"[:count]), "right": 0, "page": "p"} for count in (2, 4, 5)]
+    (tasks / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    questions = load(tasks)
+    asked = questions.ask(Answering(), [("choose", 0), ("choose", 1), ("choose", 2), ("say", 0)])
+    assert [questions.chance(item) for item in asked] == [1 / 2, 1 / 4, 1 / 5, 0.0]
+
+
+def test_a_guess_is_scored_by_the_tasks_own_metric(tasks):
+    several = CHOICE | {"task": "several", "doc_to_target": "{{[0, 2]}}", "metric_list": CHOICE["metric_list"]}
+    mutual = CHOICE | {"task": "mutual", "metric_list": [*CHOICE["metric_list"], {"metric": "acc_mutual_info"}]}
+    rows = [{"prompt": "q?", "choices": ["a", "b", "c", "d"], "right": 1, "page": "p"}]
+    (tasks / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for task in (several, mutual):
+        (tasks / f"{task['task']}.yaml").write_text(json.dumps(task))
+    questions = load(tasks, ("several", "mutual"))
+    asked = questions.ask(Answering(value=-1.0), [("several", 0), ("mutual", 0)])
+    assert [questions.chance(item) for item in asked] == [1 / 2, 1 / 4]
+
+
+def test_the_tasks_of_a_group_and_of_a_tag_are_known_by_its_name(tasks):
+    files = {"test": str(tasks / "rows.jsonl")}
+    for name in ("part_a", "part_b"):
+        part = CHOICE | {"task": name, "tag": "tagged", "dataset_kwargs": {"data_files": files}}
+        (tasks / f"{name}.yaml").write_text(json.dumps(part))
+    (tasks / "group.yaml").write_text(json.dumps({"group": "whole", "task": ["part_a", "part_b"]}))
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    both = ("part_a", "part_b")
+    for name, known in (("whole", {"whole": both}), ("tagged", {"tagged": both}), ("part_a", {})):
+        assert tasks_of_groups(manager, manager.load([name])["groups"], [name]) == known

@@ -28,11 +28,19 @@ def test_a_release_config_runs_once_at_a_time_and_is_never_caught_up(dag):
 
 def test_the_first_recipe_waits_for_the_download_but_not_for_the_baseline(dag):
     assert upstream(dag, "recipes_1.quantize") == {"download"}
-    assert upstream(dag, "recipes_1.accuracy") == {"recipes_1.quantize", "baseline"}
+    assert upstream(dag, "recipes_1.accuracy") == {"recipes_1.quantize", "baseline_gate"}
+
+
+def test_the_baseline_is_judged_before_anything_is_compared_with_it(dag):
+    assert upstream(dag, "baseline_gate") == {"baseline"}
+    assert dag.get_task("baseline_gate").trigger_rule == "all_success"
+    assert "baseline" not in {
+        above for task in dag.tasks if task.task_id != "baseline_gate" for above in task.upstream_task_ids
+    }
 
 
 def test_the_next_recipe_waits_for_the_verdict_on_the_cheaper_one_whatever_it_is(dag):
-    assert upstream(dag, "recipes_2.quantize") == {"recipes_1.accuracy", "baseline"}
+    assert upstream(dag, "recipes_2.quantize") == {"recipes_1.accuracy", "baseline_gate"}
     assert dag.get_task("recipes_2.quantize").trigger_rule == "all_done"
     assert dag.get_task("recipes_2.accuracy").trigger_rule == "all_success"
 
@@ -49,18 +57,18 @@ def test_every_recipe_is_tried_side_by_side_when_that_is_wanted(project):
     dag = release_dag(project.config)
     assert dag.task_group.get_task_group_dict()["recipes"]._expand_input.value == {"recipe": ["small", "large"]}
     assert upstream(dag, "recipes.quantize") == {"download"}
-    assert upstream(dag, "targets.choose") == {"recipes.accuracy", "baseline"}
+    assert upstream(dag, "targets.choose") == {"recipes.accuracy", "baseline_gate"}
 
 
 def test_no_engine_is_built_before_its_target_chose_among_all_recipes(dag):
     assert upstream(dag, "targets.build") == {"targets.choose"}
-    assert upstream(dag, "targets.choose") == {"recipes_1.accuracy", "recipes_2.accuracy", "baseline"}
+    assert upstream(dag, "targets.choose") == {"recipes_1.accuracy", "recipes_2.accuracy", "baseline_gate"}
 
 
 def test_one_recipe_that_passed_is_enough_to_choose(dag):
     choose = dag.get_task("targets.choose")
     assert choose.trigger_rule == "all_done"
-    assert choose.needs == ("download", "baseline")
+    assert choose.needs == ("download", "baseline_gate")
 
 
 def test_no_traffic_moves_before_the_approval(dag):

@@ -36,6 +36,15 @@ def run(project, caplog):
     return once
 
 
+def test_a_baseline_that_is_refused_ends_the_release_before_anything_is_quantized(project, caplog):
+    project.script(baseline_gate={"verdict": "ANOMALOUS"})
+    with caplog.at_level(logging.INFO, logger="llm_pipeline.run"):
+        assert LocalRun(project.config, approve=lambda _: True).run() is ExitCode.ANOMALOUS
+    assert "baseline_gate: ANOMALOUS: the test says ANOMALOUS" in caplog.text
+    flow = Flow.open(load_release(project.config).deployment, RELEASE)
+    assert {stage for stage, _ in flow.results()} == {"resolve", "download", "baseline", "baseline_gate", "report"}
+
+
 def test_a_recipe_that_fails_is_followed_by_the_next_and_one_that_passes_ends_the_climb(project, run):
     def flow() -> Flow:
         return Flow.open(load_release(project.config).deployment, RELEASE)

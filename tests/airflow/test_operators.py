@@ -121,3 +121,15 @@ def test_a_terminal_error_is_never_tried_again_and_no_recipe_is_tried_after_it(r
     assert (seen["recipes_1.quantize", 0], seen["recipes_2.quantize", 0]) == ("upstream_failed", "skipped")
     assert (seen["targets.choose", 0], seen["targets.build", 0]) == ("failed", "upstream_failed")
     assert seen["report", -1] == "success"
+
+
+def test_a_refused_baseline_stops_the_run_with_its_table_in_the_log(release, caplog):
+    run = release({"baseline_gate": {"verdict": "ANOMALOUS"}}, fresh=True)
+    seen = states(run)
+    assert run.state == "failed"
+    assert (seen["baseline", -1], seen["baseline_gate", -1]) == ("success", "failed")
+    assert seen["recipes_1.accuracy", 0] == "upstream_failed"
+    assert (seen["recipes_2.quantize", 0], seen["targets.choose", 0]) == ("skipped", "failed")
+    assert seen["report", -1] == "success"
+    assert "ANOMALOUS: the test says ANOMALOUS" in caplog.text
+    assert "a fact" in caplog.text

@@ -148,6 +148,37 @@ def test_a_served_task_that_the_baseline_does_not_score_is_refused(configs: Path
     assert_says_once(mistake_of(path), path, section, "evaluation: served_tasks ['gsm8k'] are not in tasks")
 
 
+EXAMPLE = "releases/llama-3.1-8b-instruct.yaml"
+
+
+def with_expected(edit, expected: str) -> int:
+    """The example release with an expected score; its line is returned."""
+    return edit(EXAMPLE, "  dtype: bfloat16\n", f"  dtype: bfloat16\n  expected: {{ {expected} }}\n") + 1
+
+
+def test_an_expected_score_of_a_task_that_is_not_asked_is_refused(configs: Path, edit):
+    with_expected(edit, "mmlu: { minimum: 0.7, maximum: 0.8, source: model card }")
+    assert "baseline.expected names mmlu, not among evaluation.tasks" in str(mistake_of(configs / EXAMPLE))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "minimum: 0.9, maximum: 0.8, source: card",
+        "minimum: -0.1, maximum: 0.8, source: card",
+        "minimum: .nan, maximum: 0.8, source: card",
+        "minimum: 0.1, maximum: .inf, source: card",
+        "minimum: 0.1, maximum: 0.8",
+        "minimum: 0.1, maximum: 0.8, source: ''",
+    ],
+)
+def test_an_expected_score_is_a_finite_range_with_a_source(configs: Path, edit, content: str):
+    line = with_expected(edit, f"gsm8k: {{ {content} }}")
+    text = str(mistake_of(configs / EXAMPLE))
+    assert f"{configs / EXAMPLE}:{line}: " in text
+    assert "baseline.expected.gsm8k" in text
+
+
 def test_an_open_quote_is_refused(configs: Path, edit):
     edit("releases/demo.yaml", "policy: demo", 'policy: "demo')
     error = mistake_of(configs / "releases" / "demo.yaml")

@@ -38,7 +38,7 @@ OUTPUTS = {
     "package": ("repository", "model_repository"),
 }
 REAL = ("resolve", "download", "choose")
-BEFORE_STAGING = ("download", "baseline", "quantize", "accuracy", "choose", "build", "package")
+BEFORE_STAGING = ("download", "baseline", "baseline_gate", "quantize", "accuracy", "choose", "build", "package")
 
 
 class Releases:
@@ -87,8 +87,8 @@ class Releases:
             directory.mkdir(exist_ok=True)
             (directory / "file.txt").write_text(context.key)
             artifacts[name] = Produced(kind=kind, directory=directory)
-        if request.stage in ("accuracy", "load_test"):
-            verdict = self.verdicts.get(request.subject, Verdict.GO)
+        if request.stage in ("baseline_gate", "accuracy", "load_test"):
+            verdict = self.verdicts.get(request.subject or request.stage, Verdict.GO)
             fact = Evidence(name="a fact", verdict=verdict, measured=0.5, limit=0.1, unit="fraction", samples=7)
             judgement = judge(f"the test says {verdict}", [fact])
         return StageOutput(artifacts=artifacts, metrics={"bytes": 1000}, judgement=judgement)
@@ -191,6 +191,7 @@ def test_the_foreseen_data_sets_are_those_that_resolving_publishes(releases: Rel
 
 
 CHANGES = [
+    ("releases/demo.yaml", "minimum: 0.85", "minimum: 0.84", "baseline_gate", "config expected.demo_choice changed"),
     ("policies/demo.yaml", "margin: 0.015", "margin: 0.014", "accuracy int4_naive", "config policy.margin changed"),
     (
         "quantization/int4_awq.yaml",
@@ -287,6 +288,18 @@ def test_where_no_recipe_passed_nothing_after_the_choice_is_reached(releases: Re
     found = states(releases.plan())
     assert found["choose cpu"][1].startswith("NO_GO, made by ")
     assert found["build cpu"] == ("not reached", "no recipe passed for cpu")
+
+
+def test_behind_a_baseline_that_was_refused_nothing_is_reached(releases: Releases, configs: Path):
+    shutil.rmtree(configs.parent / ".pipeline")
+    releases.verdicts["baseline_gate"] = Verdict.ANOMALOUS
+    releases.stopped_before = "quantize"
+    releases.release()
+    found = states(releases.plan())
+    assert found["baseline_gate"][1].startswith("ANOMALOUS, made by ")
+    assert {found[step] for step in ("quantize fp8", "accuracy fp8", "choose cpu", "load_test cpu")} == {
+        ("not reached", "the baseline gate said ANOMALOUS")
+    }
 
 
 def test_what_was_measured_counts_and_not_the_time_of_a_reuse(releases: Releases, edit):

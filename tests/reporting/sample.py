@@ -69,7 +69,7 @@ class SampleRelease:
         self._scratch = root / "scratch"
         self._random = random.Random(seed)  # noqa: S311
         self._clock = START
-        self._baseline: list[ScoredItem] = []
+        self.baseline: list[ScoredItem] = []
         self.write_record(description, strategy)
 
     def write_record(self, description: str, strategy: Literal["climb", "every"]) -> None:
@@ -144,7 +144,7 @@ class SampleRelease:
     def scored(self, loss: float, tasks: Sequence[str] = tuple(TASKS)) -> list[ScoredItem]:
         """The baseline's items with a share of the right ones lost, and a third as many gained."""
         items = []
-        for item in (item for item in self._baseline if item.task in tasks):
+        for item in (item for item in self.baseline if item.task in tasks):
             change = self._random.random() < (1.4 * loss if item.score else 1.2 * loss)
             items.append(item.model_copy(update={"score": 1.0 - (item.score or 0.0) if change else item.score}))
         return items
@@ -153,7 +153,7 @@ class SampleRelease:
         self.add("resolve", seconds=1.2)
         checkpoint = self.publish("checkpoint", {"model.safetensors": b"0" * 400_000})
         self.add("download", seconds=6.0, artifacts={"checkpoint": checkpoint})
-        self._baseline = [
+        self.baseline = [
             ScoredItem(
                 task=task,
                 item_id=number,
@@ -164,7 +164,7 @@ class SampleRelease:
             for task, count in TASKS.items()
             for number in range(count)
         ]
-        evaluation = self.publish_items(self._baseline, perplexity=11.25, noise=NoiseFloor(items=200, flips=3))
+        evaluation = self.publish_items(self.baseline, perplexity=11.25, noise=NoiseFloor(items=200, flips=3))
         self.add("baseline", seconds=31.0, artifacts={"evaluation": evaluation}, reused=True)
 
     def try_recipes(self, recipes: Sequence[str] = tuple(RECIPES), *, choose: bool = True) -> None:
@@ -180,7 +180,7 @@ class SampleRelease:
             self.add("quantize", recipe, 14.0, artifacts={"checkpoint": checkpoint}, metrics={"effective_bits": 4.5})
             items = self.scored(loss if recipe != "fp8" else 0.0008)
             plan = LookPlan("group_sequential", tuple(int(len(items) * (1 + look / 4)) for look in range(5)))
-            judgement = judge_pairs(pair_items(self._baseline, items), policy, decision_rule(plan, 1))
+            judgement = judge_pairs(pair_items(self.baseline, items), policy, decision_rule(plan, 1))
             far = Divergence(tokens=900, kl_at_least=2 * loss, top_token_agreement=1 - loss, perplexity=11.3 + 9 * loss)
             evaluation = self.publish_items(items, look=1, looks=5, planned=plan.items, divergence=far)
             self.add("accuracy", recipe, 28.0, artifacts={"evaluation": evaluation}, judgement=judgement)
@@ -203,7 +203,7 @@ class SampleRelease:
             load_test=LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=1, end_to_end_milliseconds=1)),
         ).served_accuracy
         served = self.scored(0.0005, ("arithmetic",))
-        judgement = judge_pairs(pair_items(self._baseline, served, ("arithmetic",)), policy)
+        judgement = judge_pairs(pair_items(self.baseline, served, ("arithmetic",)), policy)
         self.add(
             "served_accuracy", "cpu", 17.0, artifacts={"evaluation": self.publish_items(served)}, judgement=judgement
         )

@@ -17,7 +17,7 @@ from llm_pipeline.stages import execute, registry
 from llm_pipeline.stages.contract import ArtifactRef, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.verdict import Evidence, Verdict, judge
 
-GATES = ("accuracy", "staging", "served_accuracy", "load_test", "canary")
+GATES = ("baseline_gate", "accuracy", "staging", "served_accuracy", "load_test", "canary")
 OUTPUTS = {
     "download": ("checkpoint", "checkpoint"),
     "baseline": ("evaluation", "evaluation"),

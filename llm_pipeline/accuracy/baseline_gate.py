@@ -1,0 +1,283 @@
+"""The baseline gate: is the unquantized model itself what it should be?
+
+    judgement = judge_baseline(read_items(baseline_dir), release.baseline.expected, groups)
+
+Every other accuracy gate compares with the baseline, so a damaged source passes all of them: it damages baseline and
+candidate alike. Here each task is judged by what is known without another run of the model:
+
+* Its expected range, where the release config states one: ANOMALOUS when the confidence interval of the score does
+  not meet the range.
+* Guessing, always: GO when the score is above what a guesser gets; ANOMALOUS when it is shown to be at most a tenth
+  of the way from a guesser to a model that is always right.
+* The release in production, where no range is stated: ANOMALOUS when the same items show a loss of more than
+  `LOSS_SINCE_PRODUCTION`. There is no limit on what another revision may gain.
+
+What is between is INCONCLUSIVE, and so is a range that is judged by fewer than `FEWEST_ITEMS` items. Clusters divide
+the counts by their design effect, as in the other gates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from llm_pipeline.accuracy.intervals import Bounds, binomial_tail, clopper_pearson_bounds, critical_value
+from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.losses import LossSample, group_numbers
+from llm_pipeline.accuracy.paired import TaskPairs, pair_items, pool
+from llm_pipeline.accuracy.score_test import SCORE_TEST
+from llm_pipeline.config.release import ExpectedScore
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
+
+CONFIDENCE = 0.99
+"""Of each one-sided bound: a model on the very edge of its range is called ANOMALOUS once in a hundred times."""
+GUESSING_LEVEL = 0.001
+"""A model that only guesses passes one task once in a thousand times."""
+LITTLE_ABOVE_GUESSING = 0.1
+"""Of the way from a guesser's score to 1: a model that gets no further says nothing about quantization."""
+LOSS_SINCE_PRODUCTION = 0.05
+"""Loss against the model in production, a fraction, that another revision may have for reasons of its own."""
+FEWEST_ITEMS = 30
+"""Fewer independent items say nothing about a range: their interval meets almost every one."""
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """The baseline's items of one task, or of a group of tasks that the release config names instead of them."""
+
+    name: str
+    items: tuple[ScoredItem, ...]
+
+    @cached_property
+    def scored(self) -> tuple[ScoredItem, ...]:
+        """Those that have a score."""
+        return tuple(item for item in self.items if item.score is not None and math.isfinite(item.score))
+
+    @cached_property
+    def sample(self) -> LossSample:
+        """The scores as a sample; clusters of two tasks are never the same."""
+        scores = np.array([item.score for item in self.scored], dtype=float)
+        clusters = [item.cluster and f"{item.task}\0{item.cluster}" for item in self.scored]
+        return LossSample(scores, group_numbers(clusters), graded=not bool(np.isin(scores, (0.0, 1.0)).all()))
+
+    @property
+    def is_share(self) -> bool:
+        """Whether every score is between 0 and 1, as that of right and wrong answers is."""
+        return all(0.0 <= (item.score or 0.0) <= 1.0 for item in self.scored)
+
+    @cached_property
+    def chance(self) -> float | None:
+        """What guessing scores on these items, on average; None where that is not known."""
+        known = [item.chance for item in self.scored if item.chance is not None]
+        return sum(known) / len(known) if self.is_share and known and len(known) == len(self.scored) else None
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """The mean score between its one-sided bounds: exact for right and wrong answers, Student's t for others."""
+        sample = self.sample
+        if sample.independent <= 1.0:
+            return Bounds(sample.mean, 0.0, 1.0) if self.is_share else Bounds(sample.mean, -math.inf, math.inf)
+        if not sample.graded:
+            degrees = math.inf if sample.groups is None else sample.independent - 1.0
+            return clopper_pearson_bounds(*_counts(sample), CONFIDENCE, degrees)
+        reach = critical_value(CONFIDENCE, sample.independent - 1.0) * math.sqrt(sample.variance / (sample.pairs - 1.0))
+        return Bounds(sample.mean, sample.mean - reach, sample.mean + reach)
+
+
+def judge_baseline(
+    items: Sequence[ScoredItem],
+    expected: Mapping[str, ExpectedScore],
+    groups: Mapping[str, Sequence[str]],
+    before: Sequence[ScoredItem] = (),
+) -> Judgement:
+    """Judge the baseline by itself.
+
+    Args:
+        items: Its items.
+        expected: The range of its score, by task or group.
+        groups: Tasks of the items by the group that the release config names instead of them.
+        before: The baseline's items of the release in production; empty for none.
+
+    Returns:
+        GO, INCONCLUSIVE or ANOMALOUS, with the facts of each task.
+    """
+    tasks = _tasks(items, groups)
+    facts = [fact for task in tasks for fact in _facts(task, expected.get(task.name), before)]
+    unasked = sorted(expected.keys() - {task.name for task in tasks})
+    facts += [_nothing(f"score, {name}", "No item was asked.") for name in unasked]
+    if not tasks:
+        facts.append(_nothing("tasks scored", "No task was evaluated."))
+    judgement = judge("", facts)
+    return judgement.model_copy(update={"summary": _summary(judgement, tasks, expected)})
+
+
+def _tasks(items: Sequence[ScoredItem], groups: Mapping[str, Sequence[str]]) -> list[TaskScores]:
+    """The items by what the release config calls their task."""
+    names = {task: group for group, tasks in groups.items() for task in tasks}
+    by_name: dict[str, list[ScoredItem]] = {}
+    for item in items:
+        by_name.setdefault(names.get(item.task, item.task), []).append(item)
+    return [TaskScores(name, tuple(own)) for name, own in sorted(by_name.items())]
+
+
+def _facts(task: TaskScores, expected: ExpectedScore | None, before: Sequence[ScoredItem]) -> Iterator[Evidence]:
+    if unscored := len(task.items) - len(task.scored):
+        yield _nothing(f"items without a score, {task.name}", f"{unscored} of {len(task.items)}.")
+    if not task.scored:
+        return
+    facts = [_expected_fact(task, expected)] if expected else []
+    if task.chance is not None:
+        facts.append(_guessing_fact(task, task.chance))
+    if expected is None and (since := _loss_since(task, before)) is not None:
+        facts.append(since)
+    yield from facts
+    if not facts:
+        why = f"Guessing has no known score here: state baseline.expected for {task.name}."
+        yield _nothing(f"score, {task.name}", why)
+
+
+def _expected_fact(task: TaskScores, expected: ExpectedScore) -> Evidence:
+    bounds, detail = task.bounds, f"Expected {_range(expected)} ({expected.source})."
+    limit = expected.minimum
+    if task.sample.independent < FEWEST_ITEMS:
+        verdict = Verdict.INCONCLUSIVE
+        detail += f" Too few items to tell: {task.sample.independent:g} independent ones, of {FEWEST_ITEMS} needed."
+    elif bounds.upper < expected.minimum:
+        verdict = Verdict.ANOMALOUS
+        detail += " The source is damaged, or asked otherwise than where the range is from."
+    elif bounds.lower > expected.maximum:
+        verdict, limit = Verdict.ANOMALOUS, expected.maximum
+        detail += " Leaked answers, another model, or asked otherwise than where the range is from."
+    else:
+        verdict = Verdict.GO
+    return _fact(f"score, {task.name}", verdict, task, limit, detail)
+
+
+def _guessing_fact(task: TaskScores, chance: float) -> Evidence:
+    p_value = guessing_p_value(task, chance)
+    little = chance + LITTLE_ABOVE_GUESSING * (1.0 - chance)
+    detail = f"Guessing scores {_percent(chance)}; p = {p_value:.2g}."
+    if p_value < GUESSING_LEVEL:
+        verdict = Verdict.GO
+    elif task.bounds.upper < little:
+        verdict = Verdict.ANOMALOUS
+        detail += " The model only guesses: the source is damaged, or the task is too hard for it and says nothing."
+    else:
+        verdict = Verdict.INCONCLUSIVE
+        detail += " More items would tell, or the task is too hard for this model: leave it out."
+    return _fact(f"better than guessing, {task.name}", verdict, task, chance, detail)
+
+
+def guessing_p_value(task: TaskScores, chance: float) -> float:
+    """How often a guesser scores as much as this or more; an upper bound.
+
+    Answers of a guesser are independent, each with a chance of its own, so what it gets right has a Poisson binomial
+    distribution. Above its mean by one or more its tail is no heavier than that of the binomial distribution with the
+    mean chance (W. Hoeffding, On the distribution of the number of successes in independent trials, Annals of
+    Mathematical Statistics 27 (1956) 713-721, theorem 5); nearer to it no level is met. Clusters divide the counts by
+    their design effect (J. N. K. Rao and A. J. Scott, Biometrics 48 (1992) 577-585).
+    """
+    return binomial_tail(*_counts(task.sample), chance)
+
+
+def _counts(sample: LossSample) -> tuple[float, float]:
+    """What was scored, and of how many items, as if they were independent."""
+    return float(sample.losses.sum()) / sample.design_effect, sample.pairs / sample.design_effect
+
+
+def _loss_since(task: TaskScores, before: Sequence[ScoredItem]) -> Evidence | None:
+    """What was lost against the model in production, on the same items; None where they were asked otherwise."""
+    pairs = _paired(task, before)
+    if pairs is None or pairs.sample.independent < FEWEST_ITEMS:
+        return None
+    sample = pairs.sample
+    bounds = SCORE_TEST.bounds(sample, CONFIDENCE)
+    lost = bounds.lower > LOSS_SINCE_PRODUCTION
+    detail = f"{sample.lost:g} lost, {sample.gained:g} gained against the baseline of the release in production."
+    if lost:
+        detail += f" If this revision is meant to score less, state baseline.expected for {task.name}."
+    return Evidence(
+        name=f"loss since production, {task.name}",
+        verdict=Verdict.ANOMALOUS if lost else Verdict.GO,
+        measured=bounds.estimate,
+        lower=bounds.lower,
+        upper=bounds.upper,
+        limit=LOSS_SINCE_PRODUCTION,
+        unit="fraction",
+        samples=len(pairs.scores),
+        detail=detail,
+    )
+
+
+def _paired(task: TaskScores, before: Sequence[ScoredItem]) -> TaskPairs | None:
+    names = {item.task for item in task.items}
+    earlier = [item for item in before if item.task in names]
+    asked = {(item.task, item.item_id) for item in earlier}
+    try:
+        paired = pair_items(earlier, [item for item in task.items if (item.task, item.item_id) in asked], names, asked)
+    except IntegrityError:  # other questions, or another scale: nothing to compare
+        return None
+    pooled = pool(paired)
+    return pooled if pooled.scores else None
+
+
+def _fact(name: str, verdict: Verdict, task: TaskScores, limit: float, detail: str) -> Evidence:
+    bounds = task.bounds
+    return Evidence(
+        name=name,
+        verdict=verdict,
+        measured=bounds.estimate,
+        lower=bounds.lower if math.isfinite(bounds.lower) else None,
+        upper=bounds.upper if math.isfinite(bounds.upper) else None,
+        limit=limit,
+        unit="fraction" if task.is_share else "points",
+        samples=len(task.scored),
+        detail=detail,
+    )
+
+
+def _nothing(name: str, detail: str) -> Evidence:
+    return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, detail=detail)
+
+
+_OPENINGS = {
+    Verdict.GO: "The baseline is what it should be",
+    Verdict.INCONCLUSIVE: "Whether the baseline is what it should be is not shown",
+    Verdict.ANOMALOUS: "The baseline itself is wrong, and nothing can be compared with it",
+}
+
+
+def _summary(judgement: Judgement, tasks: Sequence[TaskScores], expected: Mapping[str, ExpectedScore]) -> str:
+    stopped = [fact for fact in judgement.evidence if fact.verdict is not Verdict.GO]
+    if stopped:
+        reasons = [_in_words(fact) for fact in stopped if fact.verdict is judgement.verdict]
+        return f"{_OPENINGS[judgement.verdict]}: {'; '.join(reasons)}"
+    stated = [task.name for task in tasks if task.name in expected]
+    others = [task.name for task in tasks if task.name not in expected]
+    parts = [f"as expected on {', '.join(stated)}"] if stated else []
+    parts += [f"better than guessing on {', '.join(others)}, for which no range is stated"] if others else []
+    return f"{_OPENINGS[judgement.verdict]}: {'; '.join(parts)}."
+
+
+def _in_words(fact: Evidence) -> str:
+    measured = "" if fact.measured is None else f"{_figure(fact.measured, fact.unit)}. "
+    return f"{fact.name}: {measured}{fact.detail}"
+
+
+def _figure(value: float, unit: str) -> str:
+    return _percent(value) if unit == "fraction" else f"{value:.4g}"
+
+
+def _range(expected: ExpectedScore) -> str:
+    if expected.maximum > 1.0:
+        return f"{expected.minimum:g} to {expected.maximum:g}"
+    return f"{_percent(expected.minimum)} to {_percent(expected.maximum)}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"

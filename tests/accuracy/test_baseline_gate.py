@@ -1,0 +1,224 @@
+"""The baseline gate's specification: what a source must score before anything is compared with it."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+from scipy.stats import binom, poisson_binom
+
+from llm_pipeline.accuracy.baseline_gate import (
+    GUESSING_LEVEL,
+    LITTLE_ABOVE_GUESSING,
+    TaskScores,
+    guessing_p_value,
+    judge_baseline,
+)
+from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.table import format_baseline
+from llm_pipeline.config.release import ExpectedScore
+from llm_pipeline.verdict import Judgement, Verdict
+
+CARD = ExpectedScore(minimum=0.93, maximum=0.97, source="model card, 2026-05")
+
+
+def items(
+    scores: Iterable[float | None],
+    task: str = "arc",
+    chance: float | None = 0.25,
+    clusters: Sequence[str] = (),
+    template: str = "v1",
+) -> list[ScoredItem]:
+    return [
+        ScoredItem.model_construct(
+            task=task, item_id=number, fingerprint=f"{template}/{number}", score=score, generative=False,
+            cluster=clusters[number] if clusters else "", chance=chance,
+        )
+        for number, score in enumerate(scores)
+    ]  # fmt: skip
+
+
+def right(count: int, of: int) -> list[float]:
+    return [1.0] * count + [0.0] * (of - count)
+
+
+def judged(count: int, of: int, expected: ExpectedScore | None = None, chance: float | None = 0.25) -> Judgement:
+    return judge_baseline(items(right(count, of), chance=chance), {"arc": expected} if expected else {}, {})
+
+
+def by_name(judgement: Judgement) -> dict[str, Verdict]:
+    return {fact.name: fact.verdict for fact in judgement.evidence}
+
+
+@pytest.mark.parametrize(
+    ("count", "verdict"),
+    [
+        (602, Verdict.ANOMALOUS),  # a norm is missing: 60.2 %
+        (900, Verdict.ANOMALOUS),
+        (915, Verdict.GO),  # below the range by less than chance explains
+        (950, Verdict.GO),
+        (980, Verdict.GO),
+        (999, Verdict.ANOMALOUS),
+    ],
+)
+def test_a_score_whose_interval_misses_the_expected_range_is_anomalous(count: int, verdict: Verdict) -> None:
+    assert judged(count, 1000, CARD).verdict is verdict
+
+
+def test_the_verdict_names_the_task_the_score_the_range_and_its_source() -> None:
+    judgement = judged(602, 1000, CARD)
+    assert judgement.summary.startswith("The baseline itself is wrong")
+    for text in ("arc", "60.20 %", "93.00 % to 97.00 %", "model card, 2026-05"):
+        assert text in judgement.summary
+    fact = judgement.evidence[0]
+    assert (fact.measured, fact.limit, fact.samples, fact.unit) == (0.602, 0.93, 1000, "fraction")
+
+
+def test_a_range_is_not_judged_by_a_handful_of_items() -> None:
+    assert by_name(judged(28, 29, CARD))["score, arc"] is Verdict.INCONCLUSIVE
+    assert by_name(judged(29, 30, CARD))["score, arc"] is Verdict.GO
+
+
+def test_without_a_range_a_baseline_must_do_better_than_guessing() -> None:
+    verdicts = [judged(count, 600).verdict for count in (150, 180, 200)]
+    assert verdicts == [Verdict.ANOMALOUS, Verdict.INCONCLUSIVE, Verdict.GO]
+
+
+def test_few_items_that_do_not_tell_a_model_from_a_guesser_are_inconclusive() -> None:
+    assert judged(6, 20).verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_written_answer_cannot_be_guessed_so_one_right_answer_is_above_the_floor() -> None:
+    assert judged(0, 100, chance=0.0).verdict is Verdict.ANOMALOUS
+    assert judged(0, 20, chance=0.0).verdict is Verdict.INCONCLUSIVE
+    assert judged(1, 100, chance=0.0).verdict is Verdict.GO
+
+
+def test_a_range_that_is_met_does_not_lift_the_floor() -> None:
+    low = ExpectedScore(minimum=0.1, maximum=0.9, source="nobody")
+    assert by_name(judged(250, 1000, low)) == {
+        "score, arc": Verdict.GO,
+        "better than guessing, arc": Verdict.ANOMALOUS,
+    }
+
+
+def test_a_group_of_tasks_is_judged_as_one_for_its_parts_are_too_small() -> None:
+    parts = [items(right(30, 100), f"mmlu_{n}") for n in range(20)]
+    together = [item for part in parts for item in part]
+    assert judge_baseline(together, {}, {"mmlu": [f"mmlu_{n}" for n in range(20)]}).verdict is Verdict.GO
+    assert judge_baseline(together, {}, {}).verdict is not Verdict.GO
+
+
+def test_each_task_is_judged_and_the_worst_of_them_decides() -> None:
+    both = [*items(right(950, 1000), "good"), *items(right(250, 1000), "bad")]
+    judgement = judge_baseline(both, {"good": CARD}, {})
+    assert judgement.verdict is Verdict.ANOMALOUS
+    assert by_name(judgement)["better than guessing, good"] is Verdict.GO
+    assert "bad" in judgement.summary
+    assert "good" not in judgement.summary
+
+
+def test_no_data_never_pass() -> None:
+    assert judge_baseline([], {}, {}).verdict is Verdict.INCONCLUSIVE
+    assert judge_baseline([], {"arc": CARD}, {}).verdict is Verdict.INCONCLUSIVE
+    assert judge_baseline(items([None] * 100), {"arc": CARD}, {}).verdict is Verdict.INCONCLUSIVE
+    assert judge_baseline(items([float("nan")] * 100), {}, {}).verdict is Verdict.INCONCLUSIVE
+    assert judge_baseline(items([*right(95, 99), None]), {"arc": CARD}, {}).verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_metric_that_is_no_share_has_no_floor_and_needs_a_range() -> None:
+    scores = items([20.0 + n % 9 for n in range(200)], chance=0.0)
+    assert judge_baseline(scores, {}, {}).verdict is Verdict.INCONCLUSIVE
+    stated = ExpectedScore(minimum=22, maximum=26, source="paper, table 3")
+    judgement = judge_baseline(scores, {"arc": stated}, {})
+    assert (judgement.verdict, len(judgement.evidence)) == (Verdict.GO, 1)
+    assert "22 to 26" in format_baseline(judgement)
+    far = ExpectedScore(minimum=30, maximum=34, source="paper, table 3")
+    assert judge_baseline(scores, {"arc": far}, {}).verdict is Verdict.ANOMALOUS
+
+
+def test_items_of_one_cluster_count_as_what_they_are_together() -> None:
+    clusters = [f"passage {number // 50}" for number in range(1000)]
+    scores = [float(number // 50 % 5 != 0) for number in range(1000)]  # 80 %, all or none of a passage
+    stated = ExpectedScore(minimum=0.9, maximum=0.95, source="card")
+    apart = judge_baseline(items(scores), {"arc": stated}, {})
+    together = judge_baseline(items(scores, clusters=clusters), {"arc": stated}, {})
+    assert by_name(apart)["score, arc"] is Verdict.ANOMALOUS
+    assert by_name(together)["score, arc"] is Verdict.INCONCLUSIVE  # twenty passages
+    assert together.evidence[0].upper > apart.evidence[0].upper
+
+
+def test_a_revision_that_lost_much_since_production_is_anomalous_where_no_range_says_better() -> None:
+    now, before = items(right(602, 1000)), items(right(950, 1000))
+    assert judge_baseline(now, {}, {}, before).verdict is Verdict.ANOMALOUS
+    stated = ExpectedScore(minimum=0.55, maximum=0.65, source="card")
+    assert judge_baseline(now, {"arc": stated}, {}, before).verdict is Verdict.GO
+
+
+@pytest.mark.parametrize("count", [930, 950, 990])
+def test_a_revision_may_gain_anything_and_lose_a_little(count: int) -> None:
+    before = items(right(950, 1000))
+    assert judge_baseline(items(right(count, 1000)), {}, {}, before).verdict is Verdict.GO
+
+
+def test_an_earlier_baseline_that_was_asked_otherwise_is_not_compared() -> None:
+    now, before = items(right(602, 1000)), items(right(950, 1000), template="v2")
+    assert by_name(judge_baseline(now, {}, {}, before)) == {"better than guessing, arc": Verdict.GO}
+
+
+def test_the_chance_of_the_documents_asked_is_their_mean_and_the_p_value_is_never_too_small() -> None:
+    chances = [1 / 2] * 40 + [1 / 4] * 60 + [1 / 16] * 50
+    for count in (20, 45, 60, 75, 90):
+        scored = [
+            item.model_copy(update={"chance": chance})
+            for item, chance in zip(items(right(count, 150)), chances, strict=True)
+        ]
+        task = TaskScores("arc", tuple(scored))
+        assert task.chance == pytest.approx(sum(chances) / 150)
+        exact = float(poisson_binom.sf(count - 1, chances))
+        bound = guessing_p_value(task, task.chance or 0.0)
+        assert bound >= exact or bound > GUESSING_LEVEL
+        assert bound < max(20 * exact, 1e-9) or exact < 1e-9
+
+
+def least(verdict: Verdict, of: int, chance: float, expected: ExpectedScore | None = None) -> int:
+    """The least number of right answers that is given this verdict, up to the range's maximum."""
+    found = range(int(of * CARD.maximum))
+    order = [Verdict.ANOMALOUS, Verdict.INCONCLUSIVE, Verdict.GO]
+    rank = order.index(verdict)
+    return bisect.bisect_left(found, rank, key=lambda count: order.index(judged(count, of, expected, chance).verdict))
+
+
+@pytest.mark.parametrize(("chance", "of"), [(0.25, 100), (0.25, 1000), (0.5, 100), (0.5, 1000)])
+def test_a_guesser_passes_once_in_a_thousand_times_at_most(chance: float, of: int) -> None:
+    assert 0.0001 < binom.sf(least(Verdict.GO, of, chance) - 1, of, chance) <= GUESSING_LEVEL
+
+
+def test_a_large_sample_calls_a_guesser_anomalous() -> None:
+    assert binom.cdf(least(Verdict.INCONCLUSIVE, 1000, 0.25) - 1, 1000, 0.25) > 0.99
+
+
+def test_a_model_with_something_to_lose_is_hardly_ever_called_a_guesser() -> None:
+    little = 0.25 + LITTLE_ABOVE_GUESSING * 0.75
+    assert 0.005 < binom.cdf(least(Verdict.INCONCLUSIVE, 1000, 0.25) - 1, 1000, little) <= 0.01
+    assert binom.sf(least(Verdict.GO, 200, 0.25) - 1, 200, 0.4) > 0.9
+
+
+def test_a_model_on_the_edge_of_its_range_is_called_wrong_once_in_a_hundred_times_at_most() -> None:
+    called = least(Verdict.GO, 1319, 0.25, CARD)
+    assert 0.005 < binom.cdf(called - 1, 1319, 0.93) <= 0.01
+    assert binom.cdf(called - 1, 1319, 0.89) > 0.9
+
+
+def test_simulated_guessers_with_different_numbers_of_choices_do_not_pass() -> None:
+    chances = np.resize([1 / 2, 1 / 4, 1 / 16], 300)
+    found = (np.random.default_rng(7).random((5000, 300)) < chances).sum(axis=1)
+
+    def verdict(count: int) -> Verdict:
+        guessed = zip(items(right(count, 300)), chances.tolist(), strict=True)
+        return judge_baseline([item.model_copy(update={"chance": chance}) for item, chance in guessed], {}, {}).verdict
+
+    passed = {int(count) for count in set(found) if verdict(int(count)) is Verdict.GO}
+    assert np.isin(found, list(passed)).mean() <= GUESSING_LEVEL

@@ -1,0 +1,89 @@
+"""The stage that judges the baseline: cheap to run again, and at ease with what older versions stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.accuracy.evaluation import summarise, write_evaluation
+from llm_pipeline.accuracy.items import ITEMS_FILE, ScoredItem
+from llm_pipeline.stages.contract import ArtifactRef, StageRequest, StageResult
+from llm_pipeline.stages.execute import execute
+from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.verdict import Verdict
+
+CARD = {"arc": {"minimum": 0.93, "maximum": 0.97, "source": "model card, 2026-05"}}
+
+Judge = Callable[..., StageResult]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return open_store(f"file://{tmp_path}/store")
+
+
+def evaluation(store: ArtifactStore, tmp_path: Path, right: int) -> ArtifactRef:
+    items = [
+        ScoredItem(
+            task="arc", item_id=n, fingerprint=f"{n}", score=float(n < right), generative=False, chance=0.25
+        ) for n in range(1000)
+    ]  # fmt: skip
+    directory = tmp_path / f"evaluation {right}"
+    write_evaluation(directory, items, summarise(items, {}, {}))
+    return store.publish("evaluation", directory)
+
+
+def as_stored_before(directory: Path) -> None:
+    """Items and summary without the fields that are new."""
+    path = directory / ITEMS_FILE
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "chance"}) + "\n" for line in lines))
+    summary = json.loads((directory / "summary.json").read_text())
+    (directory / "summary.json").write_text(json.dumps({k: v for k, v in summary.items() if k != "groups"}))
+
+
+@pytest.fixture
+def judge(store: ArtifactStore, tmp_path: Path) -> Judge:
+    def run(expected: dict[str, object], **inputs: ArtifactRef) -> StageResult:
+        request = StageRequest(
+            release_id="r1", stage="baseline_gate", config={"expected": expected}, inputs=inputs,
+            store=store.uri, work_root=str(tmp_path / "work"),
+        )  # fmt: skip
+        outcome = execute(request)
+        assert isinstance(outcome, StageResult), outcome
+        return outcome
+
+    return run
+
+
+def verdict(result: StageResult) -> Verdict:
+    assert result.judgement is not None
+    return result.judgement.verdict
+
+
+def test_another_range_is_judged_from_the_items_that_are_there(store, tmp_path, judge: Judge) -> None:
+    baseline = evaluation(store, tmp_path, 602)
+    assert verdict(judge({}, baseline=baseline)) is Verdict.GO
+    assert verdict(judge(CARD, baseline=baseline)) is Verdict.ANOMALOUS
+    again = judge(CARD, baseline=baseline)
+    assert (again.reused, verdict(again)) == (True, Verdict.ANOMALOUS)
+    assert not again.artifacts
+
+
+def test_the_verdict_and_its_table_are_in_the_log(store, tmp_path, judge: Judge, caplog) -> None:
+    judge(CARD, baseline=evaluation(store, tmp_path, 602))
+    for text in ("baseline verdict: ANOMALOUS", "score, arc", "60.20 %", "93.00 %", "model card, 2026-05"):
+        assert text in caplog.text
+
+
+def test_the_release_in_production_may_have_been_scored_by_an_older_version(store, tmp_path, judge: Judge) -> None:
+    evaluation(store, tmp_path, 950)
+    as_stored_before(tmp_path / "evaluation 950")
+    production = store.publish("evaluation", tmp_path / "evaluation 950")
+    result = judge({}, baseline=evaluation(store, tmp_path, 602), production=production)
+    assert verdict(result) is Verdict.ANOMALOUS
+    assert result.judgement is not None
+    assert "loss since production, arc" in result.judgement.summary
