@@ -25,13 +25,13 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
-from transformers import AutoTokenizer
 
 from llm_pipeline.accuracy.batch_size import BatchSize, sequences_that_fit
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, summarise
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.shared_prefix import score_continuations, why_not_shared
+from llm_pipeline.checkpoint_loading import load_tokenizer
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.logging import get_logger
@@ -262,7 +262,7 @@ def load_harness_model(
         raise Unsupported(f"no dtype {dtype!r}: there are {sorted(_DTYPES)}", where=str(checkpoint))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     started = time.monotonic()
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
+    tokenizer = load_tokenizer(checkpoint)
     model = load_model(checkpoint, _DTYPES[dtype], device)
     harness = HarnessModel(model, tokenizer, evaluation, shared_prefix=shared_prefix)
     seconds = round(time.monotonic() - started, 3)

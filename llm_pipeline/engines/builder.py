@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llm_pipeline.config.target import EngineBuilderName, Target
 from llm_pipeline.engines.host_facts import HostFacts
+from llm_pipeline.engines.offline import refuse_telemetry
 from llm_pipeline.errors import IntegrityError, Unsupported, unless_io
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.stages.contract import ArtifactRef, Metric
@@ -155,6 +156,7 @@ def engine_builder(name: EngineBuilderName) -> EngineBuilder:
         Unsupported: This interpreter lacks its libraries.
     """
     module, builder = _BUILDERS[name]
+    refuse_telemetry()
     try:
         made: EngineBuilder = getattr(import_module(module), builder)()
     except ModuleNotFoundError as error:

@@ -24,6 +24,7 @@ import torch
 from optimum.exporters.openvino import main_export
 from transformers.utils import logging as transformers_logging
 
+from llm_pipeline.checkpoint_loading import load_confined
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, EngineDescription, EngineFacts
 from llm_pipeline.engines.openvino_graph import NativeWeights, count_quantized_weights
@@ -147,16 +148,20 @@ def _trace(source: Path, scratch: Path, precision: torch.dtype) -> Path:
 def _export(source: Path, destination: Path, precision: torch.dtype) -> None:
     transformers_logging.disable_progress_bar()
     try:
-        main_export(
-            model_name_or_path=str(source),
-            output=destination,
-            task="text-generation-with-past",
-            library_name="transformers",
-            convert_tokenizer=True,
-            stateful=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            model_loading_kwargs={"torch_dtype": precision},
+        load_confined(
+            source,
+            lambda: main_export(
+                model_name_or_path=str(source),
+                output=destination,
+                task="text-generation-with-past",
+                library_name="transformers",
+                convert_tokenizer=True,
+                stateful=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                model_loading_kwargs={"torch_dtype": precision, "use_safetensors": True},
+            ),
+            scratch=destination.parent,
         )
     except ValueError as error:
         raise Unsupported(f"the model cannot be traced for OpenVINO: {error}", where=str(source)) from error

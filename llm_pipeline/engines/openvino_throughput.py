@@ -11,6 +11,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from llm_pipeline.checkpoint_directory import check_directory
 from llm_pipeline.config.target import EngineLimits
 from llm_pipeline.errors import Unsupported
 
@@ -36,7 +37,9 @@ def measure_throughput(
 
     Raises:
         Unsupported: The engine does not load here, or does not generate what was asked.
+        IntegrityError: Its files lead out of its directory.
     """
+    check_directory(engine)
     try:
         pipeline = genai.ContinuousBatchingPipeline(engine, scheduler(limits), "CPU", dict(properties))
     except RuntimeError as error:

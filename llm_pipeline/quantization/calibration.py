@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
+from llm_pipeline.checkpoint_loading import load_tokenizer
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.digest import sha256_bytes, sha256_json
 from llm_pipeline.errors import ConfigError
@@ -81,11 +82,8 @@ def read_calibration(source: Path, recipe: QuantizationRecipe, data: Path | None
         return None
     if data is None:
         raise ConfigError("the recipe is calibrated, but no calibration data were given", where=recipe.name)
-    from transformers import AutoTokenizer
-
     samples = read_sources(data, recipe.calibration)
-    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-    return draw_calibration(samples, recipe.calibration, tokenizer)
+    return draw_calibration(samples, recipe.calibration, load_tokenizer(source))
 
 
 def draw_calibration(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from llm_pipeline.checkpoint_loading import load_config
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.errors import Unsupported
 from llm_pipeline.quantization.whole_blocks import BLOCK, BLOCKWISE
@@ -36,9 +37,7 @@ class DecoderSizes(NamedTuple):
 
 def read_decoder_sizes(checkpoint: Path) -> DecoderSizes:
     """The sizes of a plain checkpoint; only its config is read, by Transformers."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
+    config = load_config(checkpoint)
     heads = config.num_attention_heads
     return DecoderSizes(
         layers=config.num_hidden_layers,

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.checkpoint_loading import load_config
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_files import read_json
@@ -91,12 +92,7 @@ def _check_exclusions(checkpoint: Checkpoint, where: str) -> None:
 
 
 def _check_model_config(source: Path, export: Path) -> None:
-    from transformers import AutoConfig
-
-    before, after = (
-        AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False).to_dict()
-        for path in (source, export)
-    )
+    before, after = (load_config(path).to_dict() for path in (source, export))
     for key in sorted(before.keys() | after.keys()):
         if key not in _CHANGED_BY_EXPORT and before.get(key) != after.get(key):
             raise IntegrityError(

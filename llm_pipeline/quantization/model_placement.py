@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from llm_pipeline.checkpoint_loading import load_causal_model
 from llm_pipeline.errors import IntegrityError, unless_io
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.device_memory import free_bytes
@@ -77,23 +77,15 @@ def load_plain_model(source: Path, dtype: torch.dtype, placement: Placement, off
         offload: Directory for weights that neither the GPUs nor the host's memory holds.
 
     Raises:
-        IntegrityError: The checkpoint lacks tensors of the model.
+        IntegrityError: The checkpoint lacks tensors of the model, or its files lead out of its directory.
     """
     transformers_logging.disable_progress_bar()
     spread: dict[str, Any] = {}
     if placement.device_map is not None:
-        spread = {"device_map": placement.device_map, "offload_folder": str(offload)}
+        spread = {"device_map": placement.device_map, "offload": offload}
     if placement.max_memory is not None:
         spread["max_memory"] = dict(placement.max_memory)
-    model, report = AutoModelForCausalLM.from_pretrained(
-        source,
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
-        **spread,
-    )
+    model, report = load_causal_model(source, dtype=dtype, **spread)
     refuse_initialised(report, source)
     places = sorted({str(place) for place in getattr(model, "hf_device_map", {"": model.device}).values()})
     log.info("model loaded", parameters=model.num_parameters(), places=", ".join(places))

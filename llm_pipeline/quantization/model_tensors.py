@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.checkpoint_loading import load_config
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.hub.checkpoint import read_tensors
 from llm_pipeline.quantization.checkpoint_metadata import read_quantization
@@ -80,10 +81,10 @@ def empty_model(directory: Path) -> Any:
     """
     import torch
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = load_config(directory)
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         text = config.get_text_config()

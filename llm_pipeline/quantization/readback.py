@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
+from llm_pipeline.checkpoint_loading import load_causal_model, load_config, load_confined
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.activations import (
     FP4_MAXIMUM,
@@ -86,22 +87,14 @@ def load_model(source: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
         device: Where it computes.
 
     Raises:
-        IntegrityError: Its tensors are not those of the model, or are damaged.
+        IntegrityError: Its tensors are not those of the model, or are damaged, or its files lead out of the directory.
         Unsupported: The checkpoint's format cannot be read.
     """
     transformers_logging.disable_progress_bar()
     require_model_tensors(source)
     place: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": device}}
     if read_quantization(source).algorithm is None:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-            **place,
-        )
+        model, report = load_causal_model(source, dtype=dtype, **place)
         refuse_initialised(report, source)
         return model.eval()
     checkpoint = Checkpoint(source, device)
@@ -117,15 +110,14 @@ def load_model(source: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
 
 
 def _model_with(source: Path, dtype: torch.dtype, checkpoint: Checkpoint, place: dict[str, Any]) -> Any:
-    config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+    config = load_config(source)
     del config.quantization_config
     weights: dict[str, Any] = {key: checkpoint.tensors.unread(key) for key in checkpoint.plain}
     weights |= {f"{name}.weight": _PackedWeight(checkpoint, name, dtype) for name in checkpoint.layers}
     with torch.device("meta"):
         architecture = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
-    model, report = architecture.from_pretrained(
-        None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True, **place
-    )
+    options = {"config": config, "state_dict": weights, "dtype": dtype, "output_loading_info": True, **place}
+    model, report = load_confined(source, lambda: architecture.from_pretrained(None, **options))
     problems = {name: sorted(map(str, keys)) for name, keys in report.items() if keys}
     if problems:
         raise IntegrityError(f"the weights do not fit the architecture: {problems}", where=str(source))

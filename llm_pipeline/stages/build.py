@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.checkpoint_directory import check_directory
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, EngineFacts, engine_builder
@@ -57,6 +58,10 @@ def run(context: StageContext[BuildConfig]) -> StageOutput:
 
 
 def _inputs(context: StageContext[BuildConfig]) -> BuildInputs:
+    """What the builder gets; compilers in programs of their own open it, too, so it is checked here for all of them."""
+    for name in ("checkpoint", "tensorrt_llm_checkpoint"):
+        if name in context.inputs:
+            check_directory(context.inputs[name])
     config, golden = context.config, list[GoldenPrompt]()
     if evaluation := context.inputs.get("evaluation"):
         items = read_items(evaluation)

@@ -150,12 +150,12 @@ def _export(output: Path, recipe: QuantizationRecipe, directory: Path, dtype: Ba
 def _answers(checkpoint: Path, prompts: Sequence[str], dtype: BaselinePrecision) -> list[GoldenPrompt]:
     """Greedy answers of the exported numbers, prompt by prompt."""
     import torch
-    from transformers import AutoTokenizer
 
+    from llm_pipeline.checkpoint_loading import load_tokenizer
     from llm_pipeline.quantization.readback import load_model
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
+    tokenizer = load_tokenizer(checkpoint)
     model = load_model(checkpoint, getattr(torch, dtype), device)
     golden = []
     for prompt in prompts:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -59,3 +61,16 @@ def test_a_build_on_a_host_that_is_not_the_targets_is_a_terminal_failure(request
     failure = execute(request_build(engine="transformers_torch", accelerator="H100-SXM5-80GB", accelerator_count=1))
     assert isinstance(failure, StageFailure)
     assert (failure.error.type, failure.error.family) == ("Unsupported", "terminal")
+
+
+@pytest.mark.parametrize("engine", ["openvino_cpu", "transformers_torch", "tensorrt_llm_llmapi"])
+def test_a_checkpoint_that_names_other_weights_is_built_by_no_builder(place, request_build, engine):
+    poisoned = shutil.copytree(place / "checkpoint", place / f"poisoned-{engine}")
+    config = json.loads((poisoned / "config.json").read_text())
+    weights = str(place / "checkpoint/model.safetensors")
+    (poisoned / "config.json").write_text(json.dumps({**config, "transformers_weights": weights}))
+    checkpoint = open_store(f"file://{place / 'store'}").publish("checkpoint", poisoned)
+    failure = execute(request_build(engine=engine).model_copy(update={"inputs": {"checkpoint": checkpoint}}))
+    assert isinstance(failure, StageFailure)
+    assert failure.error.type == "IntegrityError"
+    assert "'transformers_weights' is" in failure.error.message

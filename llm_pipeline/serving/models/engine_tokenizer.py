@@ -63,7 +63,9 @@ class SlowCodec:
     def __init__(self, directory: Path) -> None:
         from transformers import AutoTokenizer
 
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False
+        )
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """See `Codec.encode`."""

@@ -119,7 +119,7 @@ class Batcher:
         if settings.attention == VARLEN_ATTENTION:
             transformers.AttentionInterface.register(VARLEN_ATTENTION, varlen_attention)
         self._settings = settings
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
         self._model, report = AutoModelForCausalLM.from_pretrained(
             checkpoint,
             dtype=getattr(torch, settings.dtype),
