@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.errors import IntegrityError, Unsupported, unless_io
+from llm_pipeline.hub.safetensors_header import read_header
 from llm_pipeline.quantization.checkpoint_files import read_json
+from llm_pipeline.quantization.tensorrt_llm_tensors import tensor_problems
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +107,11 @@ def check_tensorrt_llm_checkpoint(directory: Path, recipe: QuantizationRecipe, d
         if found != expected:
             raise IntegrityError(f"{name} is {found}, it should be {expected}", where=str(path))
     _check_groups(config, quantization.get("group_size"), path)
-    return _check_weights(directory, ranks, int(config["num_hidden_layers"]))
+    size = _check_weights(directory, ranks, int(config["num_hidden_layers"]))
+    held = [read_header(directory / f"rank{rank}.safetensors") for rank in range(ranks.world_size)]
+    if problems := [*tensor_problems(config, held)]:
+        raise IntegrityError("; ".join(problems), where=str(directory), hint="quantize again: nothing was published")
+    return size
 
 
 def _check_groups(config: dict[str, Any], group: int | None, path: Path) -> None:

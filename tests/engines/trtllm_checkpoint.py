@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 
 LAYERS = 4
-_NUMBERS_PER_LAYER = 512
 
 
 def write_trtllm_checkpoint(
@@ -37,16 +37,21 @@ def write_trtllm_checkpoint(
     }
     (directory / "config.json").write_text(json.dumps({**config, **changes}))
     for rank in range(tensor * pipeline):
-        _write_weights(directory / f"rank{rank}.safetensors")
+        _write_weights(directory / f"rank{rank}.safetensors", algorithm=algorithm)
     return directory
 
 
-def _write_weights(path: Path) -> None:
-    names = [f"transformer.layers.{layer}.mlp.fc.weight" for layer in range(LAYERS)]
-    size = _NUMBERS_PER_LAYER * 2
-    header = {
-        name: {"dtype": "F16", "shape": [_NUMBERS_PER_LAYER], "data_offsets": [place * size, (place + 1) * size]}
-        for place, name in enumerate(names)
-    }
+def _write_weights(path: Path, *, algorithm: str | None) -> None:
+    layer = {"input_layernorm.weight": ("BF16", [256])}
+    for name in ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj"):
+        layer[f"{name}.weight"] = ("F8_E4M3" if algorithm else "BF16", [2, 64])
+        layer |= {f"{name}.weights_scaling_factor": ("F32", [1])} if algorithm else {}
+    tensors = {f"transformer.layers.{number}.{name}": kind for number in range(LAYERS) for name, kind in layer.items()}
+    for name in ("transformer.vocab_embedding.weight", "transformer.ln_f.weight", "lm_head.weight"):
+        tensors[name] = ("BF16", [256])
+    header, end = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + prod(shape) * {"BF16": 2, "F8_E4M3": 1, "F32": 4}[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size * LAYERS))
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))

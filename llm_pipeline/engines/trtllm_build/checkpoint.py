@@ -17,6 +17,7 @@ from llm_pipeline.engines.trtllm_build.checkpoint_config import CheckpointConfig
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.hub.safetensors_header import read_header
 from llm_pipeline.json_document import read_object
+from llm_pipeline.quantization.tensorrt_llm_tensors import tensor_problems
 
 CONFIG_FILE = "config.json"
 _MIXED_FILE = "quant_cfg.json"
@@ -51,13 +52,14 @@ def read_build_checkpoint(directory: Path, target: Target) -> BuildCheckpoint:
     refuse_other_ranks(target, mapping.tp_size, mapping.pp_size)
     problems = [*_mapping_problems(config), *_quantization_problems(config, directory)]
     problems += _rank_problems(directory, mapping.world_size)
+    files = [directory / f"rank{rank}.safetensors" for rank in range(mapping.world_size)]
+    problems = problems or [*tensor_problems(config.model_dump(), [read_header(path) for path in files])]
     if problems:
         raise IntegrityError(
             f"the TensorRT-LLM checkpoint cannot be built: {'; '.join(problems)}",
             where=str(directory),
             hint="make it again with the quantize stage: nothing was built",
         )
-    files = [directory / f"rank{rank}.safetensors" for rank in range(mapping.world_size)]
     return BuildCheckpoint(directory, config, tuple(path.stat().st_size for path in files))
 
 
