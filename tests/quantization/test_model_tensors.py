@@ -204,6 +204,49 @@ def test_a_base_model_s_names_are_those_of_the_hub(tmp_path):
     require_model_tensors(changed("gpt2", tmp_path, change))
 
 
+MOE = "block_sparse_moe.experts.{expert}"
+PUBLISHED = {
+    # WizardLM-2-8x22B's model.safetensors.index.json of 2024-04-16: Mixtral's names
+    "mixtral": ("lm_head model.embed_tokens model.norm",
+                f"model.layers.{{layer}}.: {MOE}.w1 {MOE}.w2 {MOE}.w3 block_sparse_moe.gate input_layernorm "
+                "post_attention_layernorm self_attn.k_proj self_attn.o_proj self_attn.q_proj self_attn.v_proj", {}),
+    # falcon-180B-chat's of 2023-09-20
+    "falcon": ("lm_head transformer.ln_f transformer.ln_f.bias transformer.word_embeddings",
+               "transformer.h.{layer}.: ln_attn ln_attn.bias ln_mlp ln_mlp.bias mlp.dense_4h_to_h mlp.dense_h_to_4h "
+               "self_attention.dense self_attention.query_key_value",
+               {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    # gemma-2b's of 2024-02-29
+    "gemma": ("model.embed_tokens model.norm",
+              "model.layers.{layer}.: input_layernorm mlp.down_proj mlp.gate_proj mlp.up_proj post_attention_layernorm "
+              "self_attn.k_proj self_attn.o_proj self_attn.q_proj self_attn.v_proj", {}),
+    # bloom's of 2023-12-14
+    "bloom": ("ln_f ln_f.bias word_embeddings word_embeddings_layernorm word_embeddings_layernorm.bias",
+              "h.{layer}.: input_layernorm input_layernorm.bias mlp.dense_4h_to_h mlp.dense_4h_to_h.bias "
+              "mlp.dense_h_to_4h mlp.dense_h_to_4h.bias post_attention_layernorm post_attention_layernorm.bias "
+              "self_attention.dense self_attention.dense.bias self_attention.query_key_value "
+              "self_attention.query_key_value.bias", {}),
+}  # fmt: skip
+"""Tensor names as the hub has them: outside the layers, in each layer, and what the configuration says besides."""
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_names_as_they_are_published_are_the_model_s(kind, tmp_path):
+    outside, inside, config = PUBLISHED[kind]
+    prefix, _, leaves = inside.partition(": ")
+    templates = [*outside.split(), *(prefix + leaf for leaf in leaves.split())]
+    whole = [name if name.endswith(".bias") else f"{name}.weight" for name in templates]
+    names = {name.format(layer=layer, expert=expert) for name in whole for layer in range(2) for expert in range(4)}
+    tiny(kind, **config).save_pretrained(tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in written.items()}
+    tied = bare.get("word_embeddings.weight")
+    save_file(
+        {name: bare.get(name.removeprefix("transformer."), tied).clone() for name in names},
+        tmp_path / "model.safetensors",
+    )
+    require_model_tensors(tmp_path)
+
+
 def test_a_model_that_transformers_does_not_know_is_unsupported(tmp_path):
     tiny("llama").save_pretrained(tmp_path)
     for config, problem in (
