@@ -27,7 +27,8 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import NoReturn, ParamSpec
 
 from llm_pipeline.errors import ExitCode, as_pipeline_error, is_unexpected
@@ -70,7 +71,8 @@ def entry_point(main: Callable[_P, int | None]) -> Callable[_P, int]:
     def run(*arguments: _P.args, **options: _P.kwargs) -> int:
         code: int
         try:
-            code = main(*arguments, **options) or ExitCode.GO
+            with _threads_told():
+                code = main(*arguments, **options) or ExitCode.GO
         except _Ended:
             if (trouble := _flush()) is not None:
                 return trouble
@@ -100,6 +102,22 @@ def _report(error: Exception, cause: BaseException | None = None) -> int:
     known = as_pipeline_error(error)
     _write_error("error", str(known))
     return known.exit_code
+
+
+@contextlib.contextmanager
+def _threads_told() -> Iterator[None]:
+    """Log what ends a thread, as the program's other faults are logged: Python writes it to stderr as it is."""
+    before, threading.excepthook = threading.excepthook, _log_thread
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+def _log_thread(failed: threading.ExceptHookArgs) -> None:
+    if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
+        name = failed.thread.name if failed.thread else "unknown"
+        log.error("the thread %s ended by an unexpected exception", name, exc_info=failed.exc_value)
 
 
 def _log_traceback(error: BaseException) -> None:

@@ -174,6 +174,8 @@ class ReleaseClaim:
                 _change(self._store, self._model_id, lambda state: state.heard_of(self._party))
             except PipelineError as error:
                 log.warning("could not renew the claim on the model", model=self._model_id, reason=str(error))
+            except Exception:  # the thread must go on: a claim that nobody renews is taken over
+                log.exception("could not renew the claim on the model", model=self._model_id)
 
     def _answer(self, state: ClaimState) -> Claimant | None:
         mine = state.find(self._party) or self._claimant

@@ -127,7 +127,11 @@ def _follow(stream: IO[str], lines: deque[str], tool: str, on_line: Callable[[st
             lines.append(line)
             log.info(line, tool=tool)
             if on_line is not None:
-                on_line(line)
+                try:
+                    on_line(line)
+                except Exception:  # a pipe that nobody reads would stop the tool
+                    log.exception("a line of the tool was not understood", tool=tool)
+                    on_line = None
 
 
 def _end(process: subprocess.Popen[str]) -> None:

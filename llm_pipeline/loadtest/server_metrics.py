@@ -132,7 +132,10 @@ class ServerSampler:
 
     def _watch(self) -> None:
         while not self._stop.wait(_INTERVAL_SECONDS):
-            self._sample()
+            try:
+                self._sample()
+            except Exception:  # noqa: BLE001 - the next reading may be better; none at all is told at the end
+                _log.exception("metrics could not be read", url=self._endpoint.metrics_url)
 
     def _sample(self) -> None:
         page = self._read(self._endpoint.metrics_url)

@@ -191,3 +191,5 @@ class Lease:
                 return
             except Transient as error:
                 log.warning("could not renew a lease", lease=self._document, reason=str(error))
+            except Exception:  # the thread must go on: a lease that nobody renews is taken over
+                log.exception("could not renew a lease", lease=self._document)

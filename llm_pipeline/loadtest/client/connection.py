@@ -222,7 +222,7 @@ class Connections:
             connection = await self._connect()
         except TimeoutError:
             answer.give_up(_monotonic(), Fault.TIMEOUT, f"no connection within {self._target.timeout_seconds:g} s")
-        except OSError as error:  # TLS errors are among them
+        except Exception as error:  # noqa: BLE001 - TLS errors, wrong names; a request without an end stops the window
             answer.give_up(_monotonic(), Fault.CONNECTION, f"{type(error).__name__}: {error}")
         else:
             self._under_way.append((answer, connection))
