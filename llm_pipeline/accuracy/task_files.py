@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from llm_pipeline.config.plain_files import DATA_FILE_BYTES, problem_of_plain_file, read_plain_file
 from llm_pipeline.errors import ConfigError, unless_io
+from llm_pipeline.yaml_document import CONFIG_BOUNDS, parse_yaml
 
 _DEFAULT_OUTPUT_TYPE = "generate_until"
 """What lm-eval takes a task for that does not say."""
@@ -54,10 +54,7 @@ def task_configurations(directory: Path) -> dict[str, dict[str, Any]]:
     """
     configurations: dict[str, dict[str, Any]] = {}
     for path in sorted(directory.glob("*.yaml")):
-        try:
-            configuration = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except yaml.YAMLError as error:
-            raise ConfigError(f"not plain YAML: {error}", where=str(path)) from error
+        configuration = parse_yaml(read_plain_file(path, CONFIG_BOUNDS.bytes + 1), where=str(path)).value
         if not isinstance(configuration, dict) or not isinstance(configuration.get("task"), str):
             raise ConfigError("a task file needs `task: <name>`", where=str(path))
         if configuration["task"] in configurations:
@@ -83,6 +80,8 @@ def _rows(directory: Path, file: str) -> list[dict[str, Any]]:
     if not path.is_relative_to(directory.resolve()):
         raise ConfigError(f"the data file {file!r} is outside the task directory", where=str(directory))
     try:
+        if problem := problem_of_plain_file(path, DATA_FILE_BYTES):
+            raise ConfigError(f"unreadable task data: the file {problem}", where=str(path))
         with path.open(encoding="utf-8") as lines:  # `splitlines` would split at the U+2028 of a text, too
             return [json.loads(line) for line in lines]
     except (OSError, ValueError, RecursionError) as error:

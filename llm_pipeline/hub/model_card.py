@@ -6,10 +6,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.yaml_document import YamlBounds, parse_yaml
 
 CARD_FILE = "README.md"
 MAXIMUM_CARD_BYTES = 4_000_000
+_BOUNDS = YamlBounds(bytes=MAXIMUM_CARD_BYTES, depth=64, nodes=200_000, strict=False)
+"""Cards of embedding models list every result of a benchmark: tens of thousands of values."""
+
 _FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
 
 
@@ -17,8 +21,8 @@ def card_fields(text: str) -> dict[str, Any]:
     """The YAML front matter of a card; empty when there is none or it cannot be read."""
     match = _FRONT_MATTER.match(text)
     try:
-        fields = yaml.safe_load(match.group(1)) if match else None
-    except yaml.YAMLError:
+        fields = parse_yaml(match.group(1), where=CARD_FILE, bounds=_BOUNDS).value if match else None
+    except ConfigError:
         return {}
     return fields if isinstance(fields, dict) else {}
 

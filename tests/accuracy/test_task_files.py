@@ -38,7 +38,7 @@ def test_a_task_that_does_not_say_generates(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("task: a\ndoc_to_text: !function module.name\n", "not plain YAML"),
+        ("task: a\ndoc_to_text: !function module.name\n", "not valid YAML: the tag '!function'"),
         ("tasks: a\n", "needs `task"),
         ("task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: ../secret.jsonl}}\n", "outside"),
         ("task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: absent.jsonl}}\n", "unreadable task data"),

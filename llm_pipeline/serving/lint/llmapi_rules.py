@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from llm_pipeline.errors import ConfigError
 from llm_pipeline.serving.lint.engine_rules import device_set_rules
 from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.leftovers import find_leftovers
 from llm_pipeline.serving.lint.pbtxt import line_of
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
+from llm_pipeline.yaml_document import parse_yaml
 
 ARGUMENTS_FILE = "model.yaml"
 _RECORDED_VERSIONS = ("1.2.1", "1.4.0rc0")
@@ -63,9 +63,9 @@ class _ArgumentsFile:
     def read(cls, model: ModelSource, path: Path) -> _ArgumentsFile:
         file, text = f"{path.parent.name}/{path.name}", path.read_text(encoding="utf-8", errors="replace")
         try:
-            return cls(model, file, text, yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            return cls(model, file, text, None, " ".join(str(error).split()))
+            return cls(model, file, text, parse_yaml(text, where=file).value)
+        except ConfigError as error:
+            return cls(model, file, text, None, str(error))
 
     def findings(self) -> Iterator[Finding]:
         for leftover in find_leftovers(self.text):

@@ -8,10 +8,11 @@ from typing import Any
 import yaml
 
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import IntegrityError, unless_io
+from llm_pipeline.errors import ConfigError, IntegrityError, unless_io
 from llm_pipeline.serving.repositories.packaged import PackagedEngine, text_switches, write_served_model
 from llm_pipeline.serving.repository_layout import CHECKPOINT_DIRECTORY, LLM_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.yaml_document import parse_yaml
 
 LLM_ARGUMENTS_FILE = "llm_args.yaml"
 """In the engine: the arguments of `LLM` as they were checked by the build."""
@@ -43,8 +44,8 @@ def read_arguments(engine: Path) -> dict[str, Any]:
     """
     path = engine / LLM_ARGUMENTS_FILE
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        document = parse_yaml(path.read_bytes(), where=str(path)).value
+    except (OSError, ConfigError) as error:
         raise unless_io(
             error, IntegrityError(f"the engine has no arguments for LLM: {error}", where=str(path))
         ) from error
