@@ -226,7 +226,7 @@ class _Composer(Composer, Resolver):
         holder.key = event.value
         if not self._bounds.strict:
             return
-        tag = self.resolve(yaml.ScalarNode, event.value, event.implicit)
+        tag = self.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]
         if tag not in _KEY_TAGS:
             raise _refused(f"the key {_shown(event.value)} is no word to YAML: put it into quotes", event)
         if event.value in holder.keys:
@@ -236,7 +236,7 @@ class _Composer(Composer, Resolver):
     def _count(self, event: Any) -> None:
         size = 1
         if isinstance(event, yaml.AliasEvent):
-            known = self._sizes.get(event.anchor, 1)  # the composer refuses one that was never defined
+            known = self._sizes.get(event.anchor or "", 1)  # the composer refuses one that was never defined
             if known is None:
                 raise _refused("an alias refers to what holds it", event)
             size = known
@@ -247,7 +247,7 @@ class _Composer(Composer, Resolver):
             raise _refused(f"more than {self._bounds.nodes} values, aliases counted at each use", event)
 
 
-def _refused(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
+def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 

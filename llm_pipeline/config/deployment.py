@@ -8,7 +8,18 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator
 
 from llm_pipeline.config.environment import Environment, Interpreter
 from llm_pipeline.config.metric_source import MetricSource
-from llm_pipeline.config.model import ConfigModel, Name, PlainUrl
+from llm_pipeline.config.model import (
+    ConfigModel,
+    HostPath,
+    Items,
+    Name,
+    PlainUrl,
+    PositiveFraction,
+    Ranks,
+    Small,
+    VariableName,
+    Word,
+)
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.config.server_place import ServerPlace
@@ -63,12 +74,14 @@ class QuantizationHost(ConfigModel):
         count: How many of them one quantization may use.
     """
 
-    accelerator: str
-    count: int = Field(default=1, ge=1)
+    accelerator: Word
+    count: Ranks = 1
 
 
-AirflowName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,249}$")]
+AirflowName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,249}$", max_length=250)]
 """Name of a queue or of a pool."""
+
+Price = Annotated[float, Field(ge=0.000_001, le=1_000_000.0)]
 
 
 class WorkerGroup(ConfigModel):
@@ -94,7 +107,7 @@ class Workers(ConfigModel):
     """
 
     quantization: WorkerGroup = WorkerGroup()
-    targets: dict[Name, WorkerGroup] = Field(default={})
+    targets: Annotated[dict[Name, WorkerGroup], Field(max_length=256)] = Field(default={})
 
 
 class HubAccess(ConfigModel):
@@ -111,11 +124,11 @@ class HubAccess(ConfigModel):
     """
 
     endpoint: PlainUrl | None = None
-    token_variable: str = "HF_TOKEN"  # noqa: S105 - the name of a variable, not a token
-    cache: str | None = None
+    token_variable: VariableName = "HF_TOKEN"  # noqa: S105 - the name of a variable, not a token
+    cache: HostPath | None = None
     connections: int = Field(default=4, ge=1, le=64)
-    megabytes_per_second: float | None = Field(default=None, gt=0.0)
-    webhook_secret_variable: str = "LLM_PIPELINE_WEBHOOK_SECRET"  # noqa: S105
+    megabytes_per_second: Annotated[float, Field(ge=0.001, le=1_000_000.0)] | None = None
+    webhook_secret_variable: VariableName = "LLM_PIPELINE_WEBHOOK_SECRET"  # noqa: S105
 
 
 class Retention(ConfigModel):
@@ -132,11 +145,11 @@ class Retention(ConfigModel):
         delete: Whether scheduled runs delete; otherwise they only report what they would delete.
     """
 
-    keep_releases: int = Field(default=5, ge=1)
-    keep_days: float = Field(default=30.0, ge=0.0)
-    grace_hours: float = Field(default=24.0, ge=1.0)
-    max_deleted_share: float = Field(default=0.5, gt=0.0, le=1.0)
-    schedule: str | None = None
+    keep_releases: Items = 5
+    keep_days: Annotated[float, Field(ge=0.0, le=36_500.0)] = 30.0
+    grace_hours: Annotated[float, Field(ge=1.0, le=8_760.0)] = 24.0
+    max_deleted_share: PositiveFraction = 0.5
+    schedule: Word | None = None
     delete: bool = False
 
 
@@ -148,7 +161,7 @@ class GuardSchedule(ConfigModel):
             for 15 minutes, a canary that waits for a person is rolled back when its run ends.
     """
 
-    schedule: str | None = "* * * * *"
+    schedule: Word | None = "* * * * *"
 
 
 class Deployment(ConfigModel):
@@ -174,17 +187,17 @@ class Deployment(ConfigModel):
 
     name: Name
     store: StoreConfig
-    work_root: str
-    state_root: str
+    work_root: HostPath
+    state_root: HostPath
     hub: HubAccess = HubAccess()
-    environments: dict[Name, Environment]
-    triton_home: str
+    environments: Annotated[dict[Name, Environment], Field(max_length=256)]
+    triton_home: HostPath
     quantization_host: QuantizationHost | None = None
-    gpu_hour_prices: dict[str, Annotated[float, Field(gt=0.0)]] = Field(default={})
-    currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$")
-    places: dict[Name, TargetPlace] = Field(default={})
+    gpu_hour_prices: Annotated[dict[Word, Price], Field(max_length=256)] = Field(default={})
+    currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$", max_length=3)
+    places: Annotated[dict[Name, TargetPlace], Field(max_length=256)] = Field(default={})
     workers: Workers = Workers()
-    computing_at_once: int | None = Field(default=None, ge=1)
+    computing_at_once: Small | None = None
     retention: Retention = Retention()
     guard: GuardSchedule = GuardSchedule()
     notifications: Notifications = Notifications()

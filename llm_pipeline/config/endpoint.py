@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
 from pydantic import Field
 
-from llm_pipeline.config.model import ConfigModel, PlainUrl
+from llm_pipeline.config.model import ConfigModel, HostPath, PlainUrl, VariableName, Word
 from llm_pipeline.errors import ConfigError
 
 
@@ -24,11 +25,11 @@ class Endpoint(ConfigModel):
     """
 
     url: PlainUrl
-    grpc: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.\-\[\]:]+:\d+$")
+    grpc: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.\-\[\]:]+:\d+$", max_length=300)
     metrics_url: PlainUrl | None = None
     dcgm_url: PlainUrl | None = None
-    header_variables: dict[str, str] = Field(default={})
-    ca_file: str | None = None
+    header_variables: Annotated[dict[Word, VariableName], Field(max_length=64)] = Field(default={})
+    ca_file: HostPath | None = None
 
     def headers(self) -> dict[str, str]:
         """The headers with their values.

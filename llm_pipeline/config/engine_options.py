@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.model import ConfigModel, ParameterValue, PositiveMinutes, Ranks, Word
 
 PluginType = Literal["auto", "float16", "float32", "bfloat16", "fp8", "nvfp4", "disable"]
 
@@ -28,12 +28,12 @@ class EngineBuildOptions(ConfigModel):
             true and false; flags of several values take them separated by commas.
     """
 
-    time_limit_minutes: float = Field(default=120.0, gt=0.0)
-    workers: int = Field(default=1, ge=1)
+    time_limit_minutes: PositiveMinutes = 120.0
+    workers: Ranks = 1
     gemm_plugin: PluginType | None = "auto"
     gpt_attention_plugin: PluginType = "auto"
     paged_context_fmha: bool = True
     fp8_context_fmha: bool = True
     multiple_profiles: bool = False
     reduce_fusion: bool = False
-    flags: dict[str, str | int | bool] = Field(default={})
+    flags: Annotated[dict[Word, ParameterValue], Field(max_length=256)] = Field(default={})

@@ -10,9 +10,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from llm_pipeline.config.model import ConfigModel, Name
+from llm_pipeline.config.model import (
+    ConfigModel,
+    Cores,
+    Gpus,
+    HostPath,
+    Labels,
+    Name,
+    Names,
+    PathText,
+    PositiveGib,
+    PositiveMinutes,
+    VariableName,
+    Word,
+)
 
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+VariableNames = Annotated[tuple[VariableName, ...], Field(max_length=256)]
 
 
 class Interpreter(ConfigModel):
@@ -23,7 +36,7 @@ class Interpreter(ConfigModel):
     """
 
     runner: Literal["process"] = "process"
-    python: str
+    python: HostPath
 
 
 class Mount(ConfigModel):
@@ -35,8 +48,8 @@ class Mount(ConfigModel):
         writable: Whether the stage may write there. The store and the work directory must be.
     """
 
-    source: str
-    path: str | None = None
+    source: HostPath
+    path: PathText | None = None
     writable: bool = False
 
 
@@ -58,23 +71,23 @@ class DockerEnvironment(ConfigModel):
     """
 
     runner: Literal["docker"]
-    image: str | None = None
-    python: str = "python3"
-    gpus: Annotated[int, Field(ge=0)] | Literal["all"] = 0
-    mounts: tuple[Mount, ...] = ()
-    variables: tuple[VariableName, ...] = ()
-    memory_gib: float | None = Field(default=None, gt=0.0)
-    shared_memory_gib: float = Field(default=1.0, gt=0.0)
-    network: str = "bridge"
-    user: str | None = None
+    image: Word | None = None
+    python: PathText = "python3"
+    gpus: Gpus | Literal["all"] = 0
+    mounts: Annotated[tuple[Mount, ...], Field(max_length=256)] = ()
+    variables: VariableNames = ()
+    memory_gib: PositiveGib | None = None
+    shared_memory_gib: PositiveGib = 1.0
+    network: Word = "bridge"
+    user: Word | None = None
 
 
 class Toleration(ConfigModel):
     """A taint that the pod may be scheduled on all the same, in Kubernetes' words."""
 
-    key: str
+    key: Word
     operator: Literal["Exists", "Equal"] = "Exists"
-    value: str | None = None
+    value: Word | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
@@ -88,8 +101,12 @@ class ClaimMount(ConfigModel):
     """
 
     claim: Name
-    path: str
+    path: PathText
     writable: bool = False
+
+
+Tolerations = Annotated[tuple[Toleration, ...], Field(max_length=64)]
+Claims = Annotated[tuple[ClaimMount, ...], Field(max_length=256)]
 
 
 class KubernetesEnvironment(ConfigModel):
@@ -121,24 +138,24 @@ class KubernetesEnvironment(ConfigModel):
 
     runner: Literal["kubernetes"]
     namespace: Name
-    context: str | None = None
-    image: str | None = None
-    python: str = "python3"
-    gpus: int = Field(default=0, ge=0)
-    gpu_resource: str = "nvidia.com/gpu"
-    cpu: float | None = Field(default=None, gt=0.0)
-    memory_gib: float | None = Field(default=None, gt=0.0)
-    shared_memory_gib: float = Field(default=1.0, gt=0.0)
-    node_selector: dict[str, str] = Field(default={})
-    tolerations: tuple[Toleration, ...] = ()
-    claims: tuple[ClaimMount, ...] = ()
-    secrets: tuple[Name, ...] = ()
-    user: str | None = Field(default="1000:1000", pattern=r"^[1-9]\d*(:\d+)?$")
+    context: Word | None = None
+    image: Word | None = None
+    python: PathText = "python3"
+    gpus: Gpus = 0
+    gpu_resource: Word = "nvidia.com/gpu"
+    cpu: Cores | None = None
+    memory_gib: PositiveGib | None = None
+    shared_memory_gib: PositiveGib = 1.0
+    node_selector: Labels = Field(default={})
+    tolerations: Tolerations = ()
+    claims: Claims = ()
+    secrets: Names = ()
+    user: str | None = Field(default="1000:1000", pattern=r"^[1-9]\d*(:\d+)?$", max_length=32)
     service_account: Name | None = None
-    image_pull_secrets: tuple[Name, ...] = ()
-    labels: dict[str, str] = Field(default={})
-    start_timeout_minutes: float = Field(default=30.0, gt=0.0)
-    time_limit_minutes: float | None = Field(default=None, gt=0.0)
+    image_pull_secrets: Names = ()
+    labels: Labels = Field(default={})
+    start_timeout_minutes: PositiveMinutes = 30.0
+    time_limit_minutes: PositiveMinutes | None = None
 
 
 def _from_path(value: Any) -> Any:

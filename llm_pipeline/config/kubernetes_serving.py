@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from llm_pipeline.config.environment import ClaimMount, Toleration
-from llm_pipeline.config.model import ConfigModel, Name, PlainUrl
+from llm_pipeline.config.environment import ClaimMount, Claims, Toleration, Tolerations
+from llm_pipeline.config.model import (
+    BatchSize,
+    ConfigModel,
+    Cores,
+    Instances,
+    Labels,
+    Name,
+    Names,
+    PlainUrl,
+    PositiveGib,
+    Word,
+)
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.store import StoreConfig
+
+Amount = Annotated[int, Field(ge=0, le=2**53)]
+"""A quantity of one of a node's resources."""
 
 _STORE = "/srv/llm-pipeline/store"
 
@@ -57,34 +71,34 @@ class ServingManifestOptions(ConfigModel):
     """
 
     namespace: Name = "llm-serving"
-    image: str | None = None
-    setup_image: str | None = None
+    image: Word | None = None
+    setup_image: Word | None = None
     store: StoreConfig = StoreConfig(uri=f"file://{_STORE}")
-    claims: tuple[ClaimMount, ...] = (ClaimMount(claim="llm-pipeline-store", path=_STORE),)
-    secrets: tuple[Name, ...] = ()
+    claims: Claims = (ClaimMount(claim="llm-pipeline-store", path=_STORE),)
+    secrets: Names = ()
     service_account: Name | None = None
-    image_pull_secrets: tuple[Name, ...] = ()
-    minimum_replicas: int = Field(default=1, ge=1)
-    maximum_replicas: int = Field(default=4, ge=1)
-    surge: int = Field(default=1, ge=0)
+    image_pull_secrets: Names = ()
+    minimum_replicas: Instances = 1
+    maximum_replicas: Instances = 4
+    surge: int = Field(default=1, ge=0, le=1024)
     autoscaler: Literal["hpa", "keda", "none"] = "hpa"
-    active_requests_per_replica: int | None = Field(default=None, ge=1)
+    active_requests_per_replica: BatchSize | None = None
     prometheus: PlainUrl = "http://prometheus-operated.monitoring.svc:9090"
-    gpu_resource: str = "nvidia.com/gpu"
-    gpu_product: str | None = None
-    extra_resources: dict[str, int] = Field(default={})
-    node_selector: dict[str, str] = Field(default={})
-    tolerations: tuple[Toleration, ...] = (Toleration(key="nvidia.com/gpu", effect="NoSchedule"),)
-    cpu: float | None = Field(default=None, gt=0.0)
-    memory_gib: float | None = Field(default=None, gt=0.0)
-    user: str = Field(default="1000:1000", pattern=r"^[1-9]\d*(:\d+)?$")
+    gpu_resource: Word = "nvidia.com/gpu"
+    gpu_product: Word | None = None
+    extra_resources: Annotated[dict[Word, Amount], Field(max_length=64)] = Field(default={})
+    node_selector: Labels = Field(default={})
+    tolerations: Tolerations = (Toleration(key="nvidia.com/gpu", effect="NoSchedule"),)
+    cpu: Cores | None = None
+    memory_gib: PositiveGib | None = None
+    user: str = Field(default="1000:1000", pattern=r"^[1-9]\d*(:\d+)?$", max_length=32)
     ports: ServerPorts = ServerPorts(http=8000, grpc=8001, metrics=8002)
-    startup_minutes: int = Field(default=30, ge=1)
-    drain_seconds: int = Field(default=60, ge=1)
-    endpoint_seconds: int = Field(default=10, ge=1)
+    startup_minutes: int = Field(default=30, ge=1, le=1_440)
+    drain_seconds: int = Field(default=60, ge=1, le=86_400)
+    endpoint_seconds: int = Field(default=10, ge=1, le=3_600)
     ssh_secret: Name = "llm-pipeline-mpi"  # noqa: S105 - the name of a secret
-    group_topology: str | None = None
-    labels: dict[str, str] = Field(default={})
+    group_topology: Word | None = None
+    labels: Labels = Field(default={})
 
     @model_validator(mode="after")
     def _replicas_are_a_range(self) -> Self:

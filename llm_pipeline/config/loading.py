@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,23 +14,23 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter
+from llm_pipeline.config.model import PathsRelativeTo
+from llm_pipeline.config.plain_files import DATA_FILE_BYTES, problem_of_plain_file, read_plain_file
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
+from llm_pipeline.config.ranges import range_at
 from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
-from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.quantization.calibration import apportion
 from llm_pipeline.quantization.modelopt_recipes import check_kv_cache, check_modelopt_recipe
 from llm_pipeline.quantization.named_sets import named_set
+from llm_pipeline.yaml_document import CONFIG_BOUNDS, parse_yaml
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Location = tuple[int | str, ...]
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml where PyYAML was built with it: a DAG file reads dozens of these files at every parse."""
-
+_OUT_OF_RANGE = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"}
 _LONGEST_INPUT_SHOWN = 80
 """Characters of a wrong value that an error quotes; a whole section is not repeated."""
 
@@ -58,9 +57,8 @@ def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
     Raises:
         ConfigError: The file is missing, is not YAML, or does not fit the model; one line a mistake.
     """
-    text = _read(path)
-    node = _compose(path, text)
-    data = _construct(path, node)
+    document = parse_yaml(_read(path), where=str(path))
+    data, node = document.value, document.node
     if not isinstance(data, dict):
         raise ConfigError("expected keys and values", where=f"{path}:1")
     for key, value in fixed.items():
@@ -69,7 +67,7 @@ def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
                 f"{key} is {data[key]!r} but the file is named {value!r}", where=f"{path}:{_line(node, (key,))}"
             )
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context=PathsRelativeTo(path.parent))
     except ValidationError as error:
         mistakes = [_mistake(path, node, model, details) for details in _told_once(model, error.errors())]
         raise ConfigError("\n".join(mistakes), hint=f"correct {path.name}; nothing was started") from error
@@ -128,96 +126,17 @@ def load_deployment(path: Path) -> Deployment:
     """
     path = path.resolve()
     deployment = load_yaml(path, Deployment, name=path.stem)
-
-    def absolute(value: str) -> str:
-        # abspath, not resolve: an interpreter of a virtual environment is a link that must stay one.
-        return os.path.abspath(path.parent / os.path.expandvars(value))  # noqa: PTH100
-
-    return deployment.model_copy(
-        update={
-            "store": _place_store(deployment, absolute),
-            "hub": deployment.hub.model_copy(update={"cache": deployment.hub.cache and absolute(deployment.hub.cache)}),
-            "work_root": absolute(deployment.work_root),
-            "state_root": absolute(deployment.state_root),
-            "triton_home": absolute(deployment.triton_home),
-            "environments": {name: _place(found, absolute) for name, found in deployment.environments.items()},
-        }
-    )
+    store = deployment.store
+    cache = None if store.directory else store.cache or f"{deployment.work_root}/cache"
+    return deployment.model_copy(update={"store": store.model_copy(update={"cache": cache})})
 
 
-def _place(environment: Environment, absolute: Callable[[str], str]) -> Environment:
-    """An environment with the paths of this host made absolute."""
-    if isinstance(environment, Interpreter):
-        return environment.model_copy(update={"python": absolute(environment.python)})
-    if isinstance(environment, DockerEnvironment):
-        mounts = tuple(m.model_copy(update={"source": absolute(m.source)}) for m in environment.mounts)
-        return environment.model_copy(update={"mounts": mounts})
-    return environment
-
-
-def _place_store(deployment: Deployment, absolute: Callable[[str], str]) -> StoreConfig:
-    """The deployment's store with every path in it made absolute."""
-    store, signing = deployment.store, deployment.store.signing
-    if signing is not None:
-        paths = {
-            "private_key": signing.private_key and absolute(signing.private_key),
-            "public_keys": tuple(absolute(key) for key in signing.public_keys),
-        }
-        signing = signing.model_copy(update=paths)
-    uri = store.uri if "://" in store.uri else f"file://{absolute(store.uri)}"
-    cache = absolute(store.cache or f"{deployment.work_root}/cache") if uri.startswith("s3://") else None
-    return store.model_copy(update={"uri": uri, "cache": cache, "signing": signing})
-
-
-def _read(path: Path) -> str:
+def _read(path: Path) -> bytes:
+    """The file's bytes, or one more than the bound, which the reader then refuses."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_plain_file(path, CONFIG_BOUNDS.bytes + 1)
     except FileNotFoundError as error:
         raise ConfigError("no such file", where=str(path), hint=_suggest_file(path)) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", where=str(path)) from error
-
-
-def _compose(path: Path, text: str) -> yaml.Node | None:
-    try:
-        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
-        _refuse_bad_keys(node)
-    except yaml.YAMLError as error:
-        raise _not_yaml(path, error) from error
-    return node
-
-
-def _construct(path: Path, node: yaml.Node | None) -> Any:
-    try:
-        return None if node is None else yaml.SafeLoader("").construct_document(node)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date but is none
-        raise _not_yaml(path, error) from error
-
-
-def _not_yaml(path: Path, error: Exception) -> ConfigError:
-    if isinstance(error, yaml.MarkedYAMLError):
-        where = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else str(path)
-        return ConfigError(f"not valid YAML: {error.problem}", where=where)
-    return ConfigError(f"not valid YAML: {error}", where=str(path))
-
-
-def _refuse_bad_keys(node: yaml.Node | None, above: tuple[yaml.Node, ...] = ()) -> None:
-    """Refuse keys given twice (YAML loaders keep the last one silently), keys that are no words, and endless files."""
-    if node is not None and node in above:
-        raise yaml.MarkedYAMLError(problem="an alias refers to what holds it", problem_mark=node.start_mark)
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_bad_keys(item, (*above, node))
-    if not isinstance(node, yaml.MappingNode):
-        return
-    seen: set[str] = set()
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise yaml.MarkedYAMLError(problem="a key must be a plain word", problem_mark=key.start_mark)
-        if key.value in seen:
-            raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark)
-        seen.add(key.value)
-        _refuse_bad_keys(value, (*above, node))
 
 
 def _told_once(model: type[BaseModel], errors: list[ErrorDetails]) -> list[ErrorDetails]:
@@ -237,6 +156,8 @@ def _mistake(path: Path, node: yaml.Node | None, model: type[BaseModel], details
     if details["type"] == "missing":
         return f"{place}: missing key {key}"
     message = details["msg"].removeprefix("Value error, ")
+    if details["type"] in _OUT_OF_RANGE and (allowed := range_at(model, details["loc"])):
+        message = f"must be {allowed}"
     given = repr(details["input"])
     shown = f" (got {given})" if len(given) <= _LONGEST_INPUT_SHOWN else ""
     return f"{place}: {key}: {message}{shown}"
@@ -304,7 +225,7 @@ def _suggest_file(path: Path) -> str:
 
 
 def _where(path: Path, location: Location) -> str:
-    return f"{path}:{_line(_compose(path, _read(path)), location)}"
+    return f"{path}:{_line(parse_yaml(_read(path), where=str(path)).node, location)}"
 
 
 @contextmanager
@@ -356,11 +277,21 @@ def _check_calibration(root: Path, path: Path, calibration: Calibration) -> None
 
 def _check_data_file(root: Path, name: str, source: Path, location: Location) -> None:
     key = ".".join(part for part in location if isinstance(part, str))
-    found = (root / name).resolve()
-    if not found.is_relative_to(root):
-        raise ConfigError(f"{key}: {name} lies outside {root}", where=_where(source, location))
-    if not found.exists():
-        raise ConfigError(f"{key}: {name} does not exist below {root}", where=_where(source, location))
+    try:
+        found = (root / name).resolve()
+        if not found.is_relative_to(root):
+            problem = f"{name} lies outside {root}"
+        elif not found.exists():
+            problem = f"{name} does not exist below {root}"
+        elif location[-1] == "task_directory":
+            problem = "" if found.is_dir() else f"{name} is not a directory"
+        else:
+            problem = problem_of_plain_file(found, DATA_FILE_BYTES)
+            problem = problem and f"{name} {problem}"
+    except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
+        raise ConfigError(f"{key}: {name}: {error}", where=_where(source, location)) from error
+    if problem:
+        raise ConfigError(f"{key}: {problem}", where=_where(source, location))
 
 
 def _check_places(path: Path, release: ResolvedRelease, deployment: Deployment) -> None:

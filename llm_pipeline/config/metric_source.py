@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from llm_pipeline.config.environment import VariableName
-from llm_pipeline.config.model import ConfigModel, Fraction, PlainUrl, PositiveSeconds
+from llm_pipeline.config.model import ConfigModel, Fraction, HostPath, PlainUrl, PositiveSeconds, VariableName, Word
 
-Selector = Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})?$")]
+Selector = Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})?$", max_length=2048)]
 """Series of one counter in PromQL's words: its name, and labels in braces."""
 
 
@@ -22,8 +21,8 @@ class EnvoySource(ConfigModel):
 class SlotLabels(ConfigModel):
     """The value of a label for each slot."""
 
-    blue: str
-    green: str
+    blue: Word
+    green: Word
 
     @model_validator(mode="after")
     def _are_two(self) -> SlotLabels:
@@ -55,8 +54,8 @@ class PrometheusSource(ConfigModel):
     kind: Literal["prometheus"]
     url: PlainUrl
     token_variable: VariableName | None = None
-    ca_file: str | None = None
-    slot_label: str
+    ca_file: HostPath | None = None
+    slot_label: Word
     slots: SlotLabels
     requests: Selector
     errors: Selector

@@ -1,11 +1,19 @@
-"""The base of all configuration models, and the few constrained types they share."""
+"""The base of all configuration models, and the constrained types they share.
+
+Every number has a range and every text and collection a largest length: beyond them a value is a slip of the pen, and
+would overflow, or never end, somewhere far from the file that has it. `tests/config/test_bounds.py` finds a field
+without bounds.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo
 
 
 class ConfigModel(BaseModel):
@@ -21,14 +29,31 @@ class ConfigModel(BaseModel):
     )
 
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$", max_length=63)]
 """A name that is safe in a file name, a task id and a metric label."""
 
-HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$")]
+HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$", max_length=193)]
 """`organisation/name` on the hub."""
 
-Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]{0,127}$")]
+Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]{0,127}$", max_length=128)]
 """A branch, tag or commit on the hub."""
+
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+"""Name of an environment variable."""
+
+Word = Annotated[str, StringConstraints(max_length=256)]
+"""A name in the words of another system: a label, an image, a region, a task, a pattern of module names."""
+
+Line = Annotated[str, StringConstraints(max_length=2048)]
+"""A line of text: a description, an expression."""
+
+PathText = Annotated[str, StringConstraints(max_length=4096)]
+"""A path that is taken as it is: in a container, a pod or another host, or relative to `configs/`."""
+
+Names = Annotated[tuple[Name, ...], Field(max_length=256)]
+Words = Annotated[tuple[Word, ...], Field(max_length=1024)]
+Labels = Annotated[dict[Word, Word], Field(max_length=256)]
+"""Labels or selectors in Kubernetes' words."""
 
 
 def _is_plain_url(url: str) -> str:
@@ -37,10 +62,138 @@ def _is_plain_url(url: str) -> str:
     return url
 
 
-PlainUrl = Annotated[str, AfterValidator(_is_plain_url)]
+PlainUrl = Annotated[str, Field(max_length=2048), AfterValidator(_is_plain_url)]
 """Where a service is; who we are to it stands in environment variables."""
 
+
+@dataclass(frozen=True)
+class PathsRelativeTo:
+    """Context of a validation: paths of this host are expanded, and relative to this directory.
+
+    Without it they are taken as they are: a stage's request and a record have them absolute already.
+    """
+
+    directory: Path
+
+
+_VARIABLE = re.compile(r"\$(\$|\w+|\{\w+\})?", re.ASCII)
+
+
+def host_path(text: str, info: ValidationInfo) -> str:
+    """The absolute path of a path as it is written, when a file is loaded: `PathsRelativeTo` is the context.
+
+    `$NAME` and `${NAME}` are environment variables, `$$` is a dollar sign, and `~/` at the beginning is the home
+    directory.
+
+    Raises:
+        ValueError: A variable is not set, or is empty; or `$` or `~` stand where they mean nothing.
+    """
+    if not isinstance(info.context, PathsRelativeTo):
+        return text
+    expanded = _VARIABLE.sub(_value_of, _without_home(text))
+    return os.path.abspath(info.context.directory / expanded)  # noqa: PTH100 - a virtual environment's python stays a link
+
+
+def _without_home(text: str) -> str:
+    if not text.startswith("~"):
+        return text
+    if text != "~" and not text.startswith("~/"):
+        raise ValueError("only ~/ is expanded, to the home directory: write other paths in full")
+    return str(Path.home()).replace("$", "$$") + text[1:]
+
+
+def _value_of(match: re.Match[str]) -> str:
+    if match[1] == "$":
+        return "$"
+    if match[1] is None:
+        raise ValueError("a $ must be followed by the name of a variable; write $$ for a dollar sign")
+    name = match[1].strip("{}")
+    if not (value := os.environ.get(name)):
+        raise ValueError(f"the environment variable {name} is not set here, or is empty")
+    return value
+
+
+HostPath = Annotated[PathText, AfterValidator(host_path)]
+"""A path of this host: relative to the file that has it; `$NAME`, `${NAME}` and `~/` are expanded, `$$` is a `$`."""
+
+AbsolutePath = Annotated[PathText, Field(pattern=r"^/.+"), AfterValidator(host_path)]
+"""A path of this host that is written in full, but for its variables."""
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Percent = Annotated[float, Field(gt=0.0, le=100.0)]
+PositiveFraction = Annotated[float, Field(ge=1e-6, le=1.0)]
+ProperFraction = Annotated[float, Field(ge=1e-6, le=0.999_999)]
+Confidence = Annotated[float, Field(ge=0.5, le=0.999_999)]
+Alpha = Annotated[float, Field(ge=1e-9, lt=0.5)]
+"""Chance of a false alarm."""
+
+Percent = Annotated[float, Field(ge=0.01, le=100.0)]
+"""Down to a basis point, which is what routers can do at best."""
+
+Ratio = Annotated[float, Field(ge=1.0, le=1000.0)]
+RatioAboveOne = Annotated[float, Field(ge=1.0001, le=1000.0)]
+
+PositiveSeconds = Annotated[float, Field(ge=0.001, le=2_592_000.0)]
+"""Up to 30 days."""
+
+Seconds = Annotated[float, Field(ge=0.0, le=2_592_000.0)]
+"""None, or up to 30 days."""
+
+PositiveMinutes = Annotated[float, Field(ge=0.001, le=43_200.0)]
+"""Up to 30 days."""
+
+Minutes = Annotated[float, Field(ge=0.0, le=43_200.0)]
+Hours = Annotated[float, Field(ge=0.0, le=8_760.0)]
+"""None, or up to a year."""
+
+PositiveHours = Annotated[float, Field(ge=0.0001, le=8_760.0)]
+PositiveMilliseconds = Annotated[float, Field(ge=0.001, le=86_400_000.0)]
+"""Up to a day."""
+
+Milliseconds = Annotated[float, Field(ge=0.0, le=86_400_000.0)]
+CheckMilliseconds = Annotated[int, Field(ge=1, le=3_600_000)]
+"""How often something is looked at."""
+
+Microseconds = Annotated[int, Field(ge=0, le=86_400_000_000)]
+"""None, or up to a day."""
+
+Rate = Annotated[float, Field(ge=0.0001, le=100_000.0)]
+"""Requests in a second."""
+
+Gib = Annotated[float, Field(ge=0.0, le=65_536.0)]
+"""GiB of memory."""
+
+PositiveGib = Annotated[float, Field(ge=0.001, le=65_536.0)]
+Cores = Annotated[float, Field(ge=0.001, le=65_536.0)]
 Port = Annotated[int, Field(ge=1024, le=65535)]
-PositiveSeconds = Annotated[float, Field(gt=0.0)]
+AnyPort = Annotated[int, Field(ge=1, le=65535)]
+Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
+Items = Annotated[int, Field(ge=1, le=10_000_000)]
+"""Documents, prompts, requests or samples."""
+
+ItemsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
+BatchSize = Annotated[int, Field(ge=1, le=65_536)]
+"""Sequences or requests that are worked on at a time."""
+
+Queue = Annotated[int, Field(ge=0, le=10_000_000)]
+"""Requests that may wait."""
+
+Ranks = Annotated[int, Field(ge=1, le=4096)]
+"""GPUs, or processes with one each, that work together."""
+
+Gpus = Annotated[int, Field(ge=0, le=4096)]
+Gpu = Annotated[int, Field(ge=0, le=1023)]
+"""Index of a GPU on its host."""
+
+Instances = Annotated[int, Field(ge=1, le=1024)]
+"""Copies of a server or of a model in it."""
+
+Small = Annotated[int, Field(ge=1, le=1000)]
+"""A count that is never large: looks, rounds, failures in a row."""
+
+PriorityLevel = Annotated[int, Field(ge=1, le=1000)]
+"""1 is the most urgent."""
+
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+
+ParameterValue = Line | Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | bool
+"""The value of a tool's own option."""

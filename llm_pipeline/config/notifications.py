@@ -6,14 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.model import ConfigModel, VariableName
 
 NotificationKind = Literal["start", "step", "pause", "verdict", "rollback", "promotion"]
 """What a message is about."""
 
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-ConnectionId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,250}$")]
-EmailAddress = Annotated[str, StringConstraints(pattern=r"^[^@\s<>,;:\"]+@[^@\s<>,;:\"]+$")]
+ConnectionId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,250}$", max_length=250)]
+EmailAddress = Annotated[str, StringConstraints(pattern=r"^[^@\s<>,;:\"]+@[^@\s<>,;:\"]+$", max_length=320)]
 
 
 class Notifications(ConfigModel):
@@ -31,10 +30,10 @@ class Notifications(ConfigModel):
 
     webhook_variable: VariableName | None = None
     webhook_connection: ConnectionId | None = None
-    email_to: tuple[EmailAddress, ...] = ()
+    email_to: Annotated[tuple[EmailAddress, ...], Field(max_length=256)] = ()
     email_connection: ConnectionId = "smtp_default"
     events: tuple[NotificationKind, ...] = Field(
-        default=("start", "step", "pause", "verdict", "rollback", "promotion"), min_length=1
+        default=("start", "step", "pause", "verdict", "rollback", "promotion"), min_length=1, max_length=16
     )
 
     @model_validator(mode="after")

@@ -7,8 +7,29 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from llm_pipeline.config.model import ConfigModel, Fraction, Name, Percent, PositiveSeconds
+from llm_pipeline.config.model import (
+    Alpha,
+    BatchSize,
+    Confidence,
+    ConfigModel,
+    Fraction,
+    Hours,
+    Items,
+    Name,
+    Percent,
+    PositiveMilliseconds,
+    PositiveSeconds,
+    ProperFraction,
+    Ratio,
+    RatioAboveOne,
+    Seconds,
+    Small,
+    Words,
+)
 from llm_pipeline.config.shadow import ShadowPolicy
+
+Margin = Annotated[float, Field(ge=1e-6, le=0.5)]
+Quantile = Annotated[float, Field(ge=0.5, le=0.999_999)]
 
 _ALL_TRAFFIC = 100.0
 
@@ -31,14 +52,14 @@ class AccuracyPolicy(ConfigModel):
         anomalous_gain: A gain beyond this is ANOMALOUS: quantization does not make models better.
     """
 
-    margin: Annotated[float, Field(gt=0.0, le=0.5)] = 0.01
-    task_margin: Annotated[float, Field(gt=0.0, le=0.5)] = 0.03
-    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
-    minimum_items: int = Field(default=500, ge=30)
-    maximum_items: int | None = Field(default=None, ge=30)
+    margin: Margin = 0.01
+    task_margin: Margin = 0.03
+    confidence: Confidence = 0.95
+    minimum_items: Annotated[Items, Field(ge=30)] = 500
+    maximum_items: Annotated[Items, Field(ge=30)] | None = None
     method: Literal["auto", "fixed", "group_sequential", "e_value"] = "auto"
     looks: int = Field(default=5, ge=1, le=20)
-    required_tasks: tuple[str, ...] = ()
+    required_tasks: Words = ()
     anomalous_gain: Fraction = 0.05
 
 
@@ -50,8 +71,8 @@ class SpeedPolicy(ConfigModel):
         requests: How many requests are decoded together. 4-bit weights win at one request and may lose at many.
     """
 
-    minimum_ratio: Annotated[float, Field(gt=0.0)] = 1.0
-    requests: int = Field(default=64, ge=1)
+    minimum_ratio: Annotated[float, Field(ge=0.001, le=1000.0)] = 1.0
+    requests: BatchSize = 64
 
 
 class StagingPolicy(ConfigModel):
@@ -65,10 +86,7 @@ class StagingPolicy(ConfigModel):
 
     ready_timeout_seconds: PositiveSeconds = 120.0
     golden_match_fraction: Fraction = 0.95
-    minimum_golden_prompts: int = Field(default=20, ge=1)
-
-
-Milliseconds = Annotated[float, Field(gt=0.0)]
+    minimum_golden_prompts: Items = 20
 
 
 class ServiceLevel(ConfigModel):
@@ -84,10 +102,10 @@ class ServiceLevel(ConfigModel):
             (MLPerf Inference).
     """
 
-    first_token_milliseconds: Milliseconds
-    end_to_end_milliseconds: Milliseconds | None = None
-    time_per_output_token_milliseconds: Milliseconds | None = None
-    longest_stall_milliseconds: Milliseconds | None = None
+    first_token_milliseconds: PositiveMilliseconds
+    end_to_end_milliseconds: PositiveMilliseconds | None = None
+    time_per_output_token_milliseconds: PositiveMilliseconds | None = None
+    longest_stall_milliseconds: PositiveMilliseconds | None = None
     together: bool = True
 
 
@@ -101,10 +119,10 @@ class RateSearch(ConfigModel):
         minimum_requests: A probe at a low rate is as much longer as this needs.
     """
 
-    maximum_multiple: Annotated[float, Field(ge=1.0)] = 4.0
-    resolution: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    maximum_multiple: Ratio = 4.0
+    resolution: Annotated[float, Field(ge=0.001, lt=1.0)] = 0.1
     window_seconds: PositiveSeconds = 15.0
-    minimum_requests: int = Field(default=100, ge=10)
+    minimum_requests: Annotated[Items, Field(ge=10)] = 100
 
 
 class Soak(ConfigModel):
@@ -134,11 +152,11 @@ class Regression(ConfigModel):
             stops.
     """
 
-    maximum_ratio: Annotated[float, Field(gt=1.0)] = 1.2
-    maximum_length_drift: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    maximum_ratio: RatioAboveOne = 1.2
+    maximum_length_drift: ProperFraction = 0.2
     window_seconds: PositiveSeconds = 20.0
-    rounds: int = Field(default=5, ge=3)
-    maximum_rounds: int = Field(default=10, ge=3)
+    rounds: Annotated[Small, Field(ge=3)] = 5
+    maximum_rounds: Annotated[Small, Field(ge=3)] = 10
     undecided: Literal["stop", "go_on"] = "stop"
 
     @model_validator(mode="after")
@@ -171,16 +189,16 @@ class LoadTestPolicy(ConfigModel):
     """
 
     service_level: ServiceLevel
-    attainment: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
-    confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
+    attainment: Annotated[float, Field(ge=0.01, le=0.999_999)] = 0.95
+    confidence: Confidence = 0.95
     maximum_error_fraction: Fraction = 0.0
-    minimum_requests: int = Field(default=100, ge=1)
-    maximum_client_lag_milliseconds: Annotated[float, Field(gt=0.0)] = 50.0
+    minimum_requests: Items = 100
+    maximum_client_lag_milliseconds: PositiveMilliseconds = 50.0
     seeds: int = Field(default=3, ge=1, le=20)
     maximum_extension: Annotated[float, Field(ge=1.0, le=20.0)] = 3.0
     search: RateSearch | None = RateSearch()
-    confirmed_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
-    confirmation_multiple: Annotated[float, Field(ge=1.0)] = 2.0
+    confirmed_share: Annotated[float, Field(ge=0.01, le=1.0)] = 0.9
+    confirmation_multiple: Ratio = 2.0
     soak: Soak | None = None
     regression: Regression | None = None
     client_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
@@ -232,31 +250,31 @@ class CanaryPolicy(ConfigModel):
         shadow: How the candidate's answers are compared with stable's before the first step; None for no comparison.
     """
 
-    steps_percent: tuple[Percent, ...] = (5.0, 25.0, 50.0, 100.0)
+    steps_percent: Annotated[tuple[Percent, ...], Field(max_length=100)] = (5.0, 25.0, 50.0, 100.0)
     minimum_bake_seconds: PositiveSeconds = 60.0
     maximum_bake_seconds: PositiveSeconds = 900.0
-    minimum_requests: int = Field(default=50, ge=1)
-    alpha: Annotated[float, Field(gt=0.0, lt=0.5)] = 0.05
-    error_ratio: Annotated[float, Field(ge=1.0)] = 1.5
-    slow_ratio: Annotated[float, Field(ge=1.0)] = 1.5
-    slow_quantiles: tuple[Annotated[float, Field(ge=0.5, lt=1.0)], ...] = Field((0.5, 0.9, 0.99), min_length=1)
-    length_ratio: Annotated[float, Field(ge=1.0)] = 2.0
+    minimum_requests: Items = 50
+    alpha: Alpha = 0.05
+    error_ratio: Ratio = 1.5
+    slow_ratio: Ratio = 1.5
+    slow_quantiles: tuple[Quantile, ...] = Field((0.5, 0.9, 0.99), min_length=1, max_length=20)
+    length_ratio: Ratio = 2.0
     unit: Literal["request", "session"] = "request"
-    session_header: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] | None = None
+    session_header: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=128)] | None = None
     session_seconds: PositiveSeconds = 30.0
     prompt_strata: Annotated[int, Field(ge=1, le=10)] = 3
-    cold_seconds: Annotated[float, Field(ge=0.0)] = 0.0
+    cold_seconds: Seconds = 0.0
     advance_early: bool = False
-    negligible_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.005
-    consecutive_failures: int = Field(default=5, ge=1)
+    negligible_share: ProperFraction = 0.005
+    consecutive_failures: Small = 5
     look_seconds: PositiveSeconds = 1.0
     on_undecided: Literal["pause", "advance", "roll_back"] = "pause"
     on_regression: Literal["roll_back", "freeze"] = "roll_back"
-    approve_before_percent: tuple[Percent, ...] = ()
+    approve_before_percent: Annotated[tuple[Percent, ...], Field(max_length=100)] = ()
     pause_deadline_seconds: PositiveSeconds = 14_400.0
     unwatched_seconds: PositiveSeconds = 300.0
-    rollback_window_hours: Annotated[float, Field(ge=0.0)] = 24.0
-    warm_up_mirror_seconds: Annotated[float, Field(ge=0.0)] = 0.0
+    rollback_window_hours: Hours = 24.0
+    warm_up_mirror_seconds: Seconds = 0.0
     shadow: ShadowPolicy | None = None
 
     @model_validator(mode="after")
@@ -292,7 +310,7 @@ class Policy(ConfigModel):
     """
 
     name: Name
-    time_limit_hours: Annotated[float, Field(gt=0.0, le=24 * 30)] = 24.0
+    time_limit_hours: Annotated[float, Field(ge=0.0001, le=24 * 30)] = 24.0
     accuracy: AccuracyPolicy = AccuracyPolicy()
     speed: SpeedPolicy | None = None
     served_accuracy: AccuracyPolicy = AccuracyPolicy()

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from llm_pipeline.config.model import ConfigModel, Name
+from llm_pipeline.config.model import BatchSize, ConfigModel, Line, Name, PathText, Ranks, Seed, Tokens, Words
 
 WeightFormat = Literal[
     "none",
@@ -75,12 +75,15 @@ class CalibrationSource(ConfigModel):
         weight: Share of the samples that come from here, relative to the other sources.
     """
 
-    dataset: str = Field(min_length=1)
-    weight: float = Field(default=1.0, gt=0.0)
+    dataset: PathText = Field(min_length=1)
+    weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
 
 
 def _source(given: Any) -> Any:
     return {"dataset": given} if isinstance(given, str) else given
+
+
+Source = Annotated[CalibrationSource, BeforeValidator(_source)]
 
 
 class Calibration(ConfigModel):
@@ -96,11 +99,11 @@ class Calibration(ConfigModel):
         packing: Join texts (with an end token between them) and cut them into sequences of exactly `maximum_tokens`.
     """
 
-    sources: tuple[Annotated[CalibrationSource, BeforeValidator(_source)], ...] = Field(min_length=1)
-    samples: int = Field(ge=1)
-    maximum_tokens: int = Field(ge=1)
-    batch_size: int | Literal["auto"] = "auto"
-    seed: int = 0
+    sources: tuple[Source, ...] = Field(min_length=1, max_length=64)
+    samples: Annotated[int, Field(ge=1, le=1_000_000)]
+    maximum_tokens: Tokens
+    batch_size: BatchSize | Literal["auto"] = "auto"
+    seed: Seed = 0
     chat_template: bool = False
     packing: bool = False
 
@@ -111,12 +114,6 @@ class Calibration(ConfigModel):
         if isinstance(given, dict) and "dataset" in given and "sources" not in given:
             return {**{key: value for key, value in given.items() if key != "dataset"}, "sources": [given["dataset"]]}
         return given
-
-    @model_validator(mode="after")
-    def _batch_is_positive(self) -> Calibration:
-        if self.batch_size != "auto" and self.batch_size < 1:
-            raise ValueError("batch_size must be at least 1, or auto")
-        return self
 
 
 class Search(ConfigModel):
@@ -131,10 +128,10 @@ class Search(ConfigModel):
         score_samples: Calibration samples that sensitivity is scored on.
     """
 
-    formats: tuple[SearchableFormat, ...] = Field(min_length=1)
-    effective_bits: tuple[Annotated[float, Field(gt=0.0, le=16.0)], ...] = Field(min_length=1)
+    formats: tuple[SearchableFormat, ...] = Field(min_length=1, max_length=64)
+    effective_bits: tuple[Annotated[float, Field(ge=1.0, le=16.0)], ...] = Field(min_length=1, max_length=64)
     method: Literal["gradient", "kl_div"] = "gradient"
-    score_samples: int = Field(default=128, ge=1)
+    score_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 128
 
     @model_validator(mode="after")
     def _rungs_rise(self) -> Search:
@@ -159,8 +156,8 @@ class CheckpointRanks(ConfigModel):
         pipeline: Groups of ranks that hold some of the layers each.
     """
 
-    tensor: int = Field(default=1, ge=1)
-    pipeline: int = Field(default=1, ge=1)
+    tensor: Ranks = 1
+    pipeline: Ranks = 1
 
     @property
     def world_size(self) -> int:
@@ -188,11 +185,11 @@ class QuantizationRecipe(ConfigModel):
     """
 
     name: Name
-    description: str = ""
+    description: Line = ""
     weights: WeightFormat
     kv_cache: KvCacheFormat = "none"
-    exclude: tuple[str, ...] = ("*lm_head*",)
-    modelopt_recipe: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_./-]+$")
+    exclude: Words = ("*lm_head*",)
+    modelopt_recipe: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_./-]+$", max_length=256)
     search: Search | None = None
     calibration: Calibration | None = None
     tensorrt_llm_checkpoint: bool = False

@@ -8,20 +8,24 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
-from typing import get_args
+from collections.abc import Iterable, Iterator
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.model import host_path
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.ranges import nested_models, range_of
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.triton_names import TRITON_NAMES
 from llm_pipeline.entry import entry_point
+from llm_pipeline.yaml_document import CONFIG_BOUNDS
 
 _FILES: dict[str, type[BaseModel]] = {
     "releases": ReleaseConfig,
@@ -41,6 +45,19 @@ def reference() -> str:
         (
             "Generated from the models by `python -m llm_pipeline.config.reference`. An unknown key is an error that "
             "names its file and line; units are in the names. `name` always comes from the file's name."
+        ),
+        "",
+        (
+            "Numbers have ranges, which stand behind their types; for a list or mapping, that of its values. Files are "
+            f"UTF-8 of at most {CONFIG_BOUNDS.bytes // 1024} KiB, {CONFIG_BOUNDS.nodes:,} values (an alias counts as "
+            f"what it stands for) and {CONFIG_BOUNDS.depth} levels. Tags (`!!str`), keys given twice, `.inf`, `.nan`, "
+            "numbers in base 60 (`1:30`) or 8 (`010`) and control characters are refused; merge keys (`<<`) work."
+        ),
+        "",
+        (
+            "A path of type `HostPath` is relative to the file that has it. `$NAME` and `${NAME}` in it are "
+            "environment variables, which must be set wherever the file is read; `~/` is the home directory, and `$$` "
+            "a dollar sign."
         ),
     ]
     for folder, model in _FILES.items():
@@ -75,7 +92,7 @@ def _sections(model: type[BaseModel], prefix: str, seen: set[type[BaseModel]]) -
         meaning = " ".join(described.get(name, _own_summary(field)).split())
         yield f"| `{name}` | {_type_name(field)} | {_default(field)} | {meaning} |".replace("  ", " ")
     for name, field in model.model_fields.items():
-        for nested in _nested_models(field.annotation):
+        for nested in nested_models(field.annotation):
             if nested not in seen:
                 yield from _sections(nested, f"{prefix}.{name}".lstrip("."), seen)
 
@@ -86,25 +103,34 @@ def _attributes(model: type[BaseModel]) -> str:
 
 
 def _own_summary(field: FieldInfo) -> str:
-    nested = list(_nested_models(field.annotation))
+    nested = list(nested_models(field.annotation))
     return (inspect.getdoc(nested[0]) or "").split("\n\n")[0] if nested else ""
 
 
-def _nested_models(annotation: object) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _nested_models(argument)
-
-
 def _type_name(field: FieldInfo) -> str:
-    text = str(field.annotation) if get_args(field.annotation) else getattr(field.annotation, "__name__", "")
-    text = re.sub(r"typing\.|llm_pipeline\.[\w.]+\.|, FieldInfo\([^)]*\)|, StringConstraints\([^)]*\)", "", text)
-    text = re.sub(r"Annotated\[([^,\]]+)[^\]]*\]", r"\1", text)
-    limits = [str(item) for item in field.metadata if re.fullmatch(r"(Ge|Gt|Le|Lt)\(.*\)", str(item))]
-    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    bounds = [re.sub(r"(\w+)\(\w+=(.*)\)", lambda m: f"{signs[m[1].lower()]} {m[2]}", limit) for limit in limits]
-    return f"`{text}`".replace("|", "\\|") + (f" ({', '.join(bounds)})" if bounds else "")
+    allowed = range_of(field)
+    text = "HostPath" if _is_host_path(field.metadata) else _written(field.annotation)
+    return f"`{text}`".replace("|", "\\|") + (f" ({allowed})" if allowed else "")
+
+
+def _written(annotation: Any) -> str:
+    """A type as a person writes it, without its constraints."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return "HostPath" if _is_host_path(arguments[1:]) else _written(arguments[0])
+    if origin in (Union, UnionType):
+        return " | ".join(map(_written, arguments))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, arguments))}]"
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(map(_written, arguments))}]"
+    if annotation is Ellipsis:
+        return "..."
+    return "None" if annotation is type(None) else str(getattr(annotation, "__name__", annotation))
+
+
+def _is_host_path(constraints: Iterable[object]) -> bool:
+    return any(isinstance(item, AfterValidator) and item.func is host_path for item in constraints)
 
 
 def _default(field: FieldInfo) -> str:

@@ -6,11 +6,34 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from llm_pipeline.config.model import ConfigModel, HubId, Name, Revision
+from llm_pipeline.config.model import (
+    BatchSize,
+    ConfigModel,
+    Fraction,
+    HubId,
+    Items,
+    ItemsOrNone,
+    Line,
+    Milliseconds,
+    Minutes,
+    Name,
+    Names,
+    PathText,
+    PositiveHours,
+    PositiveMinutes,
+    Revision,
+    Seed,
+    Small,
+    Tokens,
+    Word,
+    Words,
+)
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
+
+_SOURCE = r"^(hub|cache|file:///[^?#]+|s3://[a-z0-9][a-z0-9.-]{2,62}/[^?#]+)$"
 
 
 class ModelSource(ConfigModel):
@@ -27,9 +50,9 @@ class ModelSource(ConfigModel):
 
     id: HubId
     revision: Revision = "main"
-    source: str = Field(default="hub", pattern=r"^(hub|cache|file:///[^?#]+|s3://[a-z0-9][a-z0-9.-]{2,62}/[^?#]+)$")
-    licenses: tuple[str, ...] | None = None
-    sampled_values: int = Field(default=4096, ge=0)
+    source: str = Field(default="hub", pattern=_SOURCE, max_length=4096)
+    licenses: Words | None = None
+    sampled_values: ItemsOrNone = 4096
 
 
 class Watch(ConfigModel):
@@ -42,10 +65,10 @@ class Watch(ConfigModel):
         files: Patterns of files whose change counts, out of those that are fetched at all; `*` crosses no `/`.
     """
 
-    poll_minutes: Annotated[float, Field(gt=0.0)] = 5.0
-    quiet_minutes: Annotated[float, Field(ge=0.0)] = 10.0
-    rebuilds_per_day: int = Field(default=4, ge=1)
-    files: tuple[str, ...] = Field(default=("*", "*/*"), min_length=1)
+    poll_minutes: PositiveMinutes = 5.0
+    quiet_minutes: Minutes = 10.0
+    rebuilds_per_day: Small = 4
+    files: Annotated[Words, Field(min_length=1)] = ("*", "*/*")
 
 
 class Ladder(ConfigModel):
@@ -70,8 +93,8 @@ class ExpectedScore(ConfigModel):
         source: Where the figures are from, as people look it up: `model card, 2026-05`.
     """
 
-    minimum: float = Field(ge=0.0)
-    maximum: float = Field(ge=0.0)
+    minimum: Annotated[float, Field(ge=0.0, le=1_000_000.0)]
+    maximum: Annotated[float, Field(ge=0.0, le=1_000_000.0)]
     source: str = Field(min_length=1, max_length=200)
 
     @model_validator(mode="after")
@@ -91,7 +114,7 @@ class Baseline(ConfigModel):
     """
 
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
-    expected: dict[str, ExpectedScore] = Field(default={})
+    expected: Annotated[dict[Word, ExpectedScore], Field(max_length=1024)] = Field(default={})
 
 
 class Evaluation(ConfigModel):
@@ -111,16 +134,16 @@ class Evaluation(ConfigModel):
         divergence_items: Items on whose texts the candidate's distribution of tokens is compared with the baseline's.
     """
 
-    task_directory: str | None = None
-    tasks: tuple[str, ...] = Field(min_length=1)
-    served_tasks: tuple[str, ...] = Field(min_length=1)
-    limit: int | None = Field(default=None, ge=1)
-    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    maximum_length: int = Field(default=2048, ge=8)
-    seed: int = 0
-    cluster_field: str | None = None
-    noise_floor_items: int = Field(default=200, ge=0)
-    divergence_items: int = Field(default=64, ge=0)
+    task_directory: PathText | None = None
+    tasks: Annotated[Words, Field(min_length=1)]
+    served_tasks: Annotated[Words, Field(min_length=1)]
+    limit: Items | None = None
+    batch_size: BatchSize | Literal["auto"] = "auto"
+    maximum_length: Annotated[Tokens, Field(ge=8)] = 2048
+    seed: Seed = 0
+    cluster_field: Word | None = None
+    noise_floor_items: ItemsOrNone = 200
+    divergence_items: ItemsOrNone = 64
 
     @model_validator(mode="after")
     def _served_are_scored(self) -> Evaluation:
@@ -137,8 +160,8 @@ class Drill(ConfigModel):
         failure_fraction: Share of requests answered with an error.
     """
 
-    delay_milliseconds: Annotated[float, Field(ge=0.0)] = 0.0
-    failure_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    delay_milliseconds: Milliseconds = 0.0
+    failure_fraction: Fraction = 0.0
 
     @model_validator(mode="after")
     def _does_something(self) -> Drill:
@@ -159,7 +182,7 @@ class Approval(ConfigModel):
 
     required: bool = True
     on_license_change: bool = True
-    timeout_hours: Annotated[float, Field(gt=0.0)] = 24.0
+    timeout_hours: PositiveHours = 24.0
 
 
 class ReleaseConfig(ConfigModel):
@@ -181,12 +204,12 @@ class ReleaseConfig(ConfigModel):
     """
 
     name: Name
-    description: str = ""
+    description: Line = ""
     model: ModelSource
     baseline: Baseline = Baseline()
-    recipes: tuple[Name, ...] = Field(min_length=1)
+    recipes: Annotated[Names, Field(min_length=1)]
     ladder: Ladder = Ladder()
-    targets: tuple[Name, ...] = Field(min_length=1)
+    targets: Annotated[Names, Field(min_length=1)]
     policy: Name
     deployment: Name
     evaluation: Evaluation
@@ -194,7 +217,7 @@ class ReleaseConfig(ConfigModel):
     approval: Approval = Approval()
     drill: Drill | None = None
     watch: Watch | None = None
-    schedule: str | None = None
+    schedule: Word | None = None
     concurrency: Literal["wait", "supersede"] = "wait"
 
     @field_validator("recipes", "targets")
@@ -215,11 +238,11 @@ class ResolvedRelease(ConfigModel):
     """A release config with every name replaced by what it names, and every path made absolute."""
 
     name: Name
-    description: str
+    description: Line
     model: ModelSource
     baseline: Baseline
-    recipes: tuple[QuantizationRecipe, ...]
-    targets: tuple[Target, ...]
+    recipes: Annotated[tuple[QuantizationRecipe, ...], Field(max_length=16_384)]
+    targets: Annotated[tuple[Target, ...], Field(max_length=256)]
     policy: Policy
     evaluation: Evaluation
     workload: Workload

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from llm_pipeline.config.model import ConfigModel, Name, PlainUrl, Port
+from llm_pipeline.config.model import AbsolutePath, AnyPort, ConfigModel, Name, PlainUrl, Port, Word
 
-AbsolutePath = Annotated[str, Field(pattern=r"^/.+")]
+IpAddress = Annotated[str, Field(pattern=r"^[0-9a-fA-F.:]+$", max_length=45)]
 
 
 class ServerCertificate(ConfigModel):
@@ -79,7 +79,7 @@ class EnvoyPlace(_Envoy):
     kind: Literal["envoy"] = "envoy"
     port: Port
     admin_port: Port
-    address: str = Field(default="127.0.0.1", pattern=r"^[0-9a-fA-F.:]+$")
+    address: IpAddress = "127.0.0.1"
     tls: ServerCertificate | None = None
 
     @property
@@ -113,8 +113,8 @@ class ExistingEnvoyPlace(_Envoy):
     directory: AbsolutePath
     admin_url: Annotated[PlainUrl, Field(pattern=r"^http://[^/]+$")]
     port: Port
-    address: str = Field(default="127.0.0.1", pattern=r"^[0-9a-fA-F.:]+$")
-    slot_host: str = Field(default="127.0.0.1", pattern=r"^[0-9a-fA-F.:]+$")
+    address: IpAddress = "127.0.0.1"
+    slot_host: IpAddress = "127.0.0.1"
     access_log: AbsolutePath
     tls: ServerCertificate | None = None
 
@@ -129,7 +129,7 @@ class Service(ConfigModel):
     """A Kubernetes Service that leads to a slot's servers."""
 
     name: Name
-    port: Annotated[int, Field(ge=1, le=65535)]
+    port: AnyPort
 
 
 class Services(ConfigModel):
@@ -161,17 +161,17 @@ class GatewayApiPlace(_Router):
     kind: Literal["gateway_api"]
     namespace: Name
     route: Name
-    rule: int = Field(default=0, ge=0)
+    rule: int = Field(default=0, ge=0, le=1000)
     backends: Services
-    context: str | None = None
+    context: Word | None = None
 
 
 class Destination(ConfigModel):
     """Where Istio finds a slot: a host, and the subset that a DestinationRule names, if any."""
 
-    host: str
-    subset: str | None = None
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    host: Word
+    subset: Word | None = None
+    port: AnyPort | None = None
 
 
 class Destinations(ConfigModel):
@@ -205,13 +205,17 @@ class IstioPlace(_Router):
     kind: Literal["istio"]
     namespace: Name
     virtual_service: Name
-    route: str | None = None
+    route: Word | None = None
     backends: Destinations
-    context: str | None = None
+    context: Word | None = None
 
 
 _ELB = r"^arn:aws[a-z-]*:elasticloadbalancing:[a-z0-9-]+:\d{12}:"
-TargetGroupArn = Annotated[str, Field(pattern=_ELB + r"targetgroup/[A-Za-z0-9-]+/[0-9a-f]+$")]
+TargetGroupArn = Annotated[str, Field(pattern=_ELB + r"targetgroup/[A-Za-z0-9-]+/[0-9a-f]+$", max_length=2048)]
+ListenerRuleArn = Annotated[
+    str,
+    Field(pattern=_ELB + r"listener-rule/app/[A-Za-z0-9-]+/[0-9a-f]+/[0-9a-f]+/[0-9a-f]+$", max_length=2048),
+]
 
 
 class TargetGroups(ConfigModel):
@@ -243,9 +247,9 @@ class AwsAlbPlace(_Router):
     share_unit: ClassVar[int] = 10
 
     kind: Literal["aws_alb"]
-    rule: Annotated[str, Field(pattern=_ELB + r"listener-rule/app/[A-Za-z0-9-]+/[0-9a-f]+/[0-9a-f]+/[0-9a-f]+$")]
+    rule: ListenerRuleArn
     target_groups: TargetGroups
-    region: str | None = None
+    region: Word | None = None
     endpoint_url: PlainUrl | None = None
 
 

@@ -6,11 +6,13 @@ the spelling of the target's version.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.model import BatchSize, ConfigModel, Gib, PathText, Small, Tokens, Word
+
+CacheTokens = Annotated[int, Field(ge=1, le=10_000_000_000)]
 
 SpeculativeMethod = Literal["ngram", "eagle", "mtp", "draft_model"]
 
@@ -28,13 +30,13 @@ class KvCacheOptions(ConfigModel):
         tokens_per_block: Tokens of one block.
     """
 
-    free_memory_fraction: float = Field(default=0.9, gt=0.0, le=1.0)
-    maximum_tokens: int | None = Field(default=None, ge=1)
+    free_memory_fraction: Annotated[float, Field(ge=0.001, le=1.0)] = 0.9
+    maximum_tokens: CacheTokens | None = None
     reuse_blocks: bool = True
-    host_gib: float = Field(default=0.0, ge=0.0)
-    attention_windows: tuple[int, ...] | None = None
-    sink_tokens: int | None = Field(default=None, ge=1)
-    tokens_per_block: int = Field(default=32, ge=1)
+    host_gib: Gib = 0.0
+    attention_windows: Annotated[tuple[Tokens, ...], Field(max_length=1024)] | None = None
+    sink_tokens: Tokens | None = None
+    tokens_per_block: Annotated[int, Field(ge=1, le=65_536)] = 32
 
 
 class CudaGraphOptions(ConfigModel):
@@ -46,7 +48,7 @@ class CudaGraphOptions(ConfigModel):
     """
 
     padding: bool = True
-    maximum_batch_size: int | None = Field(default=None, ge=1)
+    maximum_batch_size: BatchSize | None = None
 
 
 class SpeculativeDecoding(ConfigModel):
@@ -60,8 +62,8 @@ class SpeculativeDecoding(ConfigModel):
     """
 
     method: SpeculativeMethod
-    draft_tokens: int = Field(default=4, ge=1)
-    draft_model: str | None = None
+    draft_tokens: Small = 4
+    draft_model: PathText | None = None
 
     @model_validator(mode="after")
     def _draft_model_where_needed(self) -> Self:
@@ -93,11 +95,11 @@ class RuntimeOptions(ConfigModel):
     cuda_graphs: CudaGraphOptions | None = CudaGraphOptions()
     chunked_context: bool = True
     scheduler: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
-    beam_width: int = Field(default=1, ge=1)
-    stream_interval: int = Field(default=1, ge=1)
+    beam_width: Small = 1
+    stream_interval: Tokens = 1
     overlap_scheduler: bool = True
     attention_data_parallel: bool = False
-    moe_backend: str | None = None
+    moe_backend: Word | None = None
     guided_decoding: Literal["xgrammar", "llguidance"] | None = None
     speculative: SpeculativeDecoding | None = None
-    extra_llm_args: dict[str, JsonValue] = Field(default={})
+    extra_llm_args: Annotated[dict[Word, JsonValue], Field(max_length=256)] = Field(default={})

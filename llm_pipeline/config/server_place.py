@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.environment import VariableName
+from llm_pipeline.config.environment import VariableNames
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.config.model import ConfigModel, PlainUrl
+from llm_pipeline.config.model import ConfigModel, PathText, PlainUrl, PositiveGib, Word
 from llm_pipeline.config.server_ports import ServerPorts
 
 
@@ -39,10 +39,10 @@ class DockerServer(ServerPorts):
     """
 
     kind: Literal["docker"]
-    image: str | None = None
-    variables: tuple[VariableName, ...] = ()
-    memory_gib: float | None = Field(default=None, gt=0.0)
-    user: str | None = None
+    image: Word | None = None
+    variables: VariableNames = ()
+    memory_gib: PositiveGib | None = None
+    user: Word | None = None
 
     @property
     def ports(self) -> ServerPorts:
@@ -61,7 +61,7 @@ class KubernetesServer(ConfigModel):
     """
 
     kind: Literal["kubernetes"]
-    context: str | None = None
+    context: Word | None = None
     manifests: ServingManifestOptions = ServingManifestOptions()
     endpoint: Endpoint | None = None
 
@@ -83,7 +83,7 @@ class ExistingServer(ConfigModel):
     kind: Literal["existing"]
     endpoint: Endpoint
     control: Literal["http", "grpc"] = "http"
-    repository: Annotated[str, Field(pattern=r"^(/|s3://[a-z0-9]).*")]
+    repository: Annotated[PathText, Field(pattern=r"^(/|s3://[a-z0-9]).*")]
     link: bool = False
     s3_endpoint: PlainUrl | None = None
     shared: bool = False

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from llm_pipeline.config.model import ConfigModel, Port
+from llm_pipeline.config.model import ConfigModel, Gpu, Port
 
 
 class ServerPorts(ConfigModel):
@@ -20,7 +20,7 @@ class ServerPorts(ConfigModel):
     http: Port
     grpc: Port
     metrics: Port
-    gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    gpus: Annotated[tuple[Gpu, ...], Field(max_length=1024)] | None = None
 
     def by_name(self) -> dict[str, int]:
         """The ports by protocol."""

@@ -6,15 +6,34 @@ What each option is called in Triton and TensorRT-LLM stands in `triton_names`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.model import (
+    BatchSize,
+    CheckMilliseconds,
+    ConfigModel,
+    Gpu,
+    Instances,
+    Microseconds,
+    ParameterValue,
+    PathText,
+    PriorityLevel,
+    Queue,
+    Small,
+    Word,
+)
 
 DecodingMode = Literal[
     "auto", "top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle"
 ]
+
+
+PriorityLevels = Annotated[int, Field(ge=0, le=1000)]
+InstanceGpus = Annotated[tuple[Gpu, ...], Field(min_length=1, max_length=1024)]
+DraftPath = Annotated[tuple[Annotated[int, Field(ge=0, le=65_535)], ...], Field(max_length=64)]
+FloatValue = Annotated[float, Field(ge=-1e18, le=1e18)]
 
 
 class QueuePolicy(ConfigModel):
@@ -28,9 +47,9 @@ class QueuePolicy(ConfigModel):
     """
 
     timeout_action: Literal["reject", "delay"] = "reject"
-    timeout_microseconds: int = Field(default=0, ge=0)
+    timeout_microseconds: Microseconds = 0
     allow_timeout_override: bool = False
-    maximum_queued: int = Field(default=0, ge=0)
+    maximum_queued: Queue = 0
 
 
 class LookaheadOptions(ConfigModel):
@@ -42,9 +61,9 @@ class LookaheadOptions(ConfigModel):
         verification_set: Guesses that are checked in a step.
     """
 
-    window: int = Field(ge=1)
-    ngram: int = Field(ge=1)
-    verification_set: int = Field(ge=1)
+    window: Small
+    ngram: Small
+    verification_set: Small
 
 
 class ServingOptions(ConfigModel):
@@ -80,29 +99,29 @@ class ServingOptions(ConfigModel):
 
     streaming: bool = True
     batching: Literal["inflight_fused_batching", "V1"] = "inflight_fused_batching"
-    preferred_batch_sizes: tuple[int, ...] = ()
-    queue_delay_microseconds: int = Field(default=0, ge=0)
+    preferred_batch_sizes: Annotated[tuple[BatchSize, ...], Field(max_length=256)] = ()
+    queue_delay_microseconds: Microseconds = 0
     queue: QueuePolicy = QueuePolicy()
-    priority_levels: int = Field(default=0, ge=0)
-    default_priority_level: int = Field(default=0, ge=0)
-    priority_queues: dict[int, QueuePolicy] = Field(default={})
-    preprocessing_instances: int = Field(default=1, ge=1)
-    postprocessing_instances: int = Field(default=1, ge=1)
-    bls_instances: int = Field(default=8, ge=1)
-    gpu_device_ids: tuple[tuple[int, ...], ...] = ()
+    priority_levels: PriorityLevels = 0
+    default_priority_level: PriorityLevels = 0
+    priority_queues: Annotated[dict[PriorityLevel, QueuePolicy], Field(max_length=1000)] = Field(default={})
+    preprocessing_instances: Instances = 1
+    postprocessing_instances: Instances = 1
+    bls_instances: Instances = 8
+    gpu_device_ids: Annotated[tuple[InstanceGpus, ...], Field(max_length=1024)] = ()
     accumulate_tokens: bool = False
     exclude_input: bool = True
     add_special_tokens: bool = True
     skip_special_tokens: bool = True
-    cancellation_check_milliseconds: int = Field(default=100, ge=1)
-    statistics_milliseconds: int = Field(default=100, ge=1)
+    cancellation_check_milliseconds: CheckMilliseconds = 100
+    statistics_milliseconds: CheckMilliseconds = 100
     decoding_mode: DecodingMode = "auto"
     lookahead: LookaheadOptions | None = None
-    draft_tree: tuple[tuple[int, ...], ...] = ()
-    draft_model_name: str | None = None
-    tokenizer_info_path: str | None = None
-    executor_worker_path: str = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
-    extra_parameters: dict[str, str | int | float | bool] = Field(default={})
+    draft_tree: Annotated[tuple[DraftPath, ...], Field(max_length=4096)] = ()
+    draft_model_name: Word | None = None
+    tokenizer_info_path: PathText | None = None
+    executor_worker_path: PathText = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
+    extra_parameters: Annotated[dict[Word, ParameterValue | FloatValue], Field(max_length=256)] = Field(default={})
 
     @model_validator(mode="after")
     def _fits_together(self) -> ServingOptions:
@@ -126,10 +145,6 @@ class ServingOptions(ConfigModel):
             yield "draft_tree needs decoding_mode medusa or eagle"
 
     def _number_problems(self) -> Iterator[str]:
-        if any(size < 1 for size in self.preferred_batch_sizes):
-            yield "preferred_batch_sizes must be 1 or more"
         devices = [device for instance in self.gpu_device_ids for device in instance]
-        if any(not instance for instance in self.gpu_device_ids) or any(device < 0 for device in devices):
-            yield "each instance in gpu_device_ids needs GPUs, numbered from 0"
         if len(set(devices)) < len(devices):
             yield "gpu_device_ids names a GPU twice: instances would share its memory"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from llm_pipeline.config.model import ConfigModel, Fraction, PositiveSeconds
+from llm_pipeline.config.model import Alpha, ConfigModel, Fraction, PositiveSeconds, Rate, RatioAboveOne, Tokens
 
 
 def _compiles(pattern: str) -> str:
@@ -18,7 +18,7 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
-Regex = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
+Regex = Annotated[str, Field(min_length=1, max_length=2048), AfterValidator(_compiles)]
 """A regular expression in Python's syntax, looked for anywhere in the text."""
 
 
@@ -66,11 +66,11 @@ class ShadowPolicy(ConfigModel):
     """
 
     prompts: int = Field(default=100, ge=1, le=10_000)
-    requests_per_second: Annotated[float, Field(gt=0.0, le=100.0)] = 2.0
-    maximum_tokens: int = Field(default=64, ge=1)
+    requests_per_second: Annotated[Rate, Field(le=100.0)] = 2.0
+    maximum_tokens: Tokens = 64
     timeout_seconds: PositiveSeconds = 30.0
-    checks: tuple[AnswerCheck, ...] = ()
+    checks: Annotated[tuple[AnswerCheck, ...], Field(max_length=64)] = ()
     minimum_agreement: Fraction = 0.5
-    maximum_length_ratio: Annotated[float, Field(gt=1.0)] = 1.5
-    minimum_pairs: int = Field(default=20, ge=2)
-    alpha: Annotated[float, Field(gt=0.0, lt=0.5)] = 0.05
+    maximum_length_ratio: RatioAboveOne = 1.5
+    minimum_pairs: int = Field(default=20, ge=2, le=10_000)
+    alpha: Alpha = 0.05

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from llm_pipeline.config.model import ConfigModel, PlainUrl
+from llm_pipeline.config.model import (
+    ConfigModel,
+    HostPath,
+    Line,
+    PathsRelativeTo,
+    PathText,
+    PlainUrl,
+    VariableName,
+    Word,
+    host_path,
+)
 from llm_pipeline.redaction import without_credentials
 
 _FILE_SCHEME = "file://"
@@ -25,9 +35,9 @@ class Keyless(ConfigModel):
         token_variable: Environment variable with the identity token that signs.
     """
 
-    identity: str
-    issuer: str
-    token_variable: str = "SIGSTORE_ID_TOKEN"  # noqa: S105 - the name of a variable, not a token
+    identity: Line
+    issuer: Line
+    token_variable: VariableName = "SIGSTORE_ID_TOKEN"  # noqa: S105 - the name of a variable, not a token
 
 
 class Signing(ConfigModel):
@@ -44,9 +54,9 @@ class Signing(ConfigModel):
         required: An artifact without a valid signature stops the release.
     """
 
-    private_key: str | None = None
-    password_variable: str | None = None
-    public_keys: tuple[str, ...] = ()
+    private_key: HostPath | None = None
+    password_variable: VariableName | None = None
+    public_keys: Annotated[tuple[HostPath, ...], Field(max_length=64)] = ()
     keyless: Keyless | None = None
     required: bool = True
 
@@ -63,7 +73,7 @@ class StoreConfig(ConfigModel):
     """An artifact store. Written as its URI alone, or with these fields.
 
     Attributes:
-        uri: `file:///absolute/path` or `s3://bucket/prefix`.
+        uri: `file:///absolute/path`, a path (written as any `HostPath`), or `s3://bucket/prefix`.
         cache: Directory for local copies of artifacts in S3; `<work_root>/cache` when a deployment leaves it out.
         endpoint: URL of another S3 API than Amazon's.
         region: The bucket's region; None for the environment's.
@@ -74,14 +84,14 @@ class StoreConfig(ConfigModel):
         signing: Signatures of artifacts; None for no signatures.
     """
 
-    uri: str
-    cache: str | None = None
+    uri: PathText
+    cache: HostPath | None = None
     endpoint: PlainUrl | None = None
-    region: str | None = None
-    profile: str | None = None
-    role: str | None = Field(default=None, pattern=r"^arn:")
+    region: Word | None = None
+    profile: Word | None = None
+    role: str | None = Field(default=None, pattern=r"^arn:", max_length=2048)
     encryption: Literal["AES256", "aws:kms"] | None = None
-    kms_key: str | None = None
+    kms_key: Line | None = None
     signing: Signing | None = None
 
     @model_validator(mode="before")
@@ -91,7 +101,9 @@ class StoreConfig(ConfigModel):
 
     @field_validator("uri")
     @classmethod
-    def _is_known(cls, uri: str) -> str:
+    def _is_known(cls, uri: str, info: ValidationInfo) -> str:
+        if isinstance(info.context, PathsRelativeTo) and (_LOCAL.fullmatch(uri) or "://" not in uri):
+            return f"{_FILE_SCHEME}{host_path(uri.removeprefix(_FILE_SCHEME), info)}"
         if "://" in uri and not _LOCAL.fullmatch(uri) and not _S3.fullmatch(uri):
             raise ValueError(
                 f"not a store: {without_credentials(uri)!r}; use file:///absolute/path or s3://bucket/prefix"

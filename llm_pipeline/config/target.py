@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from llm_pipeline.config.engine_options import EngineBuildOptions
-from llm_pipeline.config.model import ConfigModel, Name
+from llm_pipeline.config.model import BatchSize, ConfigModel, Gpus, Line, Name, Queue, Ranks, Tokens, Word
 from llm_pipeline.config.runtime_options import RuntimeOptions
 from llm_pipeline.config.serving_options import ServingOptions
 
@@ -23,9 +23,9 @@ class Parallelism(ConfigModel):
         expert: Ranks that the experts of a layer are spread over, out of the tensor parallel ones; None for none.
     """
 
-    tensor: int = Field(default=1, ge=1)
-    pipeline: int = Field(default=1, ge=1)
-    expert: int | None = Field(default=None, ge=1)
+    tensor: Ranks = 1
+    pipeline: Ranks = 1
+    expert: Ranks | None = None
 
     @property
     def world_size(self) -> int:
@@ -45,12 +45,12 @@ class EngineLimits(ConfigModel):
         threads: CPU threads of the engine.
     """
 
-    maximum_sequences: int = Field(default=32, ge=1)
-    maximum_tokens_per_request: int = Field(default=2048, ge=2)
-    maximum_batched_tokens: int = Field(default=2048, ge=1)
-    maximum_queued_requests: int = Field(default=128, ge=1)
-    kv_cache_blocks: int | None = Field(default=None, ge=1)
-    threads: int = Field(default=1, ge=1)
+    maximum_sequences: BatchSize = 32
+    maximum_tokens_per_request: Annotated[Tokens, Field(ge=2)] = 2048
+    maximum_batched_tokens: Tokens = 2048
+    maximum_queued_requests: Annotated[Queue, Field(ge=1)] = 128
+    kv_cache_blocks: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    threads: Annotated[int, Field(ge=1, le=4096)] = 1
 
 
 class Target(ConfigModel):
@@ -74,16 +74,16 @@ class Target(ConfigModel):
     """
 
     name: Name
-    description: str = ""
-    accelerator: str
-    accelerator_count: int = Field(default=1, ge=0)
-    gpus_per_node: int = Field(default=8, ge=1)
+    description: Line = ""
+    accelerator: Word
+    accelerator_count: Gpus = 1
+    gpus_per_node: Annotated[Gpus, Field(ge=1)] = 8
     engine: EngineBuilderName
     weight_format: Literal["native", "fp32", "int8", "int4"] = "native"
     parallelism: Parallelism = Parallelism()
     limits: EngineLimits = EngineLimits()
-    runtime_version: str | None = None
-    container: str | None = None
+    runtime_version: Word | None = None
+    container: Word | None = None
     environment: Name = "model"
     runtime: RuntimeOptions = RuntimeOptions()
     build: EngineBuildOptions = EngineBuildOptions()

@@ -7,10 +7,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from llm_pipeline.config.model import ConfigModel, Fraction
-
-Rate = Annotated[float, Field(gt=0.0)]
-Tokens = Annotated[int, Field(ge=1)]
+from llm_pipeline.config.model import (
+    ConfigModel,
+    Fraction,
+    ItemsOrNone,
+    PathText,
+    PositiveFraction,
+    PositiveSeconds,
+    PriorityLevel,
+    Rate,
+    Seed,
+    Tokens,
+)
 
 
 class UniformLengths(ConfigModel):
@@ -113,9 +121,9 @@ class Trace(ConfigModel):
         shape: `times` replays the recorded arrivals, scaled to the workload's rate; `lengths` takes only the lengths.
     """
 
-    file: str
+    file: PathText
     format: Literal["mooncake", "burstgpt"]
-    first_second: Annotated[float, Field(ge=0.0)] = 0.0
+    first_second: Annotated[float, Field(ge=0.0, le=31_622_400.0)] = 0.0
     shape: Literal["times", "lengths"] = "times"
 
 
@@ -129,7 +137,7 @@ class SharedPrefixes(ConfigModel):
     """
 
     share: Fraction
-    prefixes: int = Field(default=1, ge=1)
+    prefixes: Annotated[int, Field(ge=1, le=100_000)] = 1
     tokens: Tokens = 256
 
 
@@ -158,19 +166,19 @@ class Workload(ConfigModel):
         seed: Seed of all draws of the first attempt; a load test that is tried again draws anew.
     """
 
-    prompts: str
+    prompts: PathText
     rate_per_second: Rate
-    duration_seconds: Annotated[float, Field(gt=0.0)]
+    duration_seconds: PositiveSeconds
     arrivals: Arrivals = PoissonArrivals()
     trace: Trace | None = None
     prompt_tokens: Lengths | None = None
-    output_tokens: tuple[int, int] | Lengths = (4, 16)
+    output_tokens: tuple[Tokens, Tokens] | Lengths = (4, 16)
     shared_prefixes: SharedPrefixes | None = None
-    priorities: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default={})
+    priorities: Annotated[dict[PriorityLevel, PositiveFraction], Field(max_length=1000)] = Field(default={})
     streaming_share: Fraction = 1.0
     cancelled_share: Fraction = 0.0
-    warmup_requests: int = Field(default=10, ge=0)
-    seed: int = 0
+    warmup_requests: ItemsOrNone = 10
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _fits_together(self) -> Workload:

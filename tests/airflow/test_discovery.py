@@ -188,3 +188,16 @@ def test_no_dag_file_fails_because_of_one_config(project, odd, file):
         made = [name for name in runpy.run_path(str(DAGS / file)) if "__" in name.strip("_")]
     assert made
     assert all(name.endswith(("__tiny", "__here")) for name in made)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["approval: { timeout_hours: 1e300 }", "schedule: !!bool foo", f"x: {'[' * 10**5}", 'a: "\\0"', "on: 1", "a: \0"],
+    ids=["huge_number", "tag", "brackets", "nul", "boolean_key", "control_character"],
+)  # fmt: skip
+def test_an_odd_config_leaves_the_other_dags_alone_and_is_named(project, text):
+    odd = project.config.with_name("odd.yaml")
+    odd.write_text(project.config.read_text() + text + "\n")
+    assert set(release_dags(project.config.parent)) == {"release__tiny"}
+    with pytest.raises(ConfigError, match=r"odd\.yaml:\d+: "):
+        check_release_configs(odd.parent)

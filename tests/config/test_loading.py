@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_every_committed_release_config_loads(path: Path):
         ),
         pytest.param(
             "releases/demo.yaml", ("  rate_per_second: 20", "  rate_per_second: -3"),
-            ("workload.rate_per_second", "greater than 0", "-3"), id="out_of_range",
+            ("workload.rate_per_second: must be 0.0001 to 100,000", "-3"), id="out_of_range",
         ),
         pytest.param(
             "releases/demo.yaml", ("  dtype: float16", "  dtype: float8"),
@@ -105,7 +106,7 @@ def test_every_committed_release_config_loads(path: Path):
         ),
         pytest.param(
             "releases/demo.yaml", ("policy: demo", "policy: !!python/name:os.system"),
-            ("not valid YAML", "could not determine a constructor"), id="tag_that_would_run_code",
+            ("policy: not valid YAML", "the tag '!!python/name:os.system'"), id="tag_that_would_run_code",
         ),
         pytest.param(
             "releases/demo.yaml", ("policy: demo", "? [policy]\n: demo"),
@@ -113,11 +114,11 @@ def test_every_committed_release_config_loads(path: Path):
         ),
         pytest.param(
             "policies/demo.yaml", ("alpha: 0.05", "alpha: .nan"),
-            ("canary.alpha", "finite number"), id="not_a_number",
+            ("canary.alpha: not valid YAML: .nan is no finite number",), id="not_a_number",
         ),
         pytest.param(
             "policies/demo.yaml", ("  attainment: 0.95", "  attainment: 95"),
-            ("load_test.attainment", "less than 1", "95"), id="percent_where_a_fraction_is_meant",
+            ("load_test.attainment", "must be 0.01 to 0.999999", "95"), id="percent_where_a_fraction_is_meant",
         ),
         pytest.param(
             "quantization/fp8.yaml", ("weights: fp8", "weights: fp6"),
@@ -129,7 +130,7 @@ def test_every_committed_release_config_loads(path: Path):
         ),
         pytest.param(
             "deployments/local.yaml", ("http: 18400", "http: 80"),
-            ("places.cpu.staging.http", "greater than or equal to 1024"), id="privileged_port",
+            ("places.cpu.staging.http: must be 1,024 to 65,535",), id="privileged_port",
         ),
     ],
 )  # fmt: skip
@@ -182,7 +183,7 @@ def test_an_expected_score_is_a_finite_range_with_a_source(configs: Path, edit, 
 def test_an_open_quote_is_refused(configs: Path, edit):
     edit("releases/demo.yaml", "policy: demo", 'policy: "demo')
     error = mistake_of(configs / "releases" / "demo.yaml")
-    assert re.search(r"demo\.yaml:\d+: not valid YAML", str(error))
+    assert re.search(r"demo\.yaml:\d+: policy: not valid YAML", str(error))
 
 
 def test_missing_keys_are_all_told_at_once(configs: Path):
@@ -272,3 +273,113 @@ def test_an_alias_of_what_holds_it_is_refused(configs: Path):
     path = configs / "releases" / "demo.yaml"
     path.write_text(path.read_text() + "endless: &endless [*endless]\n")
     assert "an alias refers to what holds it" in str(mistake_of(path))
+
+
+DEPLOYMENT = "deployments/local.yaml"
+
+
+def store_as(configs: Path, text: str) -> Path:
+    """The local deployment with another store; returns its file."""
+    path = configs / DEPLOYMENT
+    path.write_text(re.sub(r"(?m)^store: .*$", lambda _: f"store: {text}", path.read_text()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("$SOMEWHERE/store", "file:///mnt/models/store"),
+        ("${SOMEWHERE}_2/store", "file:///mnt/models_2/store"),
+        ("file://${SOMEWHERE}/store", "file://${SOMEWHERE}/store"),
+        ("file:///srv/$NAME/store", "file:///srv/x/store"),
+        ("/srv/$$NAME", "file:///srv/$NAME"),
+        ("~/store", "file:///home/of/$me/store"),
+        ("'~'", "file:///home/of/$me"),
+    ],
+)
+def test_variables_and_the_home_directory_are_expanded_in_paths(
+    configs: Path, monkeypatch: pytest.MonkeyPatch, written: str, expected: str
+):
+    monkeypatch.setenv("SOMEWHERE", "/mnt/models")
+    monkeypatch.setenv("NAME", "x")
+    monkeypatch.setenv("HOME", "/home/of/$me")
+    path = store_as(configs, written)
+    if written.startswith("file://$"):  # a URI's path begins with a slash
+        with pytest.raises(ConfigError, match="not a store"):
+            load_deployment(path)
+    else:
+        assert load_deployment(path).store.uri == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("$UNSET_HERE/x", "the environment variable UNSET_HERE is not set here, or is empty (got '$UNSET_HERE/x')"),
+        ("${UNSET_HERE}/x", "the environment variable UNSET_HERE is not set here"),
+        ("file:///srv/$UNSET_HERE", "the environment variable UNSET_HERE is not set here"),
+        ("$EMPTY_HERE/x", "the environment variable EMPTY_HERE is not set here, or is empty"),
+        ("/srv/$", "write $$ for a dollar sign"),
+        ("/srv/${A:-b}", "write $$ for a dollar sign"),
+        ("~other/x", "only ~/ is expanded"),
+        ("s3://$UNSET_HERE/x", "not a store"),
+    ],
+)
+def test_a_variable_that_is_not_set_is_refused_with_file_line_and_key(
+    configs: Path, monkeypatch: pytest.MonkeyPatch, written: str, told: str
+):
+    monkeypatch.setenv("EMPTY_HERE", "")
+    path = store_as(configs, written)
+    line = path.read_text().splitlines().index(f"store: {written}") + 1
+    with pytest.raises(ConfigError) as caught:
+        load_deployment(path)
+    assert_says_once(caught.value, path, line, "store", told)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("work_root", ("work_root: ", "work_root: $UNSET_HERE/")),
+        ("hub.cache", ("hub:\n", "hub:\n  cache: $UNSET_HERE/hub\n")),
+        ("environments.control.process.python", ("control: ", "control: $UNSET_HERE/")),
+    ],
+)
+def test_every_path_of_a_deployment_is_expanded_alike(configs: Path, key: str, change: tuple[str, str]):
+    path = configs / DEPLOYMENT
+    path.write_text(path.read_text().replace(*change, 1))
+    with pytest.raises(ConfigError) as caught:
+        load_deployment(path)
+    assert f"{key}: the environment variable UNSET_HERE is not set here" in str(caught.value)
+
+
+def test_what_was_loaded_is_not_expanded_again(configs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("UNSET_HERE", "/elsewhere")
+    loaded = load_deployment(store_as(configs, "/srv/$$UNSET_HERE"))
+    assert loaded.model_validate_json(loaded.model_dump_json()) == loaded
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device", "too_large"])
+@pytest.mark.parametrize("place", ["releases/demo.yaml", "workloads/demo.jsonl", "calibration/demo.jsonl"])
+def test_what_is_no_file_of_ours_is_refused_at_once(configs: Path, place: str, kind: str):
+    path = configs / place
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as stream:
+            stream.truncate(2**31)
+    told = {"fifo": "is a FIFO", "directory": "is a directory", "device": "(is a device|lies outside)"}
+    with pytest.raises(ConfigError, match=told.get(kind, "(larger than 256 KiB|has 2147483648 bytes)")):
+        load_release(configs / "releases" / "demo.yaml")
+
+
+def test_a_data_file_with_an_endless_name_or_link_is_refused(configs: Path, edit):
+    path = configs / "releases" / "demo.yaml"
+    (configs / "workloads" / "loop.jsonl").symlink_to("loop.jsonl")
+    edit("releases/demo.yaml", "workloads/demo.jsonl", "workloads/loop.jsonl")
+    assert "workload.prompts: workloads/loop.jsonl" in str(mistake_of(path))
+    edit("releases/demo.yaml", "workloads/loop.jsonl", f"workloads/{'x' * 300}.jsonl")
+    assert "workload.prompts: workloads/xxx" in str(mistake_of(path))

@@ -1,0 +1,108 @@
+"""Every number of every configuration model has a range, every text and collection a largest length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, TypeAdapter
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.policy import Policy
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.ranges import nested_models
+from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
+from llm_pipeline.config.target import Target
+from llm_pipeline.errors import ConfigError
+
+FILES = (Deployment, Policy, QuantizationRecipe, ReleaseConfig, ResolvedRelease, ServingManifestOptions, Target)
+NUMBERED = {"priorities", "priority_queues"}
+"""Mappings whose keys are numbers: a JSON schema does not say their ranges."""
+
+
+def models() -> list[type[BaseModel]]:
+    found: list[type[BaseModel]] = list(FILES)
+    for model in found:
+        for field in model.model_fields.values():
+            found += [nested for nested in nested_models(field.annotation) if nested not in found]
+    return found
+
+
+def unbounded_fields(model: type[BaseModel]) -> list[str]:
+    schema = model.model_json_schema()
+    found = [f"{name}: {lack}" for name, part in schema["properties"].items() for lack in unbounded(part)]
+    return [lack for lack in found if not (lack.endswith(_KEYS) and lack.partition(":")[0] in NUMBERED)]
+
+
+def unbounded(schema: dict[str, Any]) -> Iterator[str]:
+    """What a JSON schema leaves without a bound; other models in it are looked at by themselves."""
+    if "enum" in schema or "const" in schema:
+        return
+    kind = schema.get("type")
+    if kind in ("number", "integer"):
+        if not schema.keys() & {"minimum", "exclusiveMinimum"} or not schema.keys() & {"maximum", "exclusiveMaximum"}:
+            yield "a number without a range"
+    elif kind in _LARGEST and _LARGEST[kind] not in schema:
+        yield f"{kind} without {_LARGEST[kind]}"
+    if kind == "object" and "propertyNames" not in schema:
+        yield _KEYS
+    inner = [*schema.get("anyOf", ()), *schema.get("prefixItems", ()), schema.get("items"), schema.get("propertyNames")]
+    for part in (*inner, schema.get("additionalProperties")):
+        if isinstance(part, dict):
+            yield from unbounded({"type": "string", **part} if part is schema.get("propertyNames") else part)
+
+
+_KEYS = "keys without a bound"
+_LARGEST = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
+def test_every_field_has_bounds(model: type[BaseModel]):
+    assert unbounded_fields(model) == []
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
+def test_every_default_is_within_its_bounds(model: type[BaseModel]):
+    for field in model.model_fields.values():
+        if not field.is_required() and not isinstance(field.default, BaseModel):
+            constrained = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+            TypeAdapter(constrained).validate_python(field.default)
+
+
+def test_a_field_without_bounds_is_found():
+    class Careless(ConfigModel):
+        count: int
+        rate: float | None
+        words: tuple[str, ...]
+        table: dict[str, int]
+
+    assert [found.partition(":")[0] for found in unbounded_fields(Careless)] == [
+        "count", "rate", "words", "words", "table", "table", "table",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("releases/demo", ("timeout_hours: 1", "timeout_hours: 1e300"), "approval.timeout_hours: must be 0.0001 to 8"),
+        ("policies/demo", ("attainment: 0.95", "attainment: 1e-300"), "load_test.attainment: must be 0.01 to 0.9999"),
+        ("policies/demo", ("error_ratio: 1.5", "error_ratio: 1.0e+300"), "canary.error_ratio: must be 1 to 1,000"),
+        ("policies/demo", ("alpha: 0.05", "alpha: 'nan'"), "canary.alpha: must be 1e-09 to less than 0.5"),
+        ("policies/demo", ("look_seconds: 1", "look_seconds: inf"), "canary.look_seconds: must be 0.001 to 2,5"),
+        ("deployments/local", ("http: 18400", "http: 184000"), "places.cpu.staging.http: must be 1,024 to 65,535"),
+        ("targets/cpu", ("sequences: 32", "sequences: 99999"), "limits.maximum_sequences: must be 1 to 65,536"),
+        ("releases/demo", ("description: ", f"description: {'x' * 3000}"), "description: String should have at most"),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_told_with_its_key_and_range(
+    configs: Path, edit, name: str, change: tuple[str, str], told: str
+):
+    line = edit(f"{name}.yaml", *change)
+    with pytest.raises(ConfigError) as caught:
+        load_release(configs / "releases" / "demo.yaml")
+    assert f"{configs / name}.yaml:{line}: {told}" in str(caught.value)
