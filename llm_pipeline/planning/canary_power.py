@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from llm_pipeline.canary.analysis import MetricState, begin
 from llm_pipeline.canary.analysis import Parity as ParityTests
@@ -133,12 +134,17 @@ def _parity(test: _Test, policy: CanaryPolicy, share: float, rate: float) -> Par
     return None if math.isinf(requests) else Parity(requests=requests, seconds=requests / rate)
 
 
+@cache
 def _expected_for(count: int) -> float:
-    """The mean of Poisson's distribution at which `count` or more come with the power."""
+    """The mean of Poisson's distribution at which `count` or more come with the power.
+
+    Counts more than 12 standard deviations below the mean are left out: their chance is less than e**-70.
+    """
     low, high = float(count), 2.0 * count + 20.0
     while high - low > 1e-3 * high:
         middle = (low + high) / 2.0
-        logs = [number * math.log(middle) - middle - math.lgamma(number + 1) for number in range(count)]
+        least = max(0, math.floor(middle - 12.0 * math.sqrt(middle)))
+        logs = [number * math.log(middle) - middle - math.lgamma(number + 1) for number in range(least, count)]
         low, high = (low, middle) if 1.0 - sum(map(math.exp, logs)) >= POWER else (middle, high)
     return high
 

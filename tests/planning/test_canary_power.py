@@ -153,3 +153,9 @@ def test_a_tolerance_of_nothing_is_never_proven():
     strict = canary_power(CanaryPolicy(error_ratio=1.0, slow_ratio=1.0, negligible_share=0.002), 20.0)
     assert all(step.errors is None and step.slow is None for step in strict.steps)
     assert "never" in canary_lines(strict)[2]
+
+
+def test_millions_of_wanted_requests_are_planned_at_once():
+    started = time.process_time()
+    canary_power(CanaryPolicy(minimum_requests=10_000_000), 20.0)
+    assert time.process_time() - started < 2.0
