@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, StringConstraints, ValidationInfo, field_validator, model_validator
 
-from llm_pipeline.config.environment import Environment, Interpreter
+from llm_pipeline.config.environment import Environment, Interpreter, VariableNames
 from llm_pipeline.config.metric_source import MetricSource
 from llm_pipeline.config.model import (
     ConfigModel,
     HostPath,
     Items,
     Name,
+    PathsRelativeTo,
     PlainUrl,
     PositiveFraction,
     Ranks,
@@ -183,6 +184,8 @@ class Deployment(ConfigModel):
         retention: What the retention keeps.
         guard: When the guard runs.
         notifications: Who is told what happens to canaries.
+        variables: Names of further environment variables that stages and commands on this host are handed on. They get
+            those of the system, of Python, GPUs and proxies, and the secrets that each of them needs; nothing else.
     """
 
     name: Name
@@ -201,6 +204,19 @@ class Deployment(ConfigModel):
     retention: Retention = Retention()
     guard: GuardSchedule = GuardSchedule()
     notifications: Notifications = Notifications()
+    variables: VariableNames = ()
+    _path_variables: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @property
+    def path_variables(self) -> frozenset[str]:
+        """The environment variables in the paths of its file: whoever reads that file needs them."""
+        return self._path_variables
+
+    @model_validator(mode="after")
+    def _note_path_variables(self, info: ValidationInfo) -> Deployment:
+        if isinstance(info.context, PathsRelativeTo):
+            self._path_variables = frozenset(info.context.variables)
+        return self
 
     @field_validator("places")
     @classmethod

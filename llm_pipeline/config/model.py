@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -71,9 +71,14 @@ class PathsRelativeTo:
     """Context of a validation: paths of this host are expanded, and relative to this directory.
 
     Without it they are taken as they are: a stage's request and a record have them absolute already.
+
+    Attributes:
+        directory: The file's.
+        variables: The environment variables that were used so far.
     """
 
     directory: Path
+    variables: set[str] = field(default_factory=set)
 
 
 _VARIABLE = re.compile(r"\$(\$|\w+|\{\w+\})?", re.ASCII)
@@ -90,7 +95,10 @@ def host_path(text: str, info: ValidationInfo) -> str:
     """
     if not isinstance(info.context, PathsRelativeTo):
         return text
-    expanded = _VARIABLE.sub(_value_of, _without_home(text))
+    given = _without_home(text)
+    named = (match[1] for match in _VARIABLE.finditer(given))
+    info.context.variables.update(name.strip("{}") for name in named if name not in (None, "$"))
+    expanded = _VARIABLE.sub(_value_of, given)
     return os.path.abspath(info.context.directory / expanded)  # noqa: PTH100 - a virtual environment's python stays a link
 
 
@@ -138,7 +146,7 @@ PositiveSeconds = Annotated[float, Field(ge=0.001, le=2_592_000.0)]
 Seconds = Annotated[float, Field(ge=0.0, le=2_592_000.0)]
 """None, or up to 30 days."""
 
-PositiveMinutes = Annotated[float, Field(ge=0.001, le=43_200.0)]
+PositiveMinutes = Annotated[float, Field(ge=0.0001, le=43_200.0)]
 """Up to 30 days."""
 
 Minutes = Annotated[float, Field(ge=0.0, le=43_200.0)]

@@ -8,8 +8,6 @@ The tool is a process of its own in our process group, so that a cancelled stage
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import signal
 import subprocess
 import threading
@@ -25,15 +23,12 @@ import psutil
 from llm_pipeline.engines.failures import BuildFailed, classify_failure
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
+from llm_pipeline.plain_environment import plain_environment
 
 log = get_logger(__name__)
 
 _KEPT_LINES = 400
 _GRACE_SECONDS = 20.0
-_SECRET = re.compile(
-    r"TOKEN$|SECRET|PASSWORD|CREDENTIAL|(API|ACCESS|FERNET|PRIVATE|SIGNING)_?KEY$|^AIRFLOW_", re.IGNORECASE
-)
-"""Names of variables that a build has no use for."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ def run_tool(
         command: Argument list; it shows in logs and the process list, so it must hold no secret.
         time_limit_seconds: It is stopped then.
         name: What it is called in logs and errors; the program's name by default.
-        variables: Added to our environment, of which nothing that looks like a secret is handed on.
+        variables: Added to what our environment has without secrets.
         directory: Working directory; None inherits ours.
         on_line: Called with each line, for progress.
 
@@ -100,14 +95,13 @@ def run_tool(
 def _start(
     command: Sequence[str], tool: str, variables: Mapping[str, str], directory: Path | None
 ) -> subprocess.Popen[str]:
-    kept = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
     try:
         return subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**kept, **variables},
+            env=plain_environment() | dict(variables),
             cwd=directory,
             text=True,
             errors="replace",

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import Unsupported
+from llm_pipeline.plain_environment import plain_environment
 from llm_pipeline.planning.speed import PUBLISHED, Tokens
 from llm_pipeline.stages.contract import Frozen
 
@@ -124,7 +125,14 @@ def _cannot_ask(command: Sequence[str] | None, target: Target, recipe: Quantizat
 
 def _run(command: Sequence[str], time_limit_seconds: float) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=time_limit_seconds, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=time_limit_seconds,
+            check=False,
+            env=plain_environment(),
+        )
     except subprocess.TimeoutExpired as error:
         raise Unsupported(f"AIConfigurator did not answer within {time_limit_seconds:g} s") from error
     except OSError as error:

@@ -30,6 +30,7 @@ from llm_pipeline.runners.job_directory import (
 )
 from llm_pipeline.runners.job_names import job_base_name
 from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.runners.stage_environment import withheld_secrets
 from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.store.durable import replace_durably
 
@@ -74,7 +75,9 @@ class DockerRunner:
             resolved = resolve_image(self._engine(), image)
             job.directory.mkdir()
             request_path(job).write_text(text)
-            options = container_options(environment, resolved, request, job)
+            options = container_options(
+                environment, resolved, request, job, withheld_secrets(request, self._deployment)
+            )
             replace_durably(job.directory / "container", job.name.encode())
             self._start(options | self._sdk_options(environment, request), job)
             log.info("a container runs the stage", container=job.name, image=resolved.recorded)

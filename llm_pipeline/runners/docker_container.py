@@ -26,9 +26,11 @@ _TEMPORARY = "rw,exec,nosuid,nodev,mode=1777"
 
 
 def container_options(
-    environment: DockerEnvironment, image: ResolvedImage, request: StageRequest, job: Job
+    environment: DockerEnvironment, image: ResolvedImage, request: StageRequest, job: Job, withheld: frozenset[str]
 ) -> dict[str, Any]:
     """Keyword arguments for `containers.create`, but for mounts and GPU requests, which are types of the SDK.
+
+    Of the environment's variables the `withheld` ones are left out: secrets that this stage does not need.
 
     Raises:
         ConfigError: A variable that is to be handed on is not set here.
@@ -37,7 +39,7 @@ def container_options(
         "image": image.run,
         "name": job.name,
         "command": stage_command(environment.python, request, job),
-        "environment": _variables(environment, image, os.environ),
+        "environment": _variables(environment, image, os.environ, withheld),
         "labels": request_labels(request) | {DIGEST_LABEL: job.request_digest},
         "user": environment.user or f"{os.getuid()}:{os.getgid()}",
         "network_mode": environment.network,
@@ -67,11 +69,14 @@ def container_mounts(environment: DockerEnvironment, request: StageRequest) -> t
     return (*(Mount(source=path, writable=True) for path in writable), *environment.mounts)
 
 
-def _variables(environment: DockerEnvironment, image: ResolvedImage, ours: Mapping[str, str]) -> dict[str, str]:
-    if missing := [name for name in environment.variables if name not in ours]:
+def _variables(
+    environment: DockerEnvironment, image: ResolvedImage, ours: Mapping[str, str], withheld: frozenset[str]
+) -> dict[str, str]:
+    wanted = [name for name in environment.variables if name not in withheld]
+    if missing := [name for name in wanted if name not in ours]:
         raise ConfigError(
             f"not set here, and to be handed on to the container: {', '.join(missing)}",
             hint="set them where the worker runs, or take them out of the environment's variables",
         )
-    given = {name: ours[name] for name in environment.variables}
+    given = {name: ours[name] for name in wanted}
     return given | STAGE_VARIABLES | {"HOME": "/tmp", CONTAINER_VARIABLE: image.recorded}  # noqa: S108

@@ -26,6 +26,7 @@ from llm_pipeline.runners.kubernetes_job import WORK_LABEL, job_manifest
 from llm_pipeline.runners.kubernetes_log import lines_after, since
 from llm_pipeline.runners.kubernetes_state import PodState, ending, waits_in_vain
 from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.runners.stage_environment import withheld_secrets
 from llm_pipeline.stages.contract import OUTCOME, StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import replace_document
 from llm_pipeline.stages.process import job_outcome_name
@@ -73,7 +74,9 @@ class KubernetesRunner:
         job = self._job(placement, request, name, digest)
         if "@" not in image:
             log.warning("the image is named by a tag, which may move: name its digest", image=image)
-        if cluster.create_job(job_manifest(environment, image, request, job)):
+        if cluster.create_job(
+            job_manifest(environment, image, request, job, withheld_secrets(request, self._deployment))
+        ):
             log.info("a Job runs the stage", job=name, namespace=environment.namespace, image=image)
         elif (found := cluster.job(name)) is None or found.request_digest != digest:
             raise Transient("a Job of another request has the name", where=name, hint="try again: it will be another")

@@ -33,8 +33,17 @@ _LEFT_ALONE = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpe
 """A node is not emptied for tidiness while a build of hours runs on it."""
 
 
-def job_manifest(environment: KubernetesEnvironment, image: str, request: StageRequest, job: Job) -> dict[str, Any]:
+def job_manifest(
+    environment: KubernetesEnvironment,
+    image: str,
+    request: StageRequest,
+    job: Job,
+    withheld: frozenset[str] = frozenset(),
+) -> dict[str, Any]:
     """A `batch/v1` Job.
+
+    The pod gets the keys of the environment's Secrets, but for the `withheld` ones, which this stage does not need:
+    they are empty there, as what a container says of a variable counts more than its Secrets.
 
     Raises:
         ConfigError: Pods would not reach the store, or the request is too large.
@@ -59,7 +68,7 @@ def job_manifest(environment: KubernetesEnvironment, image: str, request: StageR
             "activeDeadlineSeconds": _deadline_seconds(environment, request),
             "template": {
                 "metadata": {"labels": labels, "annotations": digest | _LEFT_ALONE | {REQUEST_ANNOTATION: text}},
-                "spec": _pod(environment, image, request, job),
+                "spec": _pod(environment, image, request, job, withheld if environment.secrets else frozenset()),
             },
         },
     }
@@ -76,8 +85,11 @@ def _deadline_seconds(environment: KubernetesEnvironment, request: StageRequest)
     return round(60 * environment.start_timeout_minutes + longest)
 
 
-def _pod(environment: KubernetesEnvironment, image: str, request: StageRequest, job: Job) -> dict[str, Any]:
+def _pod(
+    environment: KubernetesEnvironment, image: str, request: StageRequest, job: Job, withheld: frozenset[str]
+) -> dict[str, Any]:
     volumes, mounts = _volumes(environment, request)
+    variables = dict.fromkeys(withheld, "") | _variables(image)
     optional = {
         "nodeSelector": environment.node_selector,
         "tolerations": [_toleration(toleration) for toleration in environment.tolerations],
@@ -98,7 +110,7 @@ def _pod(environment: KubernetesEnvironment, image: str, request: StageRequest, 
                 "image": image,
                 "imagePullPolicy": "IfNotPresent",
                 "command": _command(environment.python, request, job),
-                "env": [{"name": name, "value": value} for name, value in sorted(_variables(image).items())],
+                "env": [{"name": name, "value": value} for name, value in sorted(variables.items())],
                 "envFrom": [{"secretRef": {"name": secret}} for secret in environment.secrets],
                 "resources": _resources(environment),
                 "volumeMounts": mounts,

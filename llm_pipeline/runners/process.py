@@ -19,11 +19,9 @@ from llm_pipeline.runners.job_directory import (
     read_outcome,
     request_path,
 )
-from llm_pipeline.runners.runner import STAGE_VARIABLES, Job, Placement
+from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.runners.stage_environment import stage_environment
 from llm_pipeline.stages.contract import EnvironmentName, StageRequest, StageResult
-
-_WITHHELD = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
-"""Airflow's own settings hold secrets that no stage needs."""
 
 _BATCH_NICENESS = 10
 
@@ -34,8 +32,6 @@ class ProcessRunner:
     def __init__(self, deployment: Deployment) -> None:
         self._work_root = Path(deployment.work_root)
         self._deployment = deployment
-        webhook = deployment.notifications.webhook_variable or ""
-        self._withheld = (*_WITHHELD, deployment.hub.webhook_secret_variable, webhook)
 
     def submit(self, request: StageRequest, placement: Placement) -> Job:
         """Start a stage; the same request while its job still runs gives that job.
@@ -109,17 +105,10 @@ class ProcessRunner:
             command,
             job.record,
             log=job.log,
-            environment=stage_environment(self._withheld),
+            environment=stage_environment(request, self._deployment),
         )
         if environment == "model":
             _yield_to_servers(process.pid)
-
-
-def stage_environment(withheld: tuple[str, ...] = _WITHHELD) -> dict[str, str]:
-    """Our environment for a stage's process, without the variables whose names begin with one of `withheld`."""
-    prefixes = tuple(filter(None, withheld))  # every name begins with an empty one
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-    return kept | STAGE_VARIABLES
 
 
 def _yield_to_servers(pid: int) -> None:

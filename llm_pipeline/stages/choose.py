@@ -30,4 +30,4 @@ def run(context: StageContext[ChooseConfig]) -> StageOutput:
     return StageOutput(metrics={"recipe": choice.recipe}, judgement=choice.judgement)
 
 
-STAGE = Stage(name="choose", version=2, config=ChooseConfig, run=run, environment="control")
+STAGE = Stage(name="choose", version=2, config=ChooseConfig, run=run, environment="control", publishes=False)

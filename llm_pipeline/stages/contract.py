@@ -179,6 +179,9 @@ class Stage(Generic[ConfigT]):
         imports: Heavy modules that `run` imports, so that it can be done while the inputs are verified.
         places: Top-level config fields that say where, not what (addresses, ports): not part of the stage key.
         reusable: False for a stage that acts on the world (starts a server, shifts traffic).
+        publishes: False for a stage that publishes no artifact, so that it needs nothing to sign with.
+        reads: Further configuration, as data, that a stage of such a config reads; None for none. Only the
+            environment variables that it names matter.
         measures: It measures a machine: what it could not decide may be decided the next time, so only GO and NO_GO are
             reused.
     """
@@ -192,6 +195,8 @@ class Stage(Generic[ConfigT]):
     imports: tuple[str, ...] = ()
     places: frozenset[str] = frozenset()
     reusable: bool = True
+    publishes: bool = True
+    reads: Callable[[ConfigT], tuple[JsonValue, ...]] | None = None
     measures: bool = False
 
     def tool_names(self, config: ConfigT) -> tuple[str, ...]:

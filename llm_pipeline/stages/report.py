@@ -38,4 +38,6 @@ def run(context: StageContext[ReportConfig]) -> StageOutput:
     return StageOutput(metrics={"report": where, "bytes": len(html)}, tool_seconds=time.monotonic() - clock)
 
 
-STAGE = Stage(name="report", version=1, config=ReportConfig, run=run, environment="control", reusable=False)
+STAGE = Stage(
+    name="report", version=1, config=ReportConfig, run=run, environment="control", publishes=False, reusable=False
+)

@@ -220,12 +220,18 @@ def _publish(context: StageContext[ResolveConfig], name: str, sources: Sequence[
     return ref
 
 
+def _configuration(config: ResolveConfig) -> tuple[JsonValue, ...]:
+    loaded = load_release(Path(config.config_path))
+    return loaded.deployment.hub.model_dump(mode="json"), loaded.release.model.model_dump(mode="json")
+
+
 STAGE = Stage(
     name="resolve",
     version=2,
     config=ResolveConfig,
     run=run,
     environment="control",
+    reads=_configuration,
     tools=("huggingface_hub",),
     reusable=False,
 )

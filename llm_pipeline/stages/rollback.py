@@ -53,4 +53,6 @@ def run(context: StageContext[RollbackConfig]) -> StageOutput:
     return StageOutput(metrics=metrics)
 
 
-STAGE = Stage(name="rollback", version=1, config=RollbackConfig, run=run, environment="control", reusable=False)
+STAGE = Stage(
+    name="rollback", version=1, config=RollbackConfig, run=run, environment="control", publishes=False, reusable=False
+)

@@ -47,4 +47,6 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
     )
 
 
-STAGE = Stage(name="settle", version=1, config=SettleConfig, run=run, environment="control", reusable=False)
+STAGE = Stage(
+    name="settle", version=1, config=SettleConfig, run=run, environment="control", publishes=False, reusable=False
+)

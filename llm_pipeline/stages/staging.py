@@ -149,6 +149,7 @@ STAGE = Stage(
     config=StagingConfig,
     run=run,
     environment="control",
+    publishes=False,
     places=frozenset({"place", "triton_home", "python", "state"}),
     reusable=False,
 )

@@ -50,6 +50,7 @@ STAGE = Stage(
     config=StagingDownConfig,
     run=run,
     environment="control",
+    publishes=False,
     places=frozenset({"place", "state", "triton_home", "python", "comparison_state"}),
     reusable=False,
 )

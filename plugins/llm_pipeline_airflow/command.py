@@ -18,7 +18,7 @@ from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.errors import ExitCode, StageCrashed
 from llm_pipeline.logging import LogRelay
-from llm_pipeline.runners.process import stage_environment
+from llm_pipeline.runners.stage_environment import command_environment
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.telling import tell
 
@@ -66,7 +66,7 @@ class CommandOperator(BaseOperator):
         command = self.command(context)
         deployment = load_deployment(Path(self.deployment_file))
         arguments = ("-m", "llm_pipeline", *command, "--deployment", self.deployment_file)
-        code = self._run([_python(deployment), *arguments], _environment(deployment))
+        code = self._run([_python(deployment), *arguments], command_environment(deployment))
         tell(deployment, self.subject)
         if code == ExitCode.BAD_INPUT:
             raise AirflowFailException(f"{command[0]} {self.subject} was refused: its log says why")
@@ -99,9 +99,3 @@ def _python(deployment: Deployment) -> str:
     """The control environment's interpreter where it is one of this host; else Airflow's own, which has the package."""
     control = deployment.environments.get("control")
     return control.python if isinstance(control, Interpreter) else sys.executable
-
-
-def _environment(deployment: Deployment) -> dict[str, str]:
-    """Ours, as a stage has it; people are told by this operator, so the command needs no secret for that."""
-    withheld = {deployment.hub.webhook_secret_variable, deployment.notifications.webhook_variable}
-    return {name: value for name, value in stage_environment().items() if name not in withheld}

@@ -62,10 +62,10 @@ def gpu_host(monkeypatch, tmp_path):
     completions.write_text(json.dumps(ANSWERS))
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", f"{DOUBLES / 'tensorrt_llm_package'}{os.pathsep}{REPOSITORY}")
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps([H100]))
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_COMPLETIONS", str(completions))
-    for name in ("CUDA_VISIBLE_DEVICES", "LLM_PIPELINE_CONTAINER", "LLM_PIPELINE_DOUBLE_FAILURE",
-                 "LLM_PIPELINE_DOUBLE_VERSION", "LLM_PIPELINE_DOUBLE_WITHOUT_KEY"):  # fmt: skip
+    monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps([H100]))
+    monkeypatch.setenv("TRTLLM_DOUBLE_COMPLETIONS", str(completions))
+    for name in ("CUDA_VISIBLE_DEVICES", "LLM_PIPELINE_CONTAINER", "TRTLLM_DOUBLE_FAILURE",
+                 "TRTLLM_DOUBLE_VERSION", "TRTLLM_DOUBLE_WITHOUT_KEY"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     # the weights here are no files that torch reads: tests/engines/test_engine_inputs.py has real ones
     monkeypatch.setattr("llm_pipeline.engines.tensorrt_llm_llmapi.require_model_tensors", lambda _: None)
@@ -162,14 +162,14 @@ def test_a_tool_that_lost_a_flag_fails_and_the_flag_is_named(check, gpu_host):
 
 
 def test_llm_args_that_lost_a_key_fail_and_the_key_is_named(check, monkeypatch):
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_WITHOUT_KEY", "stream_interval")
+    monkeypatch.setenv("TRTLLM_DOUBLE_WITHOUT_KEY", "stream_interval")
     code, rows = check("llm_args_schema")
     assert (code, rows["llm_args_schema"]["outcome"]) == (1, "FAIL")
     assert rows["llm_args_schema"]["differences"] == ["LLM args.stream_interval: recorded, not installed"]
 
 
 def test_another_version_is_compared_with_what_is_recorded_of_it_and_has_no_engines(check, monkeypatch):
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_VERSION", "1.3.0rc24")
+    monkeypatch.setenv("TRTLLM_DOUBLE_VERSION", "1.3.0rc24")
     code, rows = check("build_flags", "llm_args_schema", "engine_build")
     assert code == 0
     assert [row["outcome"] for row in rows.values()] == ["SKIPPED", "PASS", "SKIPPED"]
@@ -398,8 +398,8 @@ def test_our_model_is_probed_behind_a_real_triton(prepared, check, monkeypatch, 
         triton_home=home,
         python=python,
         server_environment={
-            "LLM_PIPELINE_DOUBLE_COMPLETIONS": str(tmp_path / "completions.json"),
-            "LLM_PIPELINE_DOUBLE_SECONDS_PER_TOKEN": "0.005",
+            "TRTLLM_DOUBLE_COMPLETIONS": str(tmp_path / "completions.json"),
+            "TRTLLM_DOUBLE_SECONDS_PER_TOKEN": "0.005",
         },
     )
     row = run_steps(bench, ["triton_llmapi"])[0]

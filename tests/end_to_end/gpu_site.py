@@ -46,7 +46,7 @@ class GpuSite:
         one = {**GPUS[gpu], "memory.used": 1000, "memory.free": 40000}
         environment = os.environ | {
             "PATH": f"{_DOUBLES}:{os.environ['PATH']}",
-            "LLM_PIPELINE_DOUBLE_GPUS": json.dumps([one]),
+            "TRTLLM_DOUBLE_GPUS": json.dumps([one]),
         }
         command = [sys.executable, "-m", "llm_pipeline", "run", str(self.release), "--approve"]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
@@ -80,7 +80,7 @@ class GpuSite:
         (packages,) = model.parent.parent.glob("lib/python*/site-packages")
         (own,) = (self._place / "environment").glob("lib/python*/site-packages")
         lines = [str(_REPOSITORY), str(_DOUBLES / "tensorrt_llm_package"), str(packages)]
-        variables = {"LLM_PIPELINE_DOUBLE_COMPLETIONS": str(self._answers), "LLM_PIPELINE_DOUBLE_VERSION": "1.2.1"}
+        variables = {"TRTLLM_DOUBLE_COMPLETIONS": str(self._answers), "TRTLLM_DOUBLE_VERSION": "1.2.1"}
         lines += [f"import os; os.environ.setdefault({name!r}, {value!r})" for name, value in variables.items()]
         (own / "doubles.pth").write_text("\n".join(lines) + "\n")
         self._answers.write_text("{}")

@@ -35,11 +35,11 @@ def gpu_host(monkeypatch, tmp_path):
         (programs / name).symlink_to(DOUBLES / name)
     (programs / "python3").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    for name in ("CUDA_VISIBLE_DEVICES", "LLM_PIPELINE_DOUBLE_FAILURE", "LLM_PIPELINE_DOUBLE_VERSION"):
+    for name in ("CUDA_VISIBLE_DEVICES", "TRTLLM_DOUBLE_FAILURE", "TRTLLM_DOUBLE_VERSION"):
         monkeypatch.delenv(name, raising=False)
 
     def describe(*gpus):
-        monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps(gpus))
+        monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps(gpus))
         return programs
 
     describe(H100, H100)
@@ -48,7 +48,7 @@ def gpu_host(monkeypatch, tmp_path):
 
 @pytest.fixture
 def fails(monkeypatch):
-    return lambda how: monkeypatch.setenv("LLM_PIPELINE_DOUBLE_FAILURE", how)
+    return lambda how: monkeypatch.setenv("TRTLLM_DOUBLE_FAILURE", how)
 
 
 def target(ranks=1, **changes):
@@ -195,7 +195,7 @@ def test_an_engine_that_is_not_what_was_asked_is_never_one(inputs, tmp_path, fai
 
 
 def test_an_engine_of_another_version_is_never_one(inputs, tmp_path, monkeypatch):
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_VERSION", "1.2.0")
+    monkeypatch.setenv("TRTLLM_DOUBLE_VERSION", "1.2.0")
     with pytest.raises(IntegrityError, match=r"built by TensorRT-LLM 1\.2\.0, the target has 1\.2\.1"):
         build(inputs(), tmp_path)
 

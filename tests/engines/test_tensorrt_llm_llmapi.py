@@ -35,10 +35,10 @@ def gpu_host(monkeypatch, tmp_path):
     completions.write_text(json.dumps(ANSWERS))
     monkeypatch.setenv("PATH", f"{DOUBLES}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", f"{DOUBLES / 'tensorrt_llm_package'}{os.pathsep}{REPOSITORY}")
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_VERSION", "1.2.1")
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps([H100]))
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_COMPLETIONS", str(completions))
-    for name in ("CUDA_VISIBLE_DEVICES", "LLM_PIPELINE_CONTAINER", "LLM_PIPELINE_DOUBLE_FAILURE"):
+    monkeypatch.setenv("TRTLLM_DOUBLE_VERSION", "1.2.1")
+    monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps([H100]))
+    monkeypatch.setenv("TRTLLM_DOUBLE_COMPLETIONS", str(completions))
+    for name in ("CUDA_VISIBLE_DEVICES", "LLM_PIPELINE_CONTAINER", "TRTLLM_DOUBLE_FAILURE"):
         monkeypatch.delenv(name, raising=False)
     # the weights here are no files that torch reads: tests/engines/test_engine_inputs.py has real ones
     monkeypatch.setattr(tensorrt_llm_llmapi, "require_model_tensors", lambda _: None)
@@ -136,8 +136,8 @@ def test_a_model_that_answers_otherwise_is_refused_with_an_example(checkpoint):
 
 
 def test_another_version_of_tensorrt_llm_is_refused_before_loading(checkpoint, monkeypatch):
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_VERSION", "1.2.0")
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_FAILURE", "it was loaded")
+    monkeypatch.setenv("TRTLLM_DOUBLE_VERSION", "1.2.0")
+    monkeypatch.setenv("TRTLLM_DOUBLE_FAILURE", "it was loaded")
     with pytest.raises(BuildFailed, match=r"1\.2\.0 is installed, the target is for 1\.2\.1") as failed:
         build(checkpoint)
     assert "it was loaded" not in str(failed.value)
@@ -151,8 +151,8 @@ def test_another_version_of_tensorrt_llm_is_refused_before_loading(checkpoint, m
     ],
 )
 def test_another_gpu_is_refused_before_anything_is_loaded(checkpoint, monkeypatch, gpus, problem):
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps(gpus))
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_FAILURE", "it was loaded")
+    monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps(gpus))
+    monkeypatch.setenv("TRTLLM_DOUBLE_FAILURE", "it was loaded")
     with pytest.raises(Unsupported, match=problem):
         build(checkpoint)
 
@@ -173,27 +173,27 @@ def test_too_few_gpus_are_refused(checkpoint):
     ],
 )
 def test_a_failed_load_is_classified_and_leaves_no_engine(checkpoint, monkeypatch, failure, meaning):
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_FAILURE", failure)
+    monkeypatch.setenv("TRTLLM_DOUBLE_FAILURE", failure)
     with pytest.raises(BuildFailed, match=f"(?s){meaning}"):
         build(checkpoint)
     assert sorted(path.name for path in checkpoint.parent.iterdir()) == ["checkpoint", "completions.json"]
 
 
 def test_a_load_that_takes_too_long_is_stopped(checkpoint, monkeypatch):
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_FAILURE", "hang")
+    monkeypatch.setenv("TRTLLM_DOUBLE_FAILURE", "hang")
     with pytest.raises(BuildFailed, match=r"time limit of 0.015 min.*build.time_limit_minutes"):
         build(checkpoint, target(build={"time_limit_minutes": 0.015}))
 
 
 def test_llm_args_of_another_version_never_reach_a_gpu(checkpoint, monkeypatch):
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", "broken")
+    monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", "broken")
     runtime = {"extra_llm_args": {"sampler_type": "TRTLLMSampler"}}
     with pytest.raises(ConfigError, match=r"sampler_type.*1\.2\.x only"):
         build(checkpoint, target(runtime_version="1.4.0rc0", runtime=runtime))
 
 
 def test_an_engine_of_the_other_dialect_loads_with_its_version(checkpoint, monkeypatch):
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_VERSION", "1.3.0rc22")
+    monkeypatch.setenv("TRTLLM_DOUBLE_VERSION", "1.3.0rc22")
     runtime = {"speculative": {"method": "mtp", "draft_tokens": 2}}
     engine = build(checkpoint, target(runtime_version="1.3.0rc22", runtime=runtime))
     rendered = yaml.safe_load((engine / "llm_args.yaml").read_text())
@@ -216,16 +216,16 @@ def test_what_cannot_be_checked_or_served_is_refused(checkpoint, changes, error)
 
 def test_the_memory_watch_keeps_the_most_that_came_on_top(monkeypatch):
     with GpuMemoryWatch(interval_seconds=0.01) as watch:
-        monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps([{**H100, "memory.used": 70500}]))
+        monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps([{**H100, "memory.used": 70500}]))
         deadline = time.monotonic() + 5
         while not watch.peak_bytes and time.monotonic() < deadline:
             time.sleep(0.01)
-        monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps([H100]))
+        monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps([H100]))
     assert watch.peak_bytes == 70000 * 2**20
 
 
 def test_without_a_driver_the_watch_says_nothing(monkeypatch):
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", "broken")
+    monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", "broken")
     with GpuMemoryWatch(interval_seconds=0.01) as watch:
         time.sleep(0.1)
     assert watch.peak_bytes == 0

@@ -635,7 +635,7 @@ def test_a_timing_cache_is_replaced_whole_and_never_by_nothing(tmp_path):
 
 
 def _double(*arguments):
-    environment = {**os.environ, "PATH": f"{DOUBLES}{os.pathsep}{os.environ['PATH']}", "LLM_PIPELINE_DOUBLE_GPUS": "[]"}
+    environment = {**os.environ, "PATH": f"{DOUBLES}{os.pathsep}{os.environ['PATH']}", "TRTLLM_DOUBLE_GPUS": "[]"}
     program = [sys.executable, str(DOUBLES / "trtllm-build"), *arguments]
     ended = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
     return ended.returncode, ended.stderr

@@ -45,12 +45,12 @@ def test_what_it_does_not_know_it_is_not_asked():
 
 
 def test_its_failure_is_told_in_its_last_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("AICONFIGURATOR_DOUBLE", "fails")
+    monkeypatch.setenv("TRTLLM_DOUBLE_AICONFIGURATOR", "fails")
     assert ask().problem == "AIConfigurator failed: ValueError: no silicon data for this model"
 
 
 def test_it_is_not_waited_for_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("AICONFIGURATOR_DOUBLE", "hangs")
+    monkeypatch.setenv("TRTLLM_DOUBLE_AICONFIGURATOR", "hangs")
     assert ask(time_limit_seconds=0.2).problem == "AIConfigurator did not answer within 0.2 s"
 
 

@@ -110,10 +110,10 @@ def test_what_the_engine_cannot_start_is_a_terminal_error_and_leaves_no_containe
 
 
 def test_a_variable_is_handed_on_by_its_name_and_its_value_is_in_no_log(place, engine, monkeypatch, caplog):
-    monkeypatch.setenv("HF_TOKEN", "a secret")
+    monkeypatch.setenv("PROXY_TOKEN", "a secret")
     caplog.set_level("DEBUG", "llm_pipeline")
-    job = place.container("sleep 60", variables=("HF_TOKEN",)).submit(place.request(), HERE)
-    assert "HF_TOKEN=a secret" in engine.container(job.name).options["Env"]
+    job = place.container("sleep 60", variables=("PROXY_TOKEN",)).submit(place.request(), HERE)
+    assert "PROXY_TOKEN=a secret" in engine.container(job.name).options["Env"]
     assert "a container runs the stage" in caplog.text
     assert "a secret" not in caplog.text
 

@@ -233,8 +233,8 @@ def test_pods_that_share_no_file_with_the_worker_answer_through_a_store_in_s3(ku
 
 
 def test_secrets_and_the_image_reach_the_process_as_variables(place, cluster):
-    cluster.secrets["hub"] = {"HF_TOKEN": "a secret"}
-    runner = place.pod('echo "${HF_TOKEN:+there} $LLM_PIPELINE_CONTAINER"; exit 1', secrets=("hub",))
+    cluster.secrets["hub"] = {"PROXY_TOKEN": "a secret"}
+    runner = place.pod('echo "${PROXY_TOKEN:+there} $LLM_PIPELINE_CONTAINER"; exit 1', secrets=("hub",))
     job = runner.submit(place.request(), HERE)
     ended(runner, job)
     assert runner.read_log(job, 0)[0] == ["there registry.test/llm/model:1"]

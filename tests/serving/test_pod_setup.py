@@ -76,7 +76,7 @@ def test_an_engine_of_another_host_is_not_laid_out(store, repository, tmp_path, 
     doubles = Path(__file__).parents[1] / "doubles"
     monkeypatch.setenv("PATH", f"{doubles}:{os.environ['PATH']}")
     gpu = {"name": "NVIDIA L4", "compute_cap": "8.9", "memory.total": 23034, "driver_version": "590.44.01"}
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps([gpu]))
+    monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps([gpu]))
     built = tmp_path / "built"
     (built / "llm/1/engine").mkdir(parents=True)
     (built / "llm/1/engine/engine.json").write_text(engine_of_an_h100())

@@ -90,7 +90,7 @@ def test_a_file_that_is_no_list_of_links_is_refused(tmp_path):
 def test_a_repository_is_refused_on_another_host_and_one_that_does_not_say_goes_anywhere(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{DOUBLES}:{os.environ['PATH']}")
     gpu = {"name": "NVIDIA L4", "compute_cap": "8.9", "memory.total": 23034, "driver_version": "590.44.01"}
-    monkeypatch.setenv("LLM_PIPELINE_DOUBLE_GPUS", json.dumps([gpu]))
+    monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps([gpu]))
     refuse_other_host(tmp_path)
     engine = tmp_path / "llm/1/engine"
     engine.mkdir(parents=True)

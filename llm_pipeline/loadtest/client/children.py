@@ -22,6 +22,7 @@ from llm_pipeline.loadtest.client.rows import RowReader
 from llm_pipeline.loadtest.client.share import Share
 from llm_pipeline.loadtest.client.target import Target
 from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.plain_environment import plain_environment
 
 _LEAD_SECONDS = 0.05  # from the word to all processes to the start of the window
 _PREPARE_SECONDS = 60.0
@@ -41,6 +42,7 @@ class ClientProcess:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
+            env=plain_environment(),  # the values of headers come through the pipe
         )
         assert self._child.stdin is not None  # noqa: S101 - for the type
         assert self._child.stdout is not None  # noqa: S101

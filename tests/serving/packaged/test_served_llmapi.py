@@ -62,8 +62,8 @@ def serve(repository, checkpoint, model_python, triton_home, tmp_path_factory):
 
     def serve(state, first_port, **environment):
         environment |= {
-            "LLM_PIPELINE_DOUBLE_COMPLETIONS": str(answers),
-            "LLM_PIPELINE_DOUBLE_SECONDS_PER_TOKEN": str(SECONDS_PER_TOKEN),
+            "TRTLLM_DOUBLE_COMPLETIONS": str(answers),
+            "TRTLLM_DOUBLE_SECONDS_PER_TOKEN": str(SECONDS_PER_TOKEN),
         }
         ports = ServerPorts(http=first_port, grpc=first_port + 1, metrics=first_port + 2)
         return start_server(

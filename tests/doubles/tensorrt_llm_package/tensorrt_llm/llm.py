@@ -19,7 +19,7 @@ from .sampling_params import SamplingParams
 
 class LLM:
     def __init__(self, model: str | Path, tokenizer: str | Path | None = None, **kwargs: Any) -> None:
-        version = os.environ.get("LLM_PIPELINE_DOUBLE_VERSION", "1.2.1")
+        version = os.environ.get("TRTLLM_DOUBLE_VERSION", "1.2.1")
         named = {} if tokenizer is None else {"tokenizer": str(tokenizer)}
         check_arguments({"model": str(model), **named, **kwargs}, version)
         check_checkpoint(Path(model), version)
@@ -27,8 +27,8 @@ class LLM:
         self.tokenizer = _Tokenizer(Path(tokenizer or model))
         self.closed = False
         self._limit = kwargs.get("max_seq_len")
-        self._seconds = float(os.environ.get("LLM_PIPELINE_DOUBLE_SECONDS_PER_TOKEN", "0"))
-        table = os.environ.get("LLM_PIPELINE_DOUBLE_COMPLETIONS")
+        self._seconds = float(os.environ.get("TRTLLM_DOUBLE_SECONDS_PER_TOKEN", "0"))
+        table = os.environ.get("TRTLLM_DOUBLE_COMPLETIONS")
         self._completions: dict[str, str] = json.loads(Path(table).read_text(encoding="utf-8")) if table else {}
 
     def generate(
@@ -125,7 +125,7 @@ class _Tokenizer:
 
 
 def _fail_as_told() -> None:
-    failure = os.environ.get("LLM_PIPELINE_DOUBLE_FAILURE")
+    failure = os.environ.get("TRTLLM_DOUBLE_FAILURE")
     if failure == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if failure == "hang":
