@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import takewhile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.config.deployment import Deployment
@@ -19,17 +19,15 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.errors import Terminal
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.time_limits import time_limit_seconds
-from llm_pipeline.release_record import (
-    ReleaseRecord,
-    read_record,
-)
+from llm_pipeline.release_record import ReleaseRecord, trusted_record
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.stage_requests import REQUESTS
 from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import failure_name, read_stage_record, results_name
-from llm_pipeline.stages.registry import load_stage
+from llm_pipeline.stages.execute import failure_name, read_stage_record, results_name, trusted_stage_record
+from llm_pipeline.stages.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.documents import understood
+from llm_pipeline.store.signed_documents import refusal, require_signed
 from llm_pipeline.verdict import Judgement, Verdict
 
 _ANEW = "remove this document and run the release again: finished work is kept"
@@ -62,21 +60,30 @@ def canary_subject(target: str, percent: float) -> str:
 
 
 class Flow:
-    """One release on its way."""
+    """One release on its way.
 
-    def __init__(self, store: ArtifactStore, record: ReleaseRecord) -> None:
+    Args:
+        store: Where its results are.
+        record: What was decided when it was resolved.
+        trusts_signed_only: Refuse a result that is not signed as the store requires: so that the release goes on with
+            what its own stages wrote. Otherwise whatever is there is shown.
+    """
+
+    def __init__(self, store: ArtifactStore, record: ReleaseRecord, *, trusts_signed_only: bool = False) -> None:
         self.store = store
         self.record = record
+        self._trusts_signed_only = trusts_signed_only
 
     @classmethod
     def open(cls, deployment: Deployment, release_id: str) -> Flow:
-        """The flow of a release that was resolved before.
+        """The flow of a release that was resolved before, to go on with it.
 
         Raises:
             ConfigError: There is no such release.
+            IntegrityError: Its record cannot be understood, or is not signed as the store requires.
         """
         store = open_store(deployment.store)
-        return cls(store, read_record(store, release_id))
+        return cls(store, trusted_record(store, release_id), trusts_signed_only=True)
 
     @property
     def release(self) -> ResolvedRelease:
@@ -131,7 +138,8 @@ class Flow:
         A result of an earlier run may be of another checkpoint: the recipe was quantized anew since, with other tools.
         """
         gate, quantized = self.find("accuracy", recipe), self.find("quantize", recipe)
-        record = read_stage_record(self.store, gate.key) if gate else None
+        read = trusted_stage_record if self._trusts_signed_only else read_stage_record
+        record = read(self.store, gate.key) if gate else None
         if gate is None or quantized is None or record is None:
             return None
         same = record.content.inputs.get("checkpoint") == quantized.artifacts.get("checkpoint")
@@ -159,16 +167,22 @@ class Flow:
         return self.store.list_documents(f"releases/{self.record.release_id}/results")
 
     def find(self, stage: str, subject: str = "") -> StageResult | None:
-        """The result of one stage, or None."""
+        """The result of one stage, or None.
+
+        Raises:
+            IntegrityError: The document is damaged, or is not signed as the store requires.
+        """
         return self.read_result(results_name(self.record.release_id, stage, subject))
 
     def read_result(self, name: str) -> StageResult | None:
         """The result in a document; None if there is no such document.
 
         Raises:
-            IntegrityError: The document is damaged.
+            IntegrityError: The document is damaged, or is not signed as the store requires.
         """
         document = self.store.read_document(name)
+        if document is not None and self._trusts_signed_only and _is_signed(name):
+            require_signed(self.store, name, document)
         return understood(StageResult, document.value, name, hint=_ANEW) if document else None
 
     def result(self, stage: str, subject: str = "") -> StageResult:
@@ -208,10 +222,14 @@ class Flow:
 
         Raises:
             MissingResult: It has not run, or no recipe passed.
+            IntegrityError: What is signed does not say that the recipe passed.
         """
         recipe = self.result("choose", target).metrics["recipe"]
         if recipe is None:
             raise MissingResult(f"no recipe passed for {target}", hint="nothing can be built for it")
+        if self._trusts_signed_only and self.store.signatures.required and not self._has_passed(str(recipe)):
+            name = results_name(self.record.release_id, "choose", target)
+            raise refusal(self.store, name, f"{recipe} has not passed its accuracy gate")
         return str(recipe)
 
     def artifact(self, stage: str, subject: str, name: str) -> ArtifactRef:
@@ -229,6 +247,11 @@ def placement(request: StageRequest) -> Placement:
         return Placement(environment=load_stage(request.stage).environment)
     target = Target.model_validate(request.config["target"])
     return Placement(environment=target.environment, container=target.container)
+
+
+def _is_signed(result_name: str) -> bool:
+    """Whether a result is of a stage that signs, by the name of its document."""
+    return publishes(PurePosixPath(result_name).name.partition(".")[0])
 
 
 def passed(result: StageResult) -> bool:

@@ -12,6 +12,8 @@ from llm_pipeline.errors import ConfigError, IntegrityError
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.store import ArtifactStore
+from llm_pipeline.store.artifact_store import Document
+from llm_pipeline.store.signed_documents import refusal, require_signed
 
 TASKS_DATASET = "tasks"
 PROMPTS_DATASET = "prompts"
@@ -48,15 +50,38 @@ def record_name(release_id: str) -> str:
 
 
 def read_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
-    """The record of a release.
+    """The record of a release; whether it is signed is not checked.
 
     Raises:
         ConfigError: There is no such release.
         IntegrityError: The record cannot be understood.
     """
+    return _understood(_document(store, release_id), release_id)
+
+
+def trusted_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
+    """The record of a release, to go on with it.
+
+    Raises:
+        ConfigError: There is no such release.
+        IntegrityError: The record cannot be understood, is another release's, or is not signed as the store requires.
+    """
+    document = _document(store, release_id)
+    require_signed(store, record_name(release_id), document)
+    record = _understood(document, release_id)
+    if record.release_id != release_id:
+        raise refusal(store, record_name(release_id), f"it is of release {record.release_id}")
+    return record
+
+
+def _document(store: ArtifactStore, release_id: str) -> Document:
     document = store.read_document(record_name(release_id))
     if document is None:
         raise ConfigError(f"no release {release_id!r} in {store.uri}", hint="`llm-pipeline ls` lists them")
+    return document
+
+
+def _understood(document: Document, release_id: str) -> ReleaseRecord:
     try:
         return ReleaseRecord.model_validate(document.value)
     except ValidationError as error:

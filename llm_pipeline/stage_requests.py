@@ -268,10 +268,15 @@ def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
 def _production(flow: Flow, target: str, candidate: ArtifactRef) -> ArtifactRef | None:
     """What serves now, or served before it if that is the candidate; None before the first release."""
     from llm_pipeline.store.pointers import read_pointers
+    from llm_pipeline.trusted_pointers import require_served
 
-    pointers, _ = read_pointers(flow.store, flow.record.model.id, target)
-    served = (pointer.repository for pointer in (pointers.production, pointers.previous) if pointer)
-    return next((repository for repository in served if repository != candidate), None)
+    model_id = flow.record.model.id
+    pointers, _ = read_pointers(flow.store, model_id, target)
+    for pointer in (pointers.production, pointers.previous):
+        if pointer is not None and pointer.repository != candidate:
+            require_served(flow.store, model_id, target, pointer)
+            return pointer.repository
+    return None
 
 
 def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:

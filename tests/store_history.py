@@ -22,11 +22,12 @@ from llm_pipeline.release_claim import claim_name
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.release_record import record_name as release_name
 from llm_pipeline.stages.contract import ArtifactRef, StageResult, Timings
-from llm_pipeline.stages.execute import KeyContent, StageRecord, record_name, replace_document, results_name
+from llm_pipeline.stages.execute import KeyContent, concluded, record_name, replace_document, results_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 from llm_pipeline.store.provenance import Provenance
+from llm_pipeline.store.signed_documents import write_signed
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 MODEL = "demo/tiny"
@@ -72,7 +73,7 @@ class History:
             datasets={"prompts": self.publish("dataset", "prompts")},
             created_at=self.now,
         )
-        replace_document(self.store, release_name(release_id), record.model_dump(mode="json"))
+        write_signed(self.store, release_name(release_id), record.model_dump(mode="json"))
         return release_id
 
     def stage(
@@ -96,7 +97,14 @@ class History:
             inputs=inputs or {},
             tools={"tool": "1.0"},
         )
-        made = Provenance(stage=f"{stage}/1", subject=subject, stage_key=hashed.key, release_id=release_id)
+        made = Provenance(
+            stage=f"{stage}/1",
+            subject=subject,
+            stage_key=hashed.key,
+            release_id=release_id,
+            config=hashed.config,
+            inputs=hashed.inputs,
+        )
         text = content or f"{stage}-{release_id}"
         result = StageResult(
             release_id=release_id,
@@ -108,8 +116,8 @@ class History:
             timings=Timings(started_at=self.now, total_seconds=1.0),
         )
         with Lease(self.store, record_name(hashed.key)) as lease:
-            lease.conclude(StageRecord(content=hashed, result=result).model_dump(mode="json"))
-        replace_document(self.store, results_name(release_id, stage, subject), result.model_dump(mode="json"))
+            lease.conclude(concluded(self.store, hashed, result))
+        write_signed(self.store, results_name(release_id, stage, subject), result.model_dump(mode="json"))
         return result
 
     def release(self, number: int, config: str = "tiny") -> str:

@@ -17,6 +17,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.trusted_pointers import require_served
 
 log = get_logger(__name__)
 
@@ -66,6 +67,7 @@ def rollback_production(store: ArtifactStore, deployment: Deployment, model_id: 
 
     Raises:
         ConfigError: There is no such place, or no previous release to go back to.
+        IntegrityError: What is signed does not say that the previous release was packaged for that model and target.
         PipelineError: The previous release cannot be started; traffic then stays where it is.
     """
     if target not in deployment.places:
@@ -74,6 +76,7 @@ def rollback_production(store: ArtifactStore, deployment: Deployment, model_id: 
     production, previous = pointers.production, pointers.previous
     if production is None or previous is None:
         raise ConfigError(f"{model_id} has no previous release on {target}", hint="there is nothing to go back to")
+    require_served(store, model_id, target, previous)
     slots = _slots(store, deployment, target)
     router = _router(deployment, target, production.slot)
     take_over(store, target)
@@ -98,10 +101,12 @@ def ensure_production(store: ArtifactStore, deployment: Deployment, model_id: st
     """Have the router and the server of what the pointers call production running; None without production.
 
     Raises:
+        IntegrityError: What is signed does not say that it was packaged for that model and target.
         PipelineError: They cannot be started.
     """
     production = read_pointers(store, model_id, target)[0].production
     if production is not None:
+        require_served(store, model_id, target, production)
         _slots(store, deployment, target).ensure(production.slot, production.repository)
         _router(deployment, target, production.slot)
     return production

@@ -99,7 +99,8 @@ def _verify(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(_array(verified))
     else:
-        write_lines([f"{len(verified)} artifacts read, {damaged} damaged"])
+        read = sum(verification.artifact is not None for verification in verified)
+        write_lines([f"{read} artifacts read, {damaged} damaged"])
     return ExitCode.INFRASTRUCTURE if damaged else ExitCode.GO
 
 

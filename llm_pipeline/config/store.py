@@ -41,17 +41,17 @@ class Keyless(ConfigModel):
 
 
 class Signing(ConfigModel):
-    """Signatures of artifacts, made and checked with sigstore's model-signing.
+    """Signatures of artifacts and results, made and checked with sigstore's model-signing.
 
-    A stage signs what it publishes when `private_key` or `keyless` is set, and refuses an input without a valid
-    signature when `required` is set.
+    A stage signs what it publishes and its result when `private_key` or `keyless` is set. When `required` is set, an
+    input without a valid signature is refused, and a stored result without one is computed again.
 
     Attributes:
         private_key: PEM file of the elliptic-curve key that signs; None where nothing is signed.
         password_variable: Environment variable with the private key's password; None when it has none.
         public_keys: PEM files of the keys that are trusted; any of them may have signed.
         keyless: Sign and verify by identity (Fulcio and Rekor) instead of by key.
-        required: An artifact without a valid signature stops the release.
+        required: An artifact or a result without a valid signature is not used.
     """
 
     private_key: HostPath | None = None

@@ -1,15 +1,18 @@
-"""`llm-pipeline verify`: every byte and signature of what a reference names."""
+"""`llm-pipeline verify`: every byte and signature of what a reference names, and of the documents that lead to it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llm_pipeline.errors import IntegrityError
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.release_artifacts import release_artifacts, results_in_order
-from llm_pipeline.release_record import read_record
+from llm_pipeline.release_record import read_record, trusted_record
+from llm_pipeline.release_record import record_name as release_name
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
-from llm_pipeline.stages.execute import read_stage_record
+from llm_pipeline.stages.execute import read_stage_record, record_name, results_name, trusted_stage_record
 from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.pointers import pointers_name
 from llm_pipeline.store.references import (
     ArtifactReference,
     PointerReference,
@@ -17,36 +20,40 @@ from llm_pipeline.store.references import (
     ReleaseReference,
     StageReference,
 )
+from llm_pipeline.trusted_pointers import pointer_problem
 
 
 class Problem(Frozen):
-    """One way in which an artifact is not what was published."""
+    """One way in which something is not what was published."""
 
     path: str
     problem: str
 
 
 class Verification(Frozen):
-    """An artifact, read byte by byte.
+    """An artifact, read byte by byte; or a document that cannot be trusted.
 
     Attributes:
         name: What it is to what was asked for, e.g. `quantize fp8 checkpoint`.
+        artifact: None for a document.
         problems: How it differs from what was published; empty when it is whole.
     """
 
     name: str
-    artifact: ArtifactRef
+    artifact: ArtifactRef | None
     problems: tuple[Problem, ...]
 
     def lines(self) -> list[str]:
-        """One line for the artifact, and one for each problem."""
+        """One line for the artifact or document, and one for each problem."""
         state = "whole" if not self.problems else "DAMAGED"
         found = [f"  {item.path}: {item.problem}" for item in self.problems]
-        return [f"{state}  {self.artifact}  {self.name}".rstrip(), *found]
+        return [f"{state}  {self.artifact or 'document'}  {self.name}".rstrip(), *found]
 
 
 def verify_reference(store: ArtifactStore, reference: Reference) -> Iterator[Verification]:
-    """Verify what a reference names, artifact by artifact; each one once.
+    """Verify what a reference names, artifact by artifact, each one once; then the documents that name them.
+
+    Of the documents, only those that cannot be trusted are listed.
 
     Raises:
         ConfigError: There is no such release any more.
@@ -57,6 +64,8 @@ def verify_reference(store: ArtifactStore, reference: Reference) -> Iterator[Ver
     for ref, name in names.items():
         found = tuple(Problem(path=item.path, problem=item.problem) for item in store.verify(ref))
         yield Verification(name=name, artifact=ref, problems=found)
+    for name, path, problem in _distrusted(store, reference):
+        yield Verification(name=name, artifact=None, problems=(Problem(path=path, problem=problem),))
 
 
 def _artifacts(store: ArtifactStore, reference: Reference) -> Iterator[tuple[str, ArtifactRef]]:
@@ -71,3 +80,40 @@ def _artifacts(store: ArtifactStore, reference: Reference) -> Iterator[tuple[str
         case StageReference(key):
             record = read_stage_record(store, key)
             yield from record.result.artifacts.items() if record else ()
+
+
+def _distrusted(store: ArtifactStore, reference: Reference) -> Iterator[tuple[str, str, str]]:
+    """Documents that a release would refuse: what each is, its name, and why."""
+    match reference:
+        case ReleaseReference(release_id):
+            yield from _of_release(store, release_id)
+        case PointerReference(_, model_id, target, pointer):
+            if problem := pointer_problem(store, model_id, target, pointer):
+                yield str(reference), pointers_name(model_id, target), problem
+        case StageReference(key):
+            yield from _of_key(store, key, "record of the stage key")
+        case ArtifactReference():
+            return
+
+
+def _of_release(store: ArtifactStore, release_id: str) -> Iterator[tuple[str, str, str]]:
+    try:
+        record = trusted_record(store, release_id)
+    except IntegrityError as error:
+        yield "record of the release", release_name(release_id), error.message
+        record = read_record(store, release_id)
+    flow, trusting = Flow(store, record), Flow(store, record, trusts_signed_only=True)
+    for (stage, subject), result in flow.results().items():
+        name = f"{stage} {subject}".rstrip()
+        try:
+            trusting.find(stage, subject)
+        except IntegrityError as error:
+            yield f"result of {name}", results_name(release_id, stage, subject), error.message
+        yield from _of_key(store, result.key, f"stage record of {name}")
+
+
+def _of_key(store: ArtifactStore, key: str, what: str) -> Iterator[tuple[str, str, str]]:
+    try:
+        trusted_stage_record(store, key)
+    except IntegrityError as error:
+        yield what, record_name(key), error.message

@@ -21,7 +21,7 @@ from llm_pipeline.planning.datasets import expected_datasets
 from llm_pipeline.planning.history import History
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.stages.contract import Frozen, Stage, StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import KeyContent, StageRecord, key_content, read_stage_record
+from llm_pipeline.stages.execute import KeyContent, StageRecord, key_content, trusted_stage_record
 from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import ArtifactStore
 
@@ -167,7 +167,7 @@ def _content(stage: Stage[Any], request: StageRequest, history: History) -> KeyC
 
 def _readable_record(store: ArtifactStore, key: str) -> StageRecord | None:
     try:
-        return read_stage_record(store, key)
+        return trusted_stage_record(store, key)
     except IntegrityError:
         return None
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.logging import get_logger
@@ -21,6 +21,7 @@ from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.condemned import publish_spared, spare
 from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.provenance import Provenance
+from llm_pipeline.store.signed_documents import conclusion_problem, signed_conclusion
 
 log = get_logger(__name__)
 
@@ -50,17 +51,17 @@ def shared_calibration(
     Returns:
         The directory that it is in, and whether it was computed now.
     """
-    waited = False
+    waited, name = False, calibration_document(key)
     while True:
         try:
-            with Lease(store, calibration_document(key)) as lease:
-                if (found := _fetch(store, lease.conclusion)) is not None:
+            with Lease(store, name) as lease:
+                if (found := _fetch(store, name, lease.conclusion)) is not None:
                     return found, "restored"
                 origin: Origin = "restored" if directory.is_dir() else "computed"
                 if origin == "computed":
                     compute(directory)
                 ref = publish_spared(store, KIND, directory, provenance)
-                lease.conclude({"artifact": ref.model_dump(mode="json")})
+                lease.conclude(signed_conclusion(store, name, {"artifact": ref.model_dump(mode="json")}))
                 log.info("calibration saved", artifact=str(ref), key=key[:12])
                 return directory, origin
         except LeaseHeld as held:
@@ -70,9 +71,12 @@ def shared_calibration(
             time.sleep(_POLL_SECONDS)
 
 
-def _fetch(store: ArtifactStore, conclusion: object) -> Path | None:
-    """What was concluded, unless it is being removed, was removed, or is damaged: then it is made again."""
-    if not isinstance(conclusion, dict):
+def _fetch(store: ArtifactStore, name: str, conclusion: dict[str, JsonValue] | None) -> Path | None:
+    """What was concluded, unless it cannot be trusted, is removed, or is damaged: then it is made again."""
+    if conclusion is None:
+        return None
+    if problem := conclusion_problem(store, name, conclusion):
+        log.warning("a saved calibration cannot be trusted; it is made again", reason=problem)
         return None
     try:
         ref = ArtifactRef.model_validate(conclusion.get("artifact"))

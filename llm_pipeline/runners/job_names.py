@@ -33,6 +33,11 @@ def job_base_name(request: StageRequest, request_digest: str, place: str = "") -
     return f"{readable.strip('-')}-{exact}"
 
 
+def job_name_prefix(stage: str) -> str:
+    """What the names of a stage's jobs begin with."""
+    return f"llm-{stage.replace('_', '-')}-"
+
+
 def label_value(text: str) -> str:
     """A text as the value of a label: unchanged if it may be one, else with a hash, so that no two texts meet.
 

@@ -20,7 +20,7 @@ from llm_pipeline.errors import PipelineError, StageCrashed, Transient, from_doc
 from llm_pipeline.logging import get_logger
 from llm_pipeline.runners.environments import environment_of, image_of
 from llm_pipeline.runners.job_directory import last_lines
-from llm_pipeline.runners.job_names import job_base_name, work_hash
+from llm_pipeline.runners.job_names import job_base_name, job_name_prefix, work_hash
 from llm_pipeline.runners.kubernetes_api import Cluster
 from llm_pipeline.runners.kubernetes_job import WORK_LABEL, job_manifest
 from llm_pipeline.runners.kubernetes_log import lines_after, since
@@ -30,7 +30,10 @@ from llm_pipeline.runners.stage_environment import withheld_secrets
 from llm_pipeline.stages.contract import OUTCOME, StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import replace_document
 from llm_pipeline.stages.process import job_outcome_name
+from llm_pipeline.stages.registry import publishes
 from llm_pipeline.store import open_store
+from llm_pipeline.store.artifact_store import Document
+from llm_pipeline.store.signed_documents import refusal, require_signed
 
 log = get_logger(__name__)
 
@@ -134,6 +137,7 @@ class KubernetesRunner:
             except ValidationError as error:
                 raise StageCrashed("the stage's outcome cannot be understood", where=job.outcome_document) from error
             if isinstance(outcome, StageResult):
+                self._require_signed(job, outcome, document)
                 return outcome
             raise from_document(outcome.error)
         cluster = self._cluster(job.environment)
@@ -144,6 +148,13 @@ class KubernetesRunner:
         raise StageCrashed(
             f"the stage ended without a result: {how}; its last lines:\n{lines}", where=f"Job {job.name}", hint=advice
         )
+
+    def _require_signed(self, job: Job, result: StageResult, document: Document) -> None:
+        """Refuse a result that is not signed as its stage does, or is of another stage than the job."""
+        if not job.name.startswith(job_name_prefix(result.stage)):
+            raise refusal(self._store, job.outcome_document, f"it is of stage {result.stage}")
+        if publishes(result.stage):
+            require_signed(self._store, job.outcome_document, document)
 
     def cancel(self, job: Job) -> None:
         """Delete the Job and wait until its pod is gone.

@@ -26,6 +26,7 @@ from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef, Metric, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import Pointer, read_pointers
+from llm_pipeline.trusted_pointers import require_served
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 log = get_logger(__name__)
@@ -66,6 +67,8 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     config = context.config
     candidate = context.request.inputs["repository"]
     pointers, _ = read_pointers(context.store, config.model_id, config.target)
+    if pointers.production is not None:
+        require_served(context.store, config.model_id, config.target, pointers.production)
     started = time.monotonic()
     router = _router(config, pointers.production)
     slots = _slots(context)

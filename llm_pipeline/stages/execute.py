@@ -39,12 +39,13 @@ from llm_pipeline.stages.contract import (
     StageResult,
     Timings,
 )
-from llm_pipeline.stages.registry import load_stage
+from llm_pipeline.stages.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.condemned import publish_spared
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState
 from llm_pipeline.store.provenance import Provenance, here
+from llm_pipeline.store.signed_documents import conclusion_problem, refusal, signed_conclusion, write_signed
 
 log = get_logger(__name__)
 
@@ -87,10 +88,26 @@ class KeyContent(Frozen):
 
 
 class StageRecord(Frozen):
-    """What the store keeps under a stage key, as the conclusion of the key's lease."""
+    """What the store keeps under a stage key, as the conclusion of the key's lease.
+
+    Attributes:
+        content: What the key hashes.
+        result: What was computed, by the first release that needed it.
+        signature: Of both under the key's name, if whoever computed it signs.
+    """
 
     content: KeyContent
     result: StageResult
+    signature: str | None = None
+
+    def problem(self, key: str) -> str | None:
+        """How it contradicts itself or the key that it was found under; None when it does not."""
+        if self.content.key != key:
+            return f"it is of stage key {self.content.key[:12]}"
+        told = (self.result.key, self.result.stage, self.result.subject)
+        if told != (key, self.content.stage, self.content.subject):
+            return "its result is of another stage"
+        return None
 
 
 def key_content(stage: Stage[Any], config: Any, inputs: Mapping[str, ArtifactRef], subject: str) -> KeyContent:
@@ -112,21 +129,54 @@ def record_name(key: str) -> str:
 
 
 def read_stage_record(store: ArtifactStore, key: str) -> StageRecord | None:
-    """What was concluded for a stage key, or None.
+    """What was concluded for a stage key, or None; whether it can be trusted is not checked.
 
     Raises:
         IntegrityError: The record cannot be understood.
     """
+    found = _read_conclusion(store, key)
+    return found[0] if found else None
+
+
+def trusted_stage_record(store: ArtifactStore, key: str) -> StageRecord | None:
+    """As `read_stage_record`, of a record that a release may go on with.
+
+    Raises:
+        IntegrityError: The record cannot be understood, is of another key, or is not signed as the store requires.
+    """
+    found = _read_conclusion(store, key)
+    if found and (problem := _distrust(store, key, *found)):
+        raise refusal(store, record_name(key), problem)
+    return found[0] if found else None
+
+
+def concluded(
+    store: ArtifactStore, content: KeyContent, result: StageResult, *, signed: bool = True
+) -> dict[str, JsonValue]:
+    """A stage's record as the conclusion of its key's lease, signed if this process signs."""
+    record = StageRecord(content=content, result=result).model_dump(mode="json", exclude={"signature"})
+    return signed_conclusion(store, record_name(content.key), record) if signed else record
+
+
+def _read_conclusion(store: ArtifactStore, key: str) -> tuple[StageRecord, dict[str, JsonValue]] | None:
+    """A stage's record, and the document's own words, which the signature is of."""
     document = store.read_document(record_name(key))
     try:
         conclusion = LeaseState.model_validate(document.value).conclusion if document else None
-        return StageRecord.model_validate(conclusion) if conclusion else None
+        return (StageRecord.model_validate(conclusion), conclusion) if conclusion else None
     except ValidationError as error:
         raise IntegrityError(
             f"the record of stage key {key[:12]} is not valid: {error.errors()[0]['msg']}",
             where=f"{store.uri}/{record_name(key)}",
             hint="remove this document; its stage is then computed again",
         ) from error
+
+
+def _distrust(store: ArtifactStore, key: str, record: StageRecord, conclusion: dict[str, JsonValue]) -> str | None:
+    """Why a record cannot be trusted, or None."""
+    if problem := record.problem(key):
+        return problem
+    return conclusion_problem(store, record_name(key), conclusion) if publishes(record.content.stage) else None
 
 
 def tool_versions(stage: Stage[Any], config: Any) -> dict[str, str]:
@@ -186,7 +236,8 @@ def _execute(request: StageRequest) -> StageResult:
     )
     release_id = request.release_id if stage.name != "resolve" else result.release_id
     result = result.model_copy(update={"release_id": release_id, "timings": timings})
-    replace_document(store, results_name(release_id, stage.name, request.subject), result.model_dump(mode="json"))
+    write = write_signed if stage.publishes else replace_document
+    write(store, results_name(release_id, stage.name, request.subject), result.model_dump(mode="json"))
     return result
 
 
@@ -201,7 +252,7 @@ def _compute_once(
                 if done := _reuse(stage, store, content.key):
                     return done
                 result = _compute(stage, config, request, store, content)
-                lease.conclude(StageRecord(content=content, result=result).model_dump(mode="json"))
+                lease.conclude(concluded(store, content, result, signed=stage.publishes))
                 return result
         except LeaseHeld as held:
             if not waited:
@@ -269,10 +320,13 @@ def _publish(
 
 
 def _reuse(stage: Stage[Any], store: ArtifactStore, key: str) -> StageResult | None:
-    record = read_stage_record(store, key)
-    if record is None:
+    found = _read_conclusion(store, key)
+    if found is None:
         return None
-    result = record.result
+    if problem := _distrust(store, key, *found):
+        log.warning("a stored result cannot be trusted and is computed again", key=key[:12], problem=problem)
+        return None
+    result = found[0].result
     if stage.may_decide_again(result.judgement):
         log.info("it was undecided the last time: measured again", release=result.release_id, key=key[:12])
         return None

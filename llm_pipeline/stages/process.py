@@ -19,9 +19,11 @@ from llm_pipeline.errors import ConfigError, ExitCode, PipelineError, StageCance
 from llm_pipeline.logging import get_logger, write_json_lines
 from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute, replace_document
+from llm_pipeline.stages.registry import publishes
 from llm_pipeline.stages.time_limit import OutOfTime, ended_after
 from llm_pipeline.store import open_store
 from llm_pipeline.store.durable import replace_durably
+from llm_pipeline.store.signed_documents import write_signed
 
 IN_STORE = "store:"
 """What stands before a job's name where its outcome goes to the store."""
@@ -124,6 +126,8 @@ def _write_output_to(path: Path) -> None:
 def _write(request: StageRequest, result: str, outcome: StageResult | StageFailure) -> None:
     if result.startswith(IN_STORE):
         document = job_outcome_name(request.release_id, result.removeprefix(IN_STORE))
-        replace_document(open_store(request.store), document, outcome.model_dump(mode="json"))
+        signs = isinstance(outcome, StageResult) and publishes(request.stage)
+        write = write_signed if signs else replace_document
+        write(open_store(request.store), document, outcome.model_dump(mode="json"))
         return
     replace_durably(Path(result), outcome.model_dump_json(indent=1).encode())

@@ -29,6 +29,11 @@ STAGE_NAMES = (
 )
 
 
+def publishes(name: str) -> bool:
+    """Whether a stage of that name publishes artifacts, and so signs its results where anything is signed."""
+    return name not in STAGE_NAMES or load_stage(name).publishes
+
+
 def load_stage(name: str) -> Stage[Any]:
     """The declaration of a stage.
 

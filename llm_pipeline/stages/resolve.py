@@ -40,6 +40,7 @@ from llm_pipeline.stages.execute import key_content, read_stage_record, replace_
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.condemned import publish_spared
 from llm_pipeline.store.provenance import Provenance, here
+from llm_pipeline.store.signed_documents import write_signed
 
 log = get_logger(__name__)
 
@@ -91,7 +92,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         ladders=plan.ladders,
         created_at=datetime.now(UTC),
     )
-    replace_document(context.store, record_name(release_id), record.model_dump(mode="json"))
+    write_signed(context.store, record_name(release_id), record.model_dump(mode="json"))
     replace_document(context.store, f"releases/{release_id}/plan.json", plan.model_dump(mode="json"))
     log.info("release named", release=release_id, model=model.id, commit=model.commit)
     log.info("to download", files=len(model.files), megabytes=model.size / 1e6, license=model.license or "not stated")
@@ -123,7 +124,7 @@ def _require_space(context: StageContext[ResolveConfig], loaded: LoadedRelease, 
     deployment = loaded.deployment
     config = download_config(model, loaded.release.model, deployment.hub)
     key = key_content(DOWNLOAD, config, {}, "").key
-    if read_stage_record(context.store, key) is not None:
+    if (record := read_stage_record(context.store, key)) is not None and record.problem(key) is None:
         return  # it is in the store already
     work = Path(deployment.work_root) / DOWNLOAD.name / key[:24]
     already = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())

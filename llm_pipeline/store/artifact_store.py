@@ -16,6 +16,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 if TYPE_CHECKING:
     from llm_pipeline.store.manifest import Manifest
     from llm_pipeline.store.provenance import Provenance
+    from llm_pipeline.store.signing import Signatures
 
 
 class Conflict(Transient):
@@ -24,10 +25,15 @@ class Conflict(Transient):
 
 @dataclass(frozen=True)
 class Document:
-    """A small JSON document and the revision it was read at."""
+    """A small JSON document and the revision it was read at.
+
+    Attributes:
+        signature: Of its name and value, if whoever wrote it signed it; reading it verifies nothing.
+    """
 
     value: dict[str, JsonValue]
     revision: str
+    signature: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class ArtifactStore(Protocol):
     """
 
     uri: str
+    signatures: Signatures
 
     def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
         """Make a directory an artifact: files first, manifest and signature next, completion marker last.
@@ -104,6 +111,13 @@ class ArtifactStore(Protocol):
             IntegrityError: The artifact is missing or incomplete, or its manifest damaged.
         """
 
+    def provenance(self, ref: ArtifactRef) -> Provenance:
+        """Where the artifact came from, as it was signed where signatures are required. No file of it is read.
+
+        Raises:
+            IntegrityError: As `manifest`, or the artifact is not signed as it must be.
+        """
+
     def exists(self, ref: ArtifactRef) -> bool:
         """Whether the artifact is there and marked complete (its bytes are not read)."""
 
@@ -126,8 +140,12 @@ class ArtifactStore(Protocol):
     def read_document(self, name: str) -> Document | None:
         """The document of that name (`pointers/...`), or None."""
 
-    def write_document(self, name: str, value: Mapping[str, JsonValue], expect: str | None) -> str:
+    def write_document(
+        self, name: str, value: Mapping[str, JsonValue], expect: str | None, signature: str | None = None
+    ) -> str:
         """Write a document if its revision is still `expect` (None: if it does not exist); returns the new revision.
+
+        A signature is kept beside the value; nothing is signed here.
 
         Raises:
             Conflict: Somebody else wrote it first.

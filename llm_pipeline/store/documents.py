@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
@@ -25,8 +25,16 @@ class DamagedDocument:
     error: PipelineError
 
 
-def unwrapped(data: bytes, name: str, where: str, revision_key: str) -> tuple[dict[str, Any], str]:
-    """The value of a stored document, and what the store wrote beside it.
+class Unwrapped(NamedTuple):
+    """A stored document: its value, what the store wrote beside it, and its signature if it was written with one."""
+
+    value: dict[str, Any]
+    beside: str
+    signature: str | None
+
+
+def unwrapped(data: bytes, name: str, where: str, revision_key: str) -> Unwrapped:
+    """The value of a stored document, and what is beside it.
 
     Args:
         data: The stored bytes.
@@ -44,7 +52,8 @@ def unwrapped(data: bytes, name: str, where: str, revision_key: str) -> tuple[di
         raise _no_document(name, where, str(error)) from error
     if not isinstance(value, dict):
         raise _no_document(name, where, "its value is no object")
-    return value, beside
+    signature = wrapped.get("signature")
+    return Unwrapped(value, beside, signature if isinstance(signature, str) else None)
 
 
 def _no_document(name: str, where: str, problem: str) -> IntegrityError:

@@ -45,7 +45,7 @@ from llm_pipeline.store.manifest import (
 )
 from llm_pipeline.store.names import checked_name
 from llm_pipeline.store.provenance import Provenance
-from llm_pipeline.store.signing import Signatures
+from llm_pipeline.store.signing import Signatures, signed_by
 
 log = get_logger(__name__)
 
@@ -61,7 +61,7 @@ class LocalStore:
             raise ConfigError(f"not a local store: {config.uri!r}", hint="use file:///absolute/path")
         self.uri = config.uri
         self.root = Path(config.uri.removeprefix("file://"))
-        self._signatures = Signatures(config.signing)
+        self.signatures = Signatures(config.signing)
 
     def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
         """See `ArtifactStore.publish`."""
@@ -101,6 +101,12 @@ class LocalStore:
         if isinstance(opened, Difference):
             raise IntegrityError(f"artifact {ref} is not whole: {opened.path}: {opened.problem}")
         return opened
+
+    def provenance(self, ref: ArtifactRef) -> Provenance:
+        """See `ArtifactStore.provenance`."""
+        if found := self._signature_problems(ref):
+            raise IntegrityError(f"artifact {ref} is not whole: {found[0].path}: {found[0].problem}")
+        return self.manifest(ref).provenance
 
     def exists(self, ref: ArtifactRef) -> bool:
         """See `ArtifactStore.exists`."""
@@ -149,7 +155,10 @@ class LocalStore:
             data = _read_if_there(path)
         return None if data is None else Document(*unwrapped(data, name, str(path), "revision"))
 
-    def write_document(self, name: str, value: Mapping[str, JsonValue], expect: str | None) -> str:
+
+    def write_document(
+        self, name: str, value: Mapping[str, JsonValue], expect: str | None, signature: str | None = None
+    ) -> str:
         """See `ArtifactStore.write_document`."""
         path = self._path(name)
         with _disk_errors(f"cannot write {name}"), self._locked(name):
@@ -157,7 +166,7 @@ class LocalStore:
             if (current.revision if current else None) != expect:
                 raise Conflict(f"{name} was changed by somebody else", hint="read it again and retry")
             revision = uuid.uuid4().hex  # a number would come again once the document was deleted and made anew
-            document = {"revision": revision, "value": dict(value)}
+            document = {"revision": revision, "value": dict(value)} | signed_by(signature)
             self._replace_durably(path, json.dumps(document, indent=1, allow_nan=False).encode())
             return revision
 
@@ -215,14 +224,14 @@ class LocalStore:
         opened = sealed.open(ref)
         if isinstance(opened, Difference) or sealed.manifest is None:
             return []  # that is damage
-        return self._signatures.problems(opened, sealed.manifest, sealed.signature)
+        return self.signatures.problems(opened, sealed.manifest, sealed.signature)
 
     def _should_be_signed_again(self, ref: ArtifactRef) -> bool:
         sealed = self._sealed(ref)
         opened = sealed.open(ref)
         if isinstance(opened, Difference) or sealed.manifest is None:
             return True
-        return self._signatures.lacking(opened, sealed.manifest, sealed.signature)
+        return self.signatures.lacking(opened, sealed.manifest, sealed.signature)
 
     def _directory(self, ref: ArtifactRef) -> Path:
         return self.root / "artifacts" / ref.kind / ref.digest
@@ -257,7 +266,7 @@ class LocalStore:
 
     def _complete(self, manifest: Manifest, content: Path) -> None:
         statement = manifest.to_json()
-        signature = self._signatures.sign(manifest, statement)
+        signature = self.signatures.sign(manifest, statement)
         write_durably(content / MANIFEST_FILE, statement)
         if signature is not None:
             write_durably(content / SIGNATURE_FILE, signature)

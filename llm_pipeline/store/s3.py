@@ -23,6 +23,7 @@ from llm_pipeline.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import Conflict, Difference, Document, Leftover, StoredArtifact
+from llm_pipeline.store.documents import unwrapped
 from llm_pipeline.store.manifest import COMPLETE_FILE, Manifest, ManifestFile, inventory
 from llm_pipeline.store.names import checked_name
 from llm_pipeline.store.provenance import Provenance
@@ -38,7 +39,7 @@ from llm_pipeline.store.s3_download import (
 from llm_pipeline.store.s3_seal import Opened, Seals
 from llm_pipeline.store.s3_session import Changed, UploadGone
 from llm_pipeline.store.s3_upload import LocalFile, upload
-from llm_pipeline.store.signing import Signatures
+from llm_pipeline.store.signing import Signatures, signed_by
 
 log = get_logger(__name__)
 
@@ -52,7 +53,8 @@ class S3Store:
     def __init__(self, config: StoreConfig) -> None:
         self.uri = config.uri
         self._bucket = Bucket(config)
-        self._seals = Seals(self._bucket, Signatures(config.signing))
+        self.signatures = Signatures(config.signing)
+        self._seals = Seals(self._bucket, self.signatures)
         self._cache = Cache(Path(config.cache)) if config.cache else None
 
     def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
@@ -116,6 +118,14 @@ class S3Store:
             raise self._not_whole(ref, self._seals.problems(opened))
         return opened.manifest
 
+    def provenance(self, ref: ArtifactRef) -> Provenance:
+        """See `ArtifactStore.provenance`."""
+        opened = self._seals.open(ref, _directory(ref))
+        problems = self._seals.problems(opened)
+        if opened.manifest is None or problems:
+            raise self._not_whole(ref, problems)
+        return opened.manifest.provenance
+
     def exists(self, ref: ArtifactRef) -> bool:
         """See `ArtifactStore.exists`."""
         return self._bucket.head(f"{_directory(ref)}/{COMPLETE_FILE}") is not None
@@ -153,13 +163,16 @@ class S3Store:
         found = self._read_document(name)
         return found.document if found else None
 
-    def write_document(self, name: str, value: Mapping[str, JsonValue], expect: str | None) -> str:
+    def write_document(
+        self, name: str, value: Mapping[str, JsonValue], expect: str | None, signature: str | None = None
+    ) -> str:
         """See `ArtifactStore.write_document`. The revision is the object's ETag.
 
         When the answer to a write is lost, the document itself tells whether it was applied: by the write's nonce.
         """
         nonce = uuid.uuid4().hex  # two equal values are two revisions
-        data = json.dumps({"nonce": nonce, "value": dict(value)}, indent=1, allow_nan=False).encode()
+        document = {"nonce": nonce, "value": dict(value)} | signed_by(signature)
+        data = json.dumps(document, indent=1, allow_nan=False).encode()
         try:
             return self._bucket.put(checked_name(name), data, revision_is(expect))
         except Transient as error:
@@ -202,12 +215,8 @@ class S3Store:
         found = self._bucket.read(checked_name(name))
         if found is None:
             return None
-        try:
-            wrapped = json.loads(found[0])
-            return _Stored(Document(value=wrapped["value"], revision=found[1]), str(wrapped["nonce"]))
-        except (ValueError, KeyError, TypeError) as error:
-            message = f"not a document of the store: {error}"
-            raise IntegrityError(message, where=self._bucket.address(name)) from error
+        wrapped = unwrapped(found[0], name, self._bucket.address(name), "nonce")
+        return _Stored(Document(wrapped.value, found[1], wrapped.signature), wrapped.beside)
 
     def _copied(self, cache: Cache, ref: ArtifactRef, opened: Opened, manifest: Manifest) -> Sequence[Difference]:
         """Bring the artifact into the cache; what changes while it is read is read once more from the start."""

@@ -1,8 +1,11 @@
-"""Signatures of artifacts, made and checked with sigstore's model-signing.
+"""Signatures of artifacts and of documents, made and checked with sigstore's model-signing.
 
 A signature is a sigstore bundle over the SHA-256 of every file of an artifact and of its manifest, so where the
 artifact came from is signed too. The hashes are the manifest's: no file is read again. An outsider checks an artifact
 as it lies in the store with `model_signing verify key` (or `verify sigstore`).
+
+A document is signed together with its name, so that it cannot be moved to another one. What a signature cannot tell is
+an older document of the same name from the newest one.
 
 https://github.com/sigstore/model-transparency
 """
@@ -13,12 +16,15 @@ import base64
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+from pydantic import JsonValue
+
 from llm_pipeline.config.store import Keyless, Signing
-from llm_pipeline.digest import sha256_bytes
+from llm_pipeline.digest import sha256_bytes, sha256_json
 from llm_pipeline.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.store.artifact_store import Difference
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest
@@ -31,10 +37,13 @@ class Signatures:
     """Signs and checks artifacts as a store's configuration says; without one, nothing is signed or checked.
 
     model_signing is imported when something is signed or checked, not before.
+
+    Attributes:
+        required: What is not signed by somebody trusted is refused.
     """
 
     def __init__(self, config: Signing | None) -> None:
-        self._required = config is not None and config.required
+        self.required = config is not None and config.required
         self._method = _method(config)
 
     def sign(self, manifest: Manifest, statement: bytes) -> bytes | None:
@@ -50,25 +59,26 @@ class Signatures:
             Transient: Keyless signing could not reach its services.
         """
         if self._method is None or not self._method.signs:
-            if self._required:
+            if self.required:
                 raise ConfigError(
                     "this store requires signatures, and nothing signs here",
                     where="signing",
                     hint="give private_key, or keyless and its identity token, where stages run",
                 )
             return None
-        hashes = _KnownHashes(manifest, statement)
-        with TemporaryDirectory() as directory:
-            path = Path(directory, SIGNATURE_FILE)
-            self._method.write(path, hashes)
-            signature = path.read_bytes()
-        if found := self.problems(manifest, statement, signature):
-            raise ConfigError(
-                f"what is signed here would be refused: {found[0].problem}",
-                where="signing",
-                hint="add the public half of private_key to public_keys",
-            )
-        return signature
+        return self._signed(self._method, _of_artifact(manifest, statement))
+
+    def sign_document(self, name: str, value: Mapping[str, JsonValue]) -> str | None:
+        """The signature of a document under its name; None when nothing signs here.
+
+        Raises:
+            ConfigError: The key cannot be used, or what it signs would be refused.
+            Unsupported: model_signing is not installed in this interpreter.
+            Transient: Keyless signing could not reach its services.
+        """
+        if self._method is None or not self._method.signs:
+            return None
+        return self._signed(self._method, _of_document(name, value)).decode()
 
     def problems(self, manifest: Manifest, statement: bytes, signature: bytes | None) -> list[Difference]:
         """What is wrong with an artifact's signature; empty when it is valid, or not required.
@@ -78,9 +88,26 @@ class Signatures:
             Unsupported: model_signing is not installed in this interpreter.
             Transient: Keyless verification could not reach the root of its trust.
         """
-        if not self._required or self._method is None:
+        if not self.required or self._method is None:
             return []
-        return self._method.problems(_KnownHashes(manifest, statement), signature)
+        return self._method.problems(_of_artifact(manifest, statement), signature)
+
+    def document_problem(self, name: str, value: Mapping[str, JsonValue], signature: str | None) -> str | None:
+        """What is wrong with a document's signature; None when it is valid, or not required.
+
+        Raises:
+            ConfigError: A trusted key cannot be used.
+            Unsupported: model_signing is not installed in this interpreter.
+            Transient: Keyless verification could not reach the root of its trust.
+        """
+        if not self.required or self._method is None:
+            return None
+        if signature is None:
+            return "unsigned: it was replaced, or written before documents were signed"
+        found = self._method.problems(_of_document(name, value), signature.encode())
+        if not found:
+            return None
+        return found[0].problem if found[0].path == SIGNATURE_FILE else "it is not what was signed under this name"
 
     def lacking(self, manifest: Manifest, statement: bytes, signature: bytes | None) -> bool:
         """Whether an artifact that is in the store should be published again, to be signed.
@@ -88,9 +115,27 @@ class Signatures:
         Raises:
             ConfigError: A trusted key cannot be used.
         """
-        if self._method is None or not (self._required or self._method.signs):
+        if self._method is None or not (self.required or self._method.signs):
             return False
-        return bool(self._method.problems(_KnownHashes(manifest, statement), signature))
+        return bool(self._method.problems(_of_artifact(manifest, statement), signature))
+
+    def _signed(self, method: _Method, hashes: _KnownHashes) -> bytes:
+        with TemporaryDirectory() as directory:
+            path = Path(directory, SIGNATURE_FILE)
+            method.write(path, hashes)
+            signature = path.read_bytes()
+        if self.required and (found := method.problems(hashes, signature)):
+            raise ConfigError(
+                f"what is signed here would be refused: {found[0].problem}",
+                where="signing",
+                hint="add the public half of private_key to public_keys",
+            )
+        return signature
+
+
+def signed_by(signature: str | None) -> dict[str, str]:
+    """What a stored document has beside its value."""
+    return {} if signature is None else {"signature": signature}
 
 
 class _Method(Protocol):
@@ -120,10 +165,10 @@ class _KnownHashes:
         asked: Whether the library asked for them. When it verifies, it does so once the bundle proved authentic.
     """
 
-    def __init__(self, manifest: Manifest, statement: bytes) -> None:
+    def __init__(self, name: str, by_path: Mapping[str, str]) -> None:
         self.asked = False
-        self.by_path = {file.path: file.sha256 for file in manifest.files} | {MANIFEST_FILE: sha256_bytes(statement)}
-        self._name = f"{manifest.kind}/{manifest.digest}"
+        self.by_path = by_path
+        self._name = name
 
     def hash(self, *_model_path: Any, **_options: Any) -> Any:
         """The library's own manifest; an artifact lies beside two files that it cannot cover."""
@@ -158,6 +203,16 @@ class _KnownHashes:
             if signed[path] != self.by_path[path]
         ]
         return found or [Difference(SIGNATURE_FILE, _NOT_AUTHENTIC)]
+
+
+def _of_artifact(manifest: Manifest, statement: bytes) -> _KnownHashes:
+    by_path = {file.path: file.sha256 for file in manifest.files} | {MANIFEST_FILE: sha256_bytes(statement)}
+    return _KnownHashes(f"{manifest.kind}/{manifest.digest}", by_path)
+
+
+def _of_document(name: str, value: Mapping[str, JsonValue]) -> _KnownHashes:
+    """Never those of an artifact, which always has a manifest's among them."""
+    return _KnownHashes(name, {name: sha256_json(value)})
 
 
 def _unsigned() -> list[Difference]:

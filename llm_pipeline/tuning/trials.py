@@ -85,7 +85,7 @@ class TrialBench:
         release = self._flow.release
         targets = tuple(target if known.name == target.name else known for known in release.targets)
         record = self._flow.record.model_copy(update={"release": release.model_copy(update={"targets": targets})})
-        request = Flow(self._flow.store, record).request(stage, target.name)
+        request = Flow(self._flow.store, record, trusts_signed_only=True).request(stage, target.name)
         return request.model_copy(update={"release_id": self.release_id})
 
     @property

@@ -1,0 +1,20 @@
+"""Pairs of keys for tests, and the configuration that signs and verifies with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from llm_pipeline.config.store import Signing
+
+
+def signing_with_new_keys(directory: Path) -> Signing:
+    """Signs with a new key and trusts that one only."""
+    directory.mkdir(parents=True, exist_ok=True)
+    private, public = directory / "release.key", directory / "release.pub"
+    key = ec.generate_private_key(ec.SECP256R1())
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return Signing(private_key=str(private), public_keys=(str(public),))

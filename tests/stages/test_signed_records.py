@@ -1,0 +1,253 @@
+"""With signatures required, whoever may write to the store but has no key cannot tell a release what was computed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from signing_keys import signing_with_new_keys
+
+from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.store import Signing, StoreConfig
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.quantization.calibration_store import calibration_document, shared_calibration
+from llm_pipeline.stages import execute as execution
+from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
+from llm_pipeline.stages.execute import record_name, results_name, trusted_stage_record
+from llm_pipeline.store import LocalStore, open_store
+from llm_pipeline.store.provenance import Provenance
+from llm_pipeline.store.signed_documents import require_signed
+from llm_pipeline.verdict import Evidence, Verdict, judge
+
+Document = dict[str, Any]
+NO_GO = judge("too much is lost", [Evidence(name="loss", verdict=Verdict.NO_GO, measured=0.4, samples=9)])
+
+
+class TextConfig(ConfigModel):
+    text: str
+    also: str = "also"
+
+
+@pytest.fixture(scope="module")
+def signing(tmp_path_factory: pytest.TempPathFactory) -> Signing:
+    return signing_with_new_keys(tmp_path_factory.mktemp("keys"))
+
+
+class Site:
+    """A store, and a stage that makes two artifacts and says NO_GO; counts how often it really works."""
+
+    def __init__(self, root: Path, signing: Signing | None) -> None:
+        self.config = StoreConfig(uri=f"file://{root / 'store'}", signing=signing)
+        self.store = open_store(self.config)
+        self.root = root
+        self.runs = 0
+        self.stage = Stage(name="write", version=1, config=TextConfig, run=self._work, environment="control")
+
+    def _work(self, context: StageContext[TextConfig]) -> StageOutput:
+        self.runs += 1
+        made = {}
+        for name, text in (("one", context.config.text), ("two", context.config.also)):
+            directory = context.workdir / name
+            directory.mkdir(exist_ok=True)
+            (directory / "text").write_text(text)
+            made[name] = Produced("text", directory)
+        return StageOutput(artifacts=made, judgement=NO_GO)
+
+    def run(self, text: str = "mine", store: StoreConfig | None = None) -> StageResult:
+        outcome = execution.execute(
+            StageRequest(
+                release_id="r1",
+                stage="write",
+                config={"text": text},
+                store=store or self.config,
+                work_root=str(self.root / "work"),
+            )
+        )
+        assert isinstance(outcome, StageResult), outcome
+        return outcome
+
+    def edit(self, name: str, change: Callable[[Document], object]) -> None:
+        """Edit a file of the store with a text editor."""
+        path = self.root / "store" / name
+        document = json.loads(path.read_text())
+        change(document)
+        path.write_text(json.dumps(document))
+
+    def content(self, name: str) -> Document:
+        return json.loads((self.root / "store" / name).read_text())
+
+
+@pytest.fixture
+def site(tmp_path: Path, signing: Signing, monkeypatch: pytest.MonkeyPatch) -> Site:
+    site = Site(tmp_path, signing)
+    monkeypatch.setattr(execution, "load_stage", lambda _name: site.stage)
+    return site
+
+
+def _result(document: Document) -> Document:
+    return document["value"]["conclusion"]["result"]
+
+
+def _anothers_weights(document: Document, other: StageResult) -> None:
+    _result(document)["artifacts"]["one"] = other.artifacts["one"].model_dump()
+
+
+def _swapped_outputs(document: Document, _other: StageResult) -> None:
+    made = _result(document)["artifacts"]
+    made["one"], made["two"] = made["two"], made["one"]
+
+
+def _passed(document: Document, _other: StageResult) -> None:
+    judgement = _result(document)["judgement"]
+    judgement["verdict"] = judgement["evidence"][0]["verdict"] = "GO"
+
+
+def _other_inputs(document: Document, other: StageResult) -> None:
+    document["value"]["conclusion"]["content"]["inputs"]["checkpoint"] = other.artifacts["one"].model_dump()
+
+
+def _unsigned(document: Document, _other: StageResult) -> None:
+    del document["value"]["conclusion"]["signature"]
+
+
+def _garbage(document: Document, _other: StageResult) -> None:
+    document["value"]["conclusion"]["signature"] = "{}"
+
+
+FORGERIES = [_anothers_weights, _swapped_outputs, _passed, _other_inputs, _unsigned, _garbage]
+
+
+@pytest.mark.parametrize("forge", FORGERIES)
+def test_a_stage_record_that_was_edited_is_computed_again(site: Site, forge) -> None:
+    other, mine = site.run("another release's"), site.run()
+    site.edit(record_name(mine.key), lambda document: forge(document, other))
+    with pytest.raises(IntegrityError, match="cannot be trusted"):
+        trusted_stage_record(site.store, mine.key)
+    again = site.run()
+    assert (again.reused, site.runs) == (False, 3)
+    assert (again.artifacts, again.judgement) == (mine.artifacts, NO_GO)
+    assert site.run().reused
+
+
+def test_the_signed_record_of_another_key_is_no_record_of_this_one(site: Site) -> None:
+    other, mine = site.run("another release's"), site.run()
+    theirs = site.content(record_name(other.key))
+    site.edit(record_name(mine.key), lambda document: document.update(theirs))
+    assert not site.run().reused
+
+
+def test_an_artifact_that_two_keys_came_to_is_reused_under_both(site: Site) -> None:
+    """Equal content has one name and the provenance of whoever published it first."""
+    first = site.run()
+    site.stage = Stage(name="write", version=2, config=TextConfig, run=site._work, environment="control")
+    second = site.run()
+    assert second.key != first.key
+    assert second.artifacts == first.artifacts
+    assert site.run().reused
+    assert site.store.provenance(second.artifacts["one"]).stage_key == first.key
+
+
+def test_a_record_of_before_records_were_signed_is_computed_once_more(site: Site) -> None:
+    mine = site.run()
+    site.edit(record_name(mine.key), lambda document: _unsigned(document, mine))
+    assert [site.run().reused, site.run().reused] == [False, True]
+
+
+@pytest.mark.parametrize("change", [{"key": "0" * 64}, {"stage": "quantize"}, {"subject": "fp8"}])
+def test_without_signatures_a_record_that_contradicts_itself_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
+) -> None:
+    site = Site(tmp_path, None)
+    monkeypatch.setattr(execution, "load_stage", lambda _name: site.stage)
+    mine = site.run()
+    site.edit(record_name(mine.key), lambda document: _result(document).update(change))
+    assert [site.run().reused, site.run().reused] == [False, True]
+
+
+def test_without_signatures_the_record_of_another_key_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, None)
+    monkeypatch.setattr(execution, "load_stage", lambda _name: site.stage)
+    other, mine = site.run("other"), site.run()
+    theirs = site.content(record_name(other.key))
+    site.edit(record_name(mine.key), lambda document: document.update(theirs))
+    assert site.run().artifacts == mine.artifacts
+
+
+class TestResults:
+    def test_a_result_is_signed_under_its_own_name(self, site: Site) -> None:
+        site.run()
+        name = results_name("r1", "write", "")
+        document = site.store.read_document(name)
+        assert document is not None
+        require_signed(site.store, name, document)
+        with pytest.raises(IntegrityError, match="not what was signed under this name"):
+            require_signed(site.store, results_name("r2", "write", ""), document)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda document: document["value"]["judgement"].update(verdict="GO"),
+            lambda document: document["value"].update(judgement=None),
+            lambda document: document["value"]["artifacts"].clear(),
+            lambda document: document.pop("signature"),
+            lambda document: document.update(signature="{}"),
+            lambda document: document.update(signature={"a": 1}),
+        ],
+    )
+    def test_one_that_was_edited_is_refused(self, site: Site, change) -> None:
+        site.run()
+        name = results_name("r1", "write", "")
+        site.edit(name, change)
+        document = site.store.read_document(name)
+        assert document is not None
+        with pytest.raises(IntegrityError, match=f"{name} cannot be trusted: .*"):
+            require_signed(site.store, name, document)
+
+    def test_an_artifacts_signature_is_none_of_a_document(self, site: Site) -> None:
+        ref = site.run().artifacts["one"]
+        signature = (site.root / "store" / "artifacts" / ref.kind / ref.digest / "_SIGNATURE.json").read_text()
+        name = results_name("r1", "write", "")
+        site.edit(name, lambda document: document.update(signature=signature))
+        document = site.store.read_document(name)
+        assert document is not None
+        with pytest.raises(IntegrityError):
+            require_signed(site.store, name, document)
+
+
+def test_a_calibration_that_is_not_the_signed_one_is_made_again(site: Site, tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def calibration(key: str, text: str) -> str:
+        def compute(directory: Path) -> None:
+            made.append(text)
+            directory.mkdir()
+            (directory / "state").write_text(text)
+
+        directory, _ = shared_calibration(site.store, key, tmp_path / f"{key}-{len(made)}", compute, Provenance())
+        return (directory / "state").read_text()
+
+    for key in ("theirs", "ours"):
+        assert calibration(key, key) == key
+    theirs = site.content(calibration_document("theirs"))["value"]["conclusion"]
+    site.edit(calibration_document("ours"), lambda document: document["value"].update(conclusion=theirs))
+    assert calibration("ours", "ours") == "ours"
+    assert made == ["theirs", "ours", "ours"]
+    assert calibration("ours", "again") == "ours"
+
+
+def test_whoever_trusts_the_key_verifies_without_the_private_half(site: Site, signing: Signing) -> None:
+    site.run()
+    reader = LocalStore(StoreConfig(uri=site.config.uri, signing=signing.model_copy(update={"private_key": None})))
+    name = results_name("r1", "write", "")
+    document = reader.read_document(name)
+    assert document is not None
+    require_signed(reader, name, document)

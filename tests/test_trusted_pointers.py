@@ -1,0 +1,228 @@
+"""With signatures required, a pointer, a release record or a stage record that was edited is refused and reported."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from signing_keys import signing_with_new_keys
+from store_history import GO, MODEL, NO_GO, TARGET, History
+
+from llm_pipeline.canary.promotion import ensure_production, rollback_production
+from llm_pipeline.cli import main
+from llm_pipeline.config.store import Signing
+from llm_pipeline.errors import IntegrityError
+from llm_pipeline.flow import Flow
+from llm_pipeline.inspection.verification import verify_reference
+from llm_pipeline.release_record import record_name as release_name
+from llm_pipeline.release_record import trusted_record
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.stages.execute import record_name, replace_document, results_name
+from llm_pipeline.store.pointers import Pointer, Pointers, pointers_name, read_pointers, write_pointers
+from llm_pipeline.store.references import resolve_reference
+from llm_pipeline.trusted_pointers import pointer_problem, require_served
+from llm_pipeline.verdict import Judgement
+
+OTHER_MODEL = "other/model"
+
+
+@pytest.fixture(scope="module")
+def signing(tmp_path_factory: pytest.TempPathFactory) -> Signing:
+    return signing_with_new_keys(tmp_path_factory.mktemp("keys"))
+
+
+def _release(history: History, number: int, model: str = MODEL) -> str:
+    """A release whose repository says through its provenance which model it was made of."""
+    release_id = history.resolve(number)
+    weights = history.stage(
+        release_id, "download", config={"model_id": model, "commit": number}, produces=("checkpoint",)
+    ).artifacts["checkpoint"]
+    engine = history.stage(release_id, "build", TARGET, inputs={"checkpoint": weights}, produces=("engine",)).artifacts[
+        "engine"
+    ]
+    history.stage(release_id, "package", TARGET, inputs={"engine": engine}, produces=("model_repository",))
+    return release_id
+
+
+class Site(History):
+    """Two releases of one model, promoted one after the other."""
+
+    def __init__(self, root: Path, signing: Signing | None) -> None:
+        super().__init__(root, {"uri": f"file://{root / 'store'}", "signing": signing})
+        self.first = _release(self, 1)
+        self.settle(self.first)
+        self.second = _release(self, 2)
+        self.settle(self.second)
+
+    @property
+    def previous(self) -> Pointer:
+        pointer = read_pointers(self.store, MODEL, TARGET)[0].previous
+        assert pointer is not None
+        return pointer
+
+    def point_previous_to(self, repository: ArtifactRef) -> Pointer:
+        """Edit the pointers, as anybody may who writes to the store."""
+        pointers, revision = read_pointers(self.store, MODEL, TARGET)
+        forged = self.previous.model_copy(update={"repository": repository})
+        write_pointers(self.store, MODEL, TARGET, Pointers(production=pointers.production, previous=forged), revision)
+        return forged
+
+    def edit(self, name: str, change: Callable[[dict], object]) -> None:
+        path = self.root / "store" / name
+        document = json.loads(path.read_text())
+        change(document)
+        path.write_text(json.dumps(document))
+
+    def unsign(self, release_id: str) -> None:
+        """Make it a release of before documents were signed."""
+        for name in (release_name(release_id), results_name(release_id, "package", TARGET)):
+            self.edit(name, lambda document: document.pop("signature"))
+
+    def problems_of(self, reference: str) -> dict[str, str]:
+        verified = verify_reference(self.store, resolve_reference(self.store, reference))
+        return {found.path: found.problem for one in verified for found in one.problems}
+
+
+@pytest.fixture
+def site(tmp_path: Path, signing: Signing) -> Site:
+    return Site(tmp_path, signing)
+
+
+class TestPointers:
+    def test_what_was_packaged_for_the_model_and_target_is_served(self, site: Site) -> None:
+        require_served(site.store, MODEL, TARGET, site.previous)
+
+    def test_one_of_before_documents_were_signed_is_served_by_its_provenance(self, site: Site) -> None:
+        site.unsign(site.first)
+        require_served(site.store, MODEL, TARGET, site.previous)
+
+    @pytest.mark.parametrize("unsigned", [False, True])
+    def test_a_signed_repository_of_another_model_is_refused(self, site: Site, *, unsigned: bool) -> None:
+        theirs = site.repository(_release(site, 3, OTHER_MODEL))
+        forged = site.point_previous_to(theirs)
+        if unsigned:
+            site.unsign(site.first)
+        with pytest.raises(IntegrityError, match=f"was made of {OTHER_MODEL}"):
+            require_served(site.store, MODEL, TARGET, forged)
+
+    def test_a_signed_artifact_that_is_no_repository_is_refused(self, site: Site) -> None:
+        forged = site.point_previous_to(site.publish("checkpoint", "weights"))
+        assert "made by hand" in (pointer_problem(site.store, MODEL, TARGET, forged) or "")
+
+    def test_the_pointers_of_another_target_are_refused(self, site: Site) -> None:
+        assert "for cpu" in (pointer_problem(site.store, MODEL, "h100", site.previous) or "")
+
+    def test_production_goes_back_to_nothing_forged_and_starts_nothing_forged(self, site: Site) -> None:
+        deployment = site.deployment.model_copy(update={"places": {TARGET: None}})
+        site.point_previous_to(site.publish("checkpoint", "weights"))
+        with pytest.raises(IntegrityError, match="is not served for"):
+            rollback_production(site.store, deployment, MODEL, TARGET)
+        site.roll_back()
+        with pytest.raises(IntegrityError, match="is not served for"):
+            ensure_production(site.store, deployment, MODEL, TARGET)
+
+    def test_without_signatures_every_pointer_is_believed(self, tmp_path: Path) -> None:
+        site = Site(tmp_path, None)
+        assert pointer_problem(site.store, MODEL, TARGET, site.point_previous_to(site.publish("a", "b"))) is None
+
+
+class TestReleases:
+    def test_a_record_that_was_edited_ends_the_release(self, site: Site) -> None:
+        def more_loss(document: dict) -> None:
+            document["value"]["release"]["policy"]["accuracy"]["margin"] = 0.9
+
+        site.edit(release_name(site.second), more_loss)
+        with pytest.raises(IntegrityError, match="cannot be trusted"):
+            Flow.open(site.deployment, site.second)
+
+    def test_the_record_of_another_release_is_refused(self, site: Site) -> None:
+        first = json.loads((site.root / "store" / release_name(site.first)).read_text())
+        site.edit(release_name(site.second), lambda document: document.update(first))
+        with pytest.raises(IntegrityError, match="cannot be trusted"):
+            trusted_record(site.store, site.second)
+
+    def test_a_result_with_another_releases_artifact_ends_the_release(self, site: Site) -> None:
+        theirs = site.repository(site.first)
+
+        def swap(document: dict) -> None:
+            document["value"]["artifacts"]["model_repository"] = theirs.model_dump()
+
+        site.edit(results_name(site.second, "package", TARGET), swap)
+        with pytest.raises(IntegrityError, match="cannot be trusted"):
+            Flow.open(site.deployment, site.second).artifact("package", TARGET, "model_repository")
+
+
+class TestStagesThatPublishNothing:
+    """They have nothing to sign with: what they say must follow from what is signed."""
+
+    def _choose(self, site: Site, recipe: str) -> Flow:
+        result = site.stage(site.second, "choose", TARGET).model_copy(update={"metrics": {"recipe": recipe}})
+        replace_document(site.store, results_name(site.second, "choose", TARGET), result.model_dump(mode="json"))
+        return Flow.open(site.deployment, site.second)
+
+    def _judge(self, site: Site, judgement: Judgement) -> None:
+        checkpoint = site.stage(site.second, "quantize", "fp8", produces=("checkpoint",)).artifacts["checkpoint"]
+        site.stage(site.second, "accuracy", "fp8", inputs={"checkpoint": checkpoint}, judgement=judgement)
+
+    def test_a_chosen_recipe_that_passed_is_built(self, site: Site) -> None:
+        self._judge(site, GO)
+        assert self._choose(site, "fp8").chosen_recipe(TARGET) == "fp8"
+
+    @pytest.mark.parametrize("recipe", ["fp8", "int4"])
+    def test_one_that_did_not_pass_is_refused(self, site: Site, recipe: str) -> None:
+        self._judge(site, NO_GO)
+        with pytest.raises(IntegrityError, match=f"{recipe} has not passed its accuracy gate"):
+            self._choose(site, recipe).chosen_recipe(TARGET)
+
+
+class TestVerifying:
+    def test_an_untouched_release_is_whole(self, site: Site) -> None:
+        assert site.problems_of(site.second) == {}
+        assert site.problems_of(f"previous:{MODEL}/{TARGET}") == {}
+
+    def test_a_stage_record_that_leads_to_other_signed_weights_is_damaged(self, site: Site, tmp_path, capsys) -> None:
+        key = Flow(site.store, trusted_record(site.store, site.second)).result("download").key
+        theirs = Flow(site.store, trusted_record(site.store, site.first)).artifact("download", "", "checkpoint")
+
+        def swap(document: dict) -> None:
+            document["value"]["conclusion"]["result"]["artifacts"]["checkpoint"] = theirs.model_dump()
+
+        site.edit(record_name(key), swap)
+        assert list(site.problems_of(key)) == [record_name(key)]
+        assert list(site.problems_of(site.second)) == [record_name(key)]
+        signing = site.deployment.store.signing
+        file = tmp_path / "here.yaml"
+        file.write_text(
+            f"{{store: {{uri: '{site.store.uri}', signing: {signing.model_dump_json()}}}, work_root: w, state_root: s,"
+            " environments: {}, triton_home: t}\n"
+        )
+        assert main(["verify", "-d", str(file), site.second]) == 5
+        output = capsys.readouterr().out
+        assert "DAMAGED  document  stage record of download" in output
+        assert output.splitlines()[-1] == "4 artifacts read, 1 damaged"
+
+    @pytest.mark.parametrize("name", ["release.json", f"results/package.{TARGET}.json"])
+    def test_a_document_of_the_release_without_its_signature_is_damaged(self, site: Site, name: str) -> None:
+        path = f"releases/{site.second}/{name}"
+        site.edit(path, lambda document: document.pop("signature"))
+        assert "unsigned" in site.problems_of(site.second)[path]
+
+    def test_a_pointer_to_something_else_is_damaged(self, site: Site) -> None:
+        site.point_previous_to(site.publish("checkpoint", "weights"))
+        assert list(site.problems_of(f"previous:{MODEL}/{TARGET}")) == [pointers_name(MODEL, TARGET)]
+
+    def test_without_signatures_the_record_of_another_key_is_damaged(self, tmp_path: Path) -> None:
+        site = Site(tmp_path, None)
+        keys = [
+            Flow(site.store, trusted_record(site.store, one)).result("download").key
+            for one in (site.first, site.second)
+        ]
+        theirs = json.loads((tmp_path / "store" / record_name(keys[0])).read_text())
+        site.edit(record_name(keys[1]), lambda document: document.update(theirs))
+        assert "it is of stage key" in site.problems_of(site.second)[record_name(keys[1])]
