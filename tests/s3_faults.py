@@ -8,6 +8,8 @@ with faulty(server.endpoint) as faults:
 from __future__ import annotations
 
 import http.client
+import random
+import re
 import socket
 import struct
 import threading
@@ -40,12 +42,13 @@ class Response:
 
 
 class Broken(Exception):
-    """The connection is to be reset, after sending this much of an answer."""
+    """The connection is to be reset, or closed in order, after sending this much of an answer."""
 
-    def __init__(self, response: Response | None = None, length: int = 0) -> None:
+    def __init__(self, response: Response | None = None, length: int = 0, *, in_order: bool = False) -> None:
         super().__init__("reset")
         self.response = response
         self.length = length
+        self.in_order = in_order
 
 
 class Exchange:
@@ -166,6 +169,39 @@ def truncated(exchange: Exchange) -> Response:
     raise Broken(response, len(response.body) // 2)
 
 
+def torn(probability: float, dice: random.Random) -> Fault:
+    """The connection breaks somewhere in the answer's body, that of a refusal, too, or does not."""
+
+    def fault(exchange: Exchange) -> Response:
+        response = exchange.forward()
+        if dice.random() < probability:
+            raise Broken(response, dice.randrange(len(response.body) + 1))
+        return response
+
+    return fault
+
+
+def cut_after(length: int) -> Fault:
+    """The connection ends after so many bytes of the answer's body; they arrive."""
+
+    def fault(exchange: Exchange) -> Response:
+        raise Broken(exchange.forward(), length, in_order=True)
+
+    return fault
+
+
+def rewritten(pattern: bytes, replacement: bytes) -> Fault:
+    """Something in the answer's body is written in another way."""
+
+    def fault(exchange: Exchange) -> Response:
+        response = exchange.forward()
+        body = re.sub(pattern, replacement, response.body)
+        headers = {name: value for name, value in response.headers.items() if name.lower() != "content-length"}
+        return Response(response.status, headers, body)
+
+    return fault
+
+
 def damaged(exchange: Exchange) -> Response:
     """One bit of the answer's body is wrong."""
     response = exchange.forward()
@@ -175,6 +211,17 @@ def damaged(exchange: Exchange) -> Response:
 def stale(exchange: Exchange) -> Response:
     """The answer that the same request had first."""
     return exchange.faults.answers[exchange.request.method, exchange.request.target][0]
+
+
+def then(action: Callable[[], object]) -> Fault:
+    """The request is served; then something else happens before the answer is sent."""
+
+    def fault(exchange: Exchange) -> Response:
+        response = exchange.forward()
+        action()
+        return response
+
+    return fault
 
 
 def error(status: int, code: str, *, served: bool = False) -> Fault:
@@ -243,7 +290,8 @@ class _Handler(BaseHTTPRequestHandler):
         except Broken as broken:
             if broken.response:
                 self._send(broken.response, broken.length)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if not broken.in_order:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
         else:
             self._send(response, len(response.body))

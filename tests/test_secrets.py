@@ -271,8 +271,8 @@ class Parts:
             self.scene.attempt("S3 that refuses", lambda: open_store(self.in_s3).publish("other", directory))
         with socket.socket() as nobody, pytest.MonkeyPatch.context() as patch:
             nobody.bind(("127.0.0.1", 0))
-            for module in ("s3_session", "s3_bucket"):
-                patch.setattr(f"llm_pipeline.store.{module}._ATTEMPTS", 1)
+            for attempts in ("s3_session._ATTEMPTS", "s3_answers.ATTEMPTS"):
+                patch.setattr(f"llm_pipeline.store.{attempts}", 1)
             dead = self.in_s3.model_copy(update={"endpoint": f"http://127.0.0.1:{nobody.getsockname()[1]}"})
             self.scene.attempt("S3 that is not there", lambda: open_store(dead).publish("dataset", directory))
         self.scene.attempt("store with credentials in its URI", lambda: open_store(STORE_WITH_CREDENTIALS))

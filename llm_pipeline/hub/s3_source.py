@@ -21,7 +21,7 @@ from llm_pipeline.hub.pinned import HubFile, ObjectVersion, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
 from llm_pipeline.hub.source import Body, SourceRefused, SourceUnavailable, WrongBytes
 
-_CHUNK = 1024 * 1024
+_CHUNK = 256 * 1024
 _ASKED_AT_ONCE = 8
 
 
@@ -67,7 +67,10 @@ class S3Source:
         if version.version_id is not None:
             options["VersionId"] = version.version_id
         with self._errors_at(file.path):
-            answer = self._client.get_object(**self._object(file.path), IfMatch=version.entity_tag, **options)
+            answer = self._ask("get_object", **self._object(file.path), IfMatch=version.entity_tag, **options)
+            if start and not str(answer.get("ContentRange", "")).startswith(f"bytes {start}-"):
+                answer["Body"].close()
+                raise SourceUnavailable("the answer is not the part that was asked for", where=file.path)
             with closing(answer["Body"]) as stream:
                 yield Body(start=start, chunks=stream.iter_chunks(_CHUNK))
 
@@ -77,6 +80,23 @@ class S3Source:
 
         return connect(self.access)
 
+    def _ask(self, operation: str, **parameters: str) -> Any:
+        """The answer to a request; one that breaks on its way is asked for again."""
+        from llm_pipeline.store.s3_answers import until_whole
+
+        return until_whole(lambda: getattr(self._client, operation)(**parameters))
+
+    def _bytes(self, **parameters: str) -> bytes:
+        """The whole body of a small object."""
+        from llm_pipeline.store.s3_answers import until_whole
+
+        def read() -> bytes:
+            with closing(self._client.get_object(**parameters)["Body"]) as body:
+                data: bytes = body.read()
+                return data
+
+        return until_whole(read)
+
     def _object(self, path: str) -> dict[str, str]:
         bucket, prefix = self._place
         return {"Bucket": bucket, "Key": f"{prefix}/{path}"}
@@ -84,13 +104,27 @@ class S3Source:
     def _paths(self) -> list[str]:
         bucket, prefix = self._place
         with self._errors_at(""):
-            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
-            keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+            keys = [entry["Key"] for page in self._pages(bucket, f"{prefix}/") for entry in page.get("Contents", [])]
         return [key.removeprefix(f"{prefix}/") for key in keys if not key.endswith("/")]
+
+    def _pages(self, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
+        from llm_pipeline.store.s3_answers import following_page, until_whole
+
+        marker: dict[str, Any] = {}
+
+        def ask() -> tuple[dict[str, Any], dict[str, Any]]:
+            page = self._client.list_objects_v2(Bucket=bucket, Prefix=prefix, **marker)
+            return page, following_page(page, {"ContinuationToken": "NextContinuationToken"}, marker)
+
+        while True:
+            page, marker = until_whole(ask)
+            yield page
+            if not marker:
+                return
 
     def _pin(self, path: str) -> tuple[HubFile, ObjectVersion]:
         with self._errors_at(path):
-            head = self._client.head_object(**self._object(path), ChecksumMode="ENABLED")
+            head = self._ask("head_object", **self._object(path), ChecksumMode="ENABLED")
         size, version = int(head["ContentLength"]), _version(head)
         sha256 = _stored_sha256(head)
         if path.endswith(WEIGHTS_SUFFIX) or size >= LARGE_BYTES:
@@ -103,27 +137,29 @@ class S3Source:
 
     def _read(self, path: str, version: ObjectVersion) -> bytes:
         with self._errors_at(path):
-            answer = self._client.get_object(**self._object(path), IfMatch=version.entity_tag)
-            data: bytes = answer["Body"].read()
-        return data
+            return self._bytes(**self._object(path), IfMatch=version.entity_tag)
 
     def _license(self) -> str | None:
         with self._errors_at(CARD_FILE):
-            card = self._client.get_object(**self._object(CARD_FILE), Range=f"bytes=0-{MAXIMUM_CARD_BYTES}")
-            text = card["Body"].read().decode(errors="replace")
+            wanted = {**self._object(CARD_FILE), "Range": f"bytes=0-{MAXIMUM_CARD_BYTES}"}
+            text = self._bytes(**wanted).decode(errors="replace")
         return stated_license(card_fields(text))
 
     @contextmanager
     def _errors_at(self, path: str) -> Iterator[None]:
         """Raise S3's errors as a source's."""
-        from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, HTTPClientError
+        from botocore.exceptions import FlexibleChecksumError
+
+        from llm_pipeline.store.s3_answers import Incomplete, failed_requests
 
         where = f"{self.access.uri}/{path}".rstrip("/")
         try:
             yield
         except FlexibleChecksumError as error:
             raise WrongBytes(str(error), where=where) from error
-        except (BotoCoreError, ClientError, HTTPClientError) as error:
+        except Incomplete as error:
+            raise SourceUnavailable(error.message, where=where, hint=error.hint) from error
+        except failed_requests() as error:
             from llm_pipeline.store.s3_session import translated
 
             raise _as_source_error(translated(error, self.access, where)) from error

@@ -21,7 +21,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.stages.execute import record_name
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
-from llm_pipeline.store.condemned import RETENTION_LEASE, condemn, pardon, remove_condemned
+from llm_pipeline.store.condemned import RETENTION_LEASE, condemn, pardon, remove_condemned, remove_unfinished
 from llm_pipeline.store.lease import Lease, LeaseState, lease_of
 
 _RECORD_LEASE_SECONDS = 60.0
@@ -156,7 +156,7 @@ class _Collector:
     def _remove_rest(self, plan: RetentionPlan) -> None:
         for leftover in plan.leftovers:
             self._lease.check()
-            self._store.remove_leftover(leftover)
+            remove_unfinished(self._store, leftover)
         for lease in plan.leases:
             self._store.delete_document(lease.name)
         for work in plan.work:

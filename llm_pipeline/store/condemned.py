@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Leftover
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import lease_of
 from llm_pipeline.store.provenance import Provenance
@@ -86,6 +86,31 @@ def remove_condemned(store: ArtifactStore, ref: ArtifactRef, condemned: Condemne
         return False
     _finish(store, ref)
     return True
+
+
+def remove_unfinished(store: ArtifactStore, leftover: Leftover) -> None:
+    """Remove a leftover. Files that a publication may count on again are removed as an artifact is.
+
+    A publication that is gone on with later uses the files that are there. It seals them and then looks whether a
+    removal is under way; the removal is written down first and leaves alone what is sealed then. So one sees the other.
+    """
+    ref = _unfinished(leftover)
+    if ref is None:
+        store.remove_leftover(leftover)
+        return
+    begun = Condemnation(since=leftover.changed_at, removing=True)
+    with contextlib.suppress(Conflict):  # condemned already: a later run sees to it
+        store.write_document(_name(ref), begun.model_dump(mode="json"), None)
+        store.remove_leftover(leftover)
+        store.delete_document(_name(ref))
+
+
+def _unfinished(leftover: Leftover) -> ArtifactRef | None:
+    """The artifact whose files a leftover is; None for a leftover that is nobody's but its maker's."""
+    artifacts, *name = leftover.name.split("/")
+    if artifacts != "artifacts" or len(name) != 2:  # noqa: PLR2004 - kind and digest
+        return None
+    return ArtifactRef(kind=name[0], digest=name[1])
 
 
 def spare(store: ArtifactStore, ref: ArtifactRef) -> bool:

@@ -155,7 +155,6 @@ class LocalStore:
             data = _read_if_there(path)
         return None if data is None else Document(*unwrapped(data, name, str(path), "revision"))
 
-
     def write_document(
         self, name: str, value: Mapping[str, JsonValue], expect: str | None, signature: str | None = None
     ) -> str:

@@ -27,6 +27,7 @@ from llm_pipeline.store.documents import unwrapped
 from llm_pipeline.store.manifest import COMPLETE_FILE, Manifest, ManifestFile, inventory
 from llm_pipeline.store.names import checked_name
 from llm_pipeline.store.provenance import Provenance
+from llm_pipeline.store.s3_answers import back_off
 from llm_pipeline.store.s3_bucket import Bucket, S3Object, S3Upload, in_parallel, revision_is
 from llm_pipeline.store.s3_cache import Cache
 from llm_pipeline.store.s3_download import (
@@ -36,7 +37,7 @@ from llm_pipeline.store.s3_download import (
     stored_difference,
     streamed_difference,
 )
-from llm_pipeline.store.s3_seal import Opened, Seals
+from llm_pipeline.store.s3_seal import Opened, Seals, Statement
 from llm_pipeline.store.s3_session import Changed, UploadGone
 from llm_pipeline.store.s3_upload import LocalFile, upload
 from llm_pipeline.store.signing import Signatures, signed_by
@@ -44,6 +45,7 @@ from llm_pipeline.store.signing import Signatures, signed_by
 log = get_logger(__name__)
 
 _ARTIFACTS = "artifacts"
+_PASSES = 4
 _UPLOAD_MARK = "?upload="
 
 
@@ -72,15 +74,32 @@ class S3Store:
         if self._seals.final(opened) and not self.check(ref):
             return ref
         statement = self._seals.sign(manifest)  # where it cannot be signed, that is known before hours of transfer
-        self._seals.break_marker(opened)
-        present = {item.name: item for item in self._bucket.list(f"{name}/")}
         files = [LocalFile(directory / file.path, f"{name}/{file.path}", file) for file in manifest.files]
-        upload(self._bucket, files, present)
-        foreign = objects_of(self._bucket, name).keys() - {file.path for file in manifest.files}
-        self._bucket.delete_all([f"{name}/{path}" for path in sorted(foreign)])
+        for attempt in range(_PASSES):
+            self._seals.break_marker(opened)
+            if self._complete(statement, name, files):
+                self._abort_uploads(name)
+                return ref
+            log.warning("files vanished while they were published, and are sent again", artifact=str(ref))
+            back_off(attempt)
+            opened = self._seals.open(ref, name)
+        hint = "does a retention with too short a grace_hours, or a lifecycle rule of the bucket, remove them?"
+        raise Transient(f"files of {ref} keep vanishing", where=self._bucket.address(name), hint=hint)
+
+    def _complete(self, statement: Statement, name: str, files: Sequence[LocalFile]) -> bool:
+        """Send what is missing and seal it; False if it was not all there just before or just after it was sealed."""
+        present = {item.name: item for item in self._bucket.list(f"{name}/")}
+        placed = upload(self._bucket, files, present)
+        there = self._etags(name)
+        self._bucket.delete_all(sorted(there.keys() - placed.keys()))
+        if any(there.get(path) != etag for path, etag in placed.items()):
+            return False
         self._seals.seal(statement, name)
-        self._abort_uploads(name)
-        return ref
+        there = self._etags(name)  # a removal that began before the seal may have ended after it
+        return all(there.get(path) == etag for path, etag in placed.items())
+
+    def _etags(self, name: str) -> dict[str, str]:
+        return {item.name: item.etag for item in objects_of(self._bucket, name).values()}
 
     def fetch(self, ref: ArtifactRef) -> Path:
         """See `ArtifactStore.fetch`. The copy in `store.cache` is verified each time, and made again if damaged.

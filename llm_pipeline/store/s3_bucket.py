@@ -6,9 +6,7 @@ import base64
 import hashlib
 import mimetypes
 import os
-import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import closing
@@ -19,16 +17,23 @@ from typing import Any, TypeVar
 
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import Terminal, Transient
-from llm_pipeline.store.s3_session import Absent, Changed, UploadGone, connect, require_boto3, translated
+from llm_pipeline.store.s3_answers import ATTEMPTS, back_off, failed_requests, following_page, until_whole
+from llm_pipeline.store.s3_session import (
+    Absent,
+    Changed,
+    UploadGone,
+    connect,
+    require_boto3,
+    translated,
+)
 
 WORKERS = 8
 """Requests in flight at once."""
 
-_ATTEMPTS = 6
-_BACKOFF_UNIT_SECONDS = 0.1
 _CHUNK_BYTES = 256 * 1024
+_SMALLEST_CHUNK_BYTES = 4 * 1024
 _KEYS_PER_DELETE = 1000
-_CONFLICTS = frozenset({"ConditionalRequestConflict", "OperationAborted"})
+_REMOVED_LATER = frozenset({"InternalError", "ServiceUnavailable", "SlowDown"})
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -91,11 +96,6 @@ def revision_is(etag: str | None) -> Condition:
 def base64_sha256(data: bytes) -> str:
     """SHA-256 in base64, as S3 writes it."""
     return base64.b64encode(hashlib.sha256(data).digest()).decode()
-
-
-def back_off(attempt: int) -> None:
-    """Wait before the attempt after this one (0 is the first): exponential, with full jitter."""
-    time.sleep(random.random() * _BACKOFF_UNIT_SECONDS * 2**attempt)  # noqa: S311 - jitter, not a secret
 
 
 def in_parallel(function: Callable[[T], S], items: Iterable[T]) -> list[S]:
@@ -183,38 +183,35 @@ class Bucket:
 
     def list(self, prefix: str) -> Iterator[S3Object]:
         """All objects whose names begin with the prefix, in the order of their names."""
-        token: dict[str, str] = {}
-        while True:
-            page = self._page("list_objects_v2", prefix, token)
+        below = {"Prefix": self._prefix + prefix}
+        for page in self._pages("list_objects_v2", below, {"ContinuationToken": "NextContinuationToken"}, prefix):
             for item in page.get("Contents", ()):
                 name = item["Key"].removeprefix(self._prefix)
                 yield S3Object(name, item["Size"], item["ETag"], item["LastModified"])
-            if not page.get("IsTruncated"):
-                return
-            token = {"ContinuationToken": page["NextContinuationToken"]}
 
     def stream(self, item: S3Object, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """The bytes of an object from `start` to `stop`, resumed where a connection broke.
+        """The bytes of an object from `start` to `stop`, resumed after the last chunk when a connection broke.
 
         Raises:
             Changed: The object was replaced or removed meanwhile.
-            Transient: Several connections in a row brought nothing.
+            Transient: Several connections in a row brought next to nothing.
         """
-        from botocore.exceptions import BotoCoreError
-
         position, end, failures = start, item.size if stop is None else stop, 0
+        resumed_at = position
         while position < end:
-            before = position
             try:
                 with closing(self._open_range(item, position, end)) as body:
-                    while position < end and (chunk := body.read(min(_CHUNK_BYTES, end - position))):
+                    size = max(_SMALLEST_CHUNK_BYTES, _CHUNK_BYTES >> 2 * failures)  # what a break loses again
+                    while position < end and (chunk := body.read(min(size, end - position))):
                         position += len(chunk)
                         yield chunk
-            except BotoCoreError as error:
-                failures = 1 if position > before else failures + 1
-                if failures == _ATTEMPTS:
+            except failed_requests() as error:
+                if position - resumed_at >= _CHUNK_BYTES:  # a server that sends byte by byte is not waited for
+                    failures, resumed_at = 0, position
+                failures += 1
+                if failures == ATTEMPTS:
                     raise translated(error, self._config, self.address(item.name)) from error
-                back_off(failures)
+                back_off(failures - 1)
 
     def delete(self, name: str, condition: Condition | None = None) -> None:
         """Remove an object; none there is fine.
@@ -231,11 +228,16 @@ class Bucket:
         """Remove objects; those that are not there are fine."""
         for first in range(0, len(names), _KEYS_PER_DELETE):
             keys = [{"Key": self._prefix + name} for name in names[first : first + _KEYS_PER_DELETE]]
-            remove = partial(self.client.delete_objects, Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True})
-            answer = self._call(remove, names[first])
-            for failed in answer.get("Errors", ()):
-                kind = Transient if failed.get("Code") in ("InternalError", "SlowDown") else Terminal
-                raise kind(f"cannot remove {failed.get('Key')}: {failed.get('Code')}: {failed.get('Message')}")
+            for attempt in range(ATTEMPTS):
+                failed = self._delete(keys, names[first])
+                if not failed:
+                    break
+                later = all(item.get("Code") in _REMOVED_LATER for item in failed)
+                if attempt == ATTEMPTS - 1 or not later:
+                    kind, one = Transient if later else Terminal, failed[0]
+                    raise kind(f"cannot remove {one.get('Key')}: {one.get('Code')}: {one.get('Message')}")
+                back_off(attempt)
+                keys = [{"Key": item["Key"]} for item in failed]
 
     def begin_upload(self, name: str, claimed: str) -> S3Upload:
         """Begin a multipart upload whose parts are checked by their SHA-256."""
@@ -245,15 +247,12 @@ class Bucket:
 
     def unfinished_uploads(self, prefix: str) -> Iterator[S3Upload]:
         """Multipart uploads below a prefix that were neither completed nor aborted."""
-        marker: dict[str, str] = {}
-        while True:
-            page = self._page("list_multipart_uploads", prefix, marker)
+        below = {"Prefix": self._prefix + prefix}
+        markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        for page in self._pages("list_multipart_uploads", below, markers, prefix):
             for item in page.get("Uploads", ()):
                 checked = item.get("ChecksumAlgorithm", "SHA256") == "SHA256"  # some servers do not say
                 yield S3Upload(item["Key"].removeprefix(self._prefix), item["UploadId"], item["Initiated"], checked)
-            if not page.get("IsTruncated"):
-                return
-            marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def parts(self, upload: S3Upload) -> Iterator[S3Part]:
         """The parts that an unfinished upload has.
@@ -261,17 +260,12 @@ class Bucket:
         Raises:
             UploadGone: It is finished.
         """
-        marker: dict[str, int] = {}
-        while True:
-            parameters = {**self._at(upload.name), "UploadId": upload.id, **marker}
-            page = self._call(partial(self.client.list_parts, **parameters), upload.name)
+        of_upload = {"Key": self._prefix + upload.name, "UploadId": upload.id}
+        for page in self._pages("list_parts", of_upload, {"PartNumberMarker": "NextPartNumberMarker"}, upload.name):
             for part in page.get("Parts", ()):
                 yield S3Part(
                     part["PartNumber"], part["Size"], part["ETag"], part.get("ChecksumSHA256"), part["LastModified"]
                 )
-            if not page.get("IsTruncated"):
-                return
-            marker = {"PartNumberMarker": page["NextPartNumberMarker"]}
 
     def upload_part(self, upload: S3Upload, number: int, data: bytes, sha256: str) -> S3Part:
         """Send one part, with its SHA-256 in base64.
@@ -284,8 +278,8 @@ class Bucket:
         answer = self._call(lambda: self.client.upload_part(**parameters), upload.name)
         return S3Part(number, len(data), answer["ETag"], sha256)
 
-    def complete_upload(self, upload: S3Upload, parts: Sequence[S3Part], condition: Condition) -> None:
-        """Make the parts an object.
+    def complete_upload(self, upload: S3Upload, parts: Sequence[S3Part], condition: Condition) -> str:
+        """Make the parts an object; returns its ETag.
 
         Raises:
             Changed: The condition does not hold.
@@ -299,7 +293,7 @@ class Bucket:
             **condition,
         }
         parameters["MpuObjectSize"] = sum(part.size for part in parts)
-        self._call(lambda: self.client.complete_multipart_upload(**parameters), upload.name)
+        return str(self._call(lambda: self.client.complete_multipart_upload(**parameters), upload.name)["ETag"])
 
     def abort_upload(self, upload: S3Upload) -> None:
         """Drop an unfinished upload and its parts; none there is fine."""
@@ -308,6 +302,12 @@ class Bucket:
             self._call(lambda: self.client.abort_multipart_upload(**parameters), upload.name)
         except UploadGone:
             return
+
+    def _delete(self, keys: Sequence[dict[str, str]], name: str) -> Sequence[dict[str, str]]:
+        """Remove objects in one request; returns those that are still there, and why."""
+        remove = partial(self.client.delete_objects, Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True})
+        failed: Sequence[dict[str, str]] = self._call(remove, name).get("Errors", ())
+        return failed
 
     def _at(self, name: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._prefix + name}
@@ -321,10 +321,21 @@ class Bucket:
             found["SSEKMSKeyId"] = self._config.kms_key
         return found
 
-    def _page(self, operation: str, prefix: str, marker: dict[str, str]) -> dict[str, Any]:
-        parameters = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **marker}
-        page: dict[str, Any] = self._call(lambda: getattr(self.client, operation)(**parameters), prefix)
-        return page
+    def _pages(
+        self, operation: str, parameters: dict[str, str], names: dict[str, str], name: str
+    ) -> Iterator[dict[str, Any]]:
+        """The pages of a listing; `names` are those of the parameters that ask for the next one."""
+        marker: dict[str, Any] = {}
+
+        def ask() -> tuple[dict[str, Any], dict[str, Any]]:
+            page = getattr(self.client, operation)(Bucket=self._bucket, **parameters, **marker)
+            return page, following_page(page, names, marker)
+
+        while True:
+            page, marker = self._call(ask, name)
+            yield page
+            if not marker:
+                return
 
     def _open_range(self, item: S3Object, start: int, stop: int) -> Any:
         wanted = f"bytes {start}-{stop - 1}/{item.size}"
@@ -339,24 +350,8 @@ class Bucket:
         return answer["Body"]
 
     def _call(self, request: Callable[[], T], name: str) -> T:
-        """Send a request; botocore retries what it knows, this retries broken answers and conflicts (409)."""
-        from botocore.exceptions import BotoCoreError, ClientError
-        from botocore.parsers import ResponseParserError
-
-        for attempt in range(_ATTEMPTS):
-            try:
-                return request()
-            except (ClientError, BotoCoreError, ResponseParserError) as error:
-                if attempt == _ATTEMPTS - 1 or not _may_pass(error):
-                    raise translated(error, self._config, self.address(name)) from error
-            back_off(attempt)
-        raise AssertionError("unreachable: the last attempt returns or raises")
-
-
-def _may_pass(error: Exception) -> bool:
-    from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
-    from botocore.parsers import ResponseParserError
-
-    if isinstance(error, ClientError):
-        return error.response.get("Error", {}).get("Code") in _CONFLICTS
-    return isinstance(error, (IncompleteReadError, ResponseParserError, ResponseStreamingError))
+        """Send a request until its answer is whole; its error comes in our words."""
+        try:
+            return until_whole(request)
+        except failed_requests() as error:
+            raise translated(error, self._config, self.address(name)) from error

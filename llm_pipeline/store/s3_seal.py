@@ -14,7 +14,8 @@ from llm_pipeline.errors import IntegrityError, Transient
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import Difference
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest, Seal, Sealed
-from llm_pipeline.store.s3_bucket import Bucket, back_off, revision_is
+from llm_pipeline.store.s3_answers import back_off
+from llm_pipeline.store.s3_bucket import Bucket, revision_is
 from llm_pipeline.store.s3_session import Changed
 from llm_pipeline.store.signing import Signatures
 

@@ -16,7 +16,8 @@ _CONNECT_SECONDS = 10
 _READ_SECONDS = 60
 
 _REFUSALS = (401, 403)
-_REFUSED = frozenset({"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"})  # status 400
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+_REFUSED = frozenset({"InvalidToken", "TokenRefreshRequired"})  # status 400
 _SERVER_ERROR = 500
 _NEEDED = (
     "s3:GetObject, PutObject, DeleteObject, ListBucket, ListBucketMultipartUploads, ListMultipartUploadParts, "
@@ -51,10 +52,11 @@ _KINDS: dict[str, tuple[type[PipelineError], str]] = {
     "AuthorizationHeaderMalformed": (ConfigError, _REGION),
     "IllegalLocationConstraintException": (ConfigError, _REGION),
     "PermanentRedirect": (ConfigError, _REGION),
-    "RequestTimeTooSkewed": (Terminal, "set this machine's clock"),
+    "RequestTimeTooSkewed": (Terminal, "set this machine's clock: it is more than 15 minutes off S3's"),
     "BadDigest": (Transient, "the bytes were damaged on their way; run it again"),
     "InvalidPart": (Transient, _AGAIN),
     "RequestTimeout": (Transient, _AGAIN),
+    "ServiceUnavailable": (Transient, _AGAIN),
     "SlowDown": (Transient, _AGAIN),
 }
 
@@ -146,6 +148,9 @@ def _of_response(error: Any, config: StoreConfig, where: str) -> PipelineError:
     if code in _KINDS:
         kind, hint = _KINDS[code]
         return kind(message, where=where, hint=hint)
+    if code in _EXPIRED:
+        hint = f"get new ones, then run it again; {_credentials_hint(config)}"
+        return Terminal(f"the credentials for S3 have expired: {message}", where=where, hint=hint)
     if code in _REFUSED or status in _REFUSALS:
         return Terminal(f"S3 refused {message}", where=where, hint=_credentials_hint(config))
     if status >= _SERVER_ERROR:

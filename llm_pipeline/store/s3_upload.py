@@ -15,6 +15,7 @@ from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.errors import IntegrityError, PipelineError, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.store.manifest import ManifestFile
+from llm_pipeline.store.s3_answers import back_off
 from llm_pipeline.store.s3_bucket import (
     WORKERS,
     Bucket,
@@ -22,7 +23,6 @@ from llm_pipeline.store.s3_bucket import (
     S3Object,
     S3Part,
     S3Upload,
-    back_off,
     base64_sha256,
     revision_is,
 )
@@ -74,8 +74,11 @@ class LocalFile:
         )
 
 
-def upload(bucket: Bucket, files: Sequence[LocalFile], present: Mapping[str, S3Object]) -> None:
+def upload(bucket: Bucket, files: Sequence[LocalFile], present: Mapping[str, S3Object]) -> dict[str, str]:
     """Bring files to S3; those of `present` that are right already stay as they are.
+
+    Returns:
+        The ETags of the objects that hold the files, by name.
 
     Raises:
         IntegrityError: A file is not, or no longer, what the manifest says.
@@ -86,18 +89,18 @@ def upload(bucket: Bucket, files: Sequence[LocalFile], present: Mapping[str, S3O
     with _pool(WORKERS, "s3 part") as requests, _pool(_FILES_AT_ONCE, "s3 file") as readers:
         sender = _PartSender(requests)
         try:
-            _wait_for([readers.submit(_place, bucket, file, present, sender.put) for file in large])
-            _wait_for([requests.submit(_place, bucket, file, present, _put) for file in small])
+            placed = _wait_for([readers.submit(_place, bucket, file, present, sender.put) for file in large])
+            placed += _wait_for([requests.submit(_place, bucket, file, present, _put) for file in small])
         except BaseException as error:
             sender.stopped_by = error
             raise
+    return {file.name: etag for file, etag in zip([*large, *small], placed, strict=True)}
 
 
-def _wait_for(futures: Sequence[Future[None]]) -> None:
+def _wait_for(futures: Sequence[Future[str]]) -> list[str]:
     """Until all are done, or the first fails: its error is raised."""
     failed = [future for future in wait(futures, return_when=FIRST_EXCEPTION).done if future.exception()]
-    for future in failed or futures:
-        future.result()
+    return [future.result() for future in failed or futures]
 
 
 @contextmanager
@@ -114,28 +117,26 @@ def _place(
     bucket: Bucket,
     file: LocalFile,
     present: Mapping[str, S3Object],
-    send: Callable[[Bucket, LocalFile, str | None], None],
-) -> None:
-    """Make the object be there with the file's bytes, whatever is there and whoever else is writing it."""
+    send: Callable[[Bucket, LocalFile, str | None], str],
+) -> str:
+    """Make the object be there with the file's bytes, whatever is there and whoever else is writing it; its ETag."""
     there = bucket.head(file.name) if file.name in present else None
     for attempt in range(_ATTEMPTS):
         if there is not None and _holds(bucket, there, file):
-            return
+            return there.item.etag
         try:
-            send(bucket, file, there.item.etag if there else None)
+            return send(bucket, file, there.item.etag if there else None)
         except (Changed, UploadGone):
             back_off(attempt)
             there = bucket.head(file.name)
-        else:
-            return
     raise Transient("others keep changing an object", where=bucket.address(file.name), hint="run it again")
 
 
-def _put(bucket: Bucket, file: LocalFile, replaces: str | None) -> None:
+def _put(bucket: Bucket, file: LocalFile, replaces: str | None) -> str:
     data = file.source.read_bytes()
     if sha256_bytes(data) != file.listed.sha256:
         raise file.changed()
-    bucket.put(file.name, data, revision_is(replaces), claimed=file.listed.sha256)
+    return bucket.put(file.name, data, revision_is(replaces), claimed=file.listed.sha256)
 
 
 class _PartSender:
@@ -149,11 +150,11 @@ class _PartSender:
         self._pool = pool
         self.stopped_by: BaseException | None = None
 
-    def put(self, bucket: Bucket, file: LocalFile, replaces: str | None) -> None:
+    def put(self, bucket: Bucket, file: LocalFile, replaces: str | None) -> str:
         begun, known = _to_go_on_with(bucket, file) or (bucket.begin_upload(file.name, file.listed.sha256), {})
         try:
             parts = self._send(bucket, begun, file, known)
-            bucket.complete_upload(begun, parts, revision_is(replaces))
+            return bucket.complete_upload(begun, parts, revision_is(replaces))
         except UploadGone:
             raise
         except Transient as error:

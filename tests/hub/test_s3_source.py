@@ -135,7 +135,7 @@ def test_an_interrupted_read_goes_on_at_its_byte(
 
     monkeypatch.setattr(S3Source, "open", interrupted)
     download_model(prefix.source, model, tmp_path / "checkpoint")
-    assert asked == [0, 1024 * 1024]
+    assert asked == [0, 256 * 1024]
     assert content(tmp_path / "checkpoint") == FETCHED
 
 

@@ -39,7 +39,7 @@ def proxy(s3_server: Any) -> Iterator[Faults]:
 def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
     monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)
-    monkeypatch.setattr("llm_pipeline.store.s3_bucket._BACKOFF_UNIT_SECONDS", 0.001)
+    monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
     monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", PART)
     monkeypatch.setattr("llm_pipeline.store.s3_upload._IN_FLIGHT_BYTES", PART)  # parts go one after the other
     proxy.heal()

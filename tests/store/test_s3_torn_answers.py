@@ -1,0 +1,152 @@
+"""A store in S3 whose answers break off, are cut short, or say an error with the status of a success."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s3_faults import Fault, Faults, always, cut_after, error, faulty, is_a, rewritten, torn, truncated
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import Terminal, Transient
+from llm_pipeline.store import s3_answers
+from llm_pipeline.store.s3 import S3Store
+
+POINTERS = "pointers/m/cpu.json"
+PART = 1000
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: Any) -> Iterator[Faults]:
+    with faulty(s3_server.endpoint) as faults:
+        yield faults
+
+
+@pytest.fixture
+def faults(proxy: Faults, monkeypatch: pytest.MonkeyPatch) -> Faults:
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_given: 0.001)
+    monkeypatch.setattr("botocore.retries.quota.RetryQuota.acquire", lambda *_given: True)  # tests share a client
+    monkeypatch.setattr("llm_pipeline.store.s3_answers._BACKOFF_UNIT_SECONDS", 0.001)
+    monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", PART)
+    proxy.heal()
+    return proxy
+
+
+@pytest.fixture
+def store(s3_config: StoreConfig, faults: Faults) -> S3Store:
+    return S3Store(s3_config.model_copy(update={"endpoint": faults.endpoint}))
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    directory = tmp_path / "weights"
+    directory.mkdir()
+    (directory / "model.bin").write_bytes(os.urandom(3 * PART + 500))
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_nine_rounds_in_which_every_third_answer_is_reset_all_succeed(
+    store: S3Store, faults: Faults, weights: Path, seed: int
+) -> None:
+    faults.inject(torn(1 / 3, random.Random(seed)), when=always, times=100_000)  # noqa: S311 - a test's dice
+    ref = store.publish("checkpoint", weights)
+    assert (store.fetch(ref) / "model.bin").read_bytes() == (weights / "model.bin").read_bytes()
+    revision = store.write_document(POINTERS, {"n": 1}, None)
+    store.write_document(POINTERS, {"n": 2}, revision)
+    assert store.list_documents("pointers") == [POINTERS]
+    assert [stored.ref for stored in store.artifacts()] == [ref]
+    store.remove(ref)
+    assert not store.exists(ref)
+
+
+def test_a_refusal_whose_body_is_reset_is_asked_for_again(store: S3Store, faults: Faults) -> None:
+    faults.inject(truncated, when=is_a("GET", POINTERS), times=2)
+    assert store.read_document(POINTERS) is None
+    assert len(faults.seen(is_a("GET", POINTERS))) == 3
+
+
+def test_a_file_goes_on_at_the_byte_where_the_connection_broke(
+    store: S3Store, faults: Faults, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llm_pipeline.store.s3_upload.PART_BYTES", 1_000_000)
+    (weights / "model.bin").write_bytes(os.urandom(400_000))
+    ref = store.publish("checkpoint", weights)
+    faults.heal()
+    faults.inject(cut_after(300_000), when=is_a("GET", "model.bin"))
+    assert (store.fetch(ref) / "model.bin").read_bytes() == (weights / "model.bin").read_bytes()
+    asked = faults.seen(is_a("GET", "model.bin"))
+    begun = [int(request.headers["range"].removeprefix("bytes=").partition("-")[0]) for request in asked]
+    assert begun == [0, 300_000]
+    assert len({request.headers["if-match"] for request in asked}) == 1
+
+
+def test_a_server_that_gives_a_byte_for_each_connection_is_not_waited_for(
+    store: S3Store, faults: Faults, weights: Path
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    faults.heal()
+    faults.inject(cut_after(1), when=is_a("GET", "model.bin"), times=1000)
+    with pytest.raises(Transient, match="no answer from S3"):
+        store.fetch(ref)
+    assert len(faults.seen(is_a("GET", "model.bin"))) == s3_answers.ATTEMPTS
+    assert store.exists(ref)
+
+
+NO_END = rewritten(rb"<IsTruncated>.*?</IsTruncated>", b"")
+NO_WAY_ON = rewritten(rb"<IsTruncated>false</IsTruncated>", b"<IsTruncated>true</IsTruncated>")
+EMPTY = rewritten(rb"(?s).*", b"")
+
+
+@pytest.mark.parametrize("fault", [NO_END, NO_WAY_ON, EMPTY], ids=["no end", "no way on", "empty"])
+def test_a_listing_that_is_cut_short_is_no_shorter_listing(
+    store: S3Store, faults: Faults, weights: Path, fault: Fault
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    faults.inject(fault, when=is_a("GET", list_type="2"), times=2)
+    assert [stored.ref for stored in store.artifacts()] == [ref]
+    faults.inject(fault, when=is_a("GET", list_type="2"), times=1000)
+    with pytest.raises(Transient, match=r"listing|no answer"):
+        list(store.artifacts())
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_an_error_with_the_status_of_a_success_completes_no_upload(
+    store: S3Store, faults: Faults, weights: Path, *, served: bool
+) -> None:
+    faults.inject(error(200, "InternalError", served=served), when=is_a("POST", "model.bin", uploadId=""), times=2)
+    ref = store.publish("checkpoint", weights)
+    assert faults.committed
+    assert store.verify(ref) == []
+
+
+def test_what_s3_is_too_busy_to_remove_is_removed_later(store: S3Store, faults: Faults, weights: Path) -> None:
+    ref = store.publish("checkpoint", weights)
+    _, prefix = store._bucket._config.bucket_and_prefix
+    key = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/model.bin"
+    busy = f"<DeleteResult><Error><Key>{key}</Key><Code>SlowDown</Code></Error></DeleteResult>".encode()
+    faults.inject(rewritten(rb"(?s)^.+$", busy), when=is_a("POST", delete=""))
+    store.remove(ref)
+    assert len(faults.seen(is_a("POST", delete=""))) == 2
+    assert list(store._bucket.list(f"artifacts/{ref.kind}")) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (400, "ExpiredToken", "have expired.*get new ones"),
+        (403, "RequestTimeTooSkewed", "set this machine's clock"),
+        (403, "InvalidAccessKeyId", "S3 refused.*AWS_ACCESS_KEY_ID"),
+    ],
+)
+def test_credentials_and_clocks_that_time_does_not_mend_are_terminal_and_say_what_to_do(
+    store: S3Store, faults: Faults, status: int, code: str, said: str
+) -> None:
+    faults.inject(error(status, code), when=always, times=1000)
+    with pytest.raises(Terminal, match=said):
+        store.read_document(POINTERS)
