@@ -32,8 +32,8 @@ test: environments ## All tests, each under the interpreter that it needs; the e
 	$(control_tests) -n 4 --dist loadfile --no-loadscope-reorder || $(control_tests) $(again)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-model test-end-to-end
 
-test-thorough: environments ## Minutes of live traffic: every way in which a canary may go wrong; mutated configs; staging in a real container
-	$(CONTROL) -m pytest -q -m thorough -n 3 --dist loadfile --no-loadscope-reorder tests/canary tests/config tests/serving/control
+test-thorough: environments ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
+	$(CONTROL) -m pytest -q -m thorough -n 3 --dist loadfile --no-loadscope-reorder tests/canary tests/config tests/fuzz tests/serving/control
 
 test-model:
 	$(model_tests) || $(model_tests) $(again)
