@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, MutableMapping
 from typing import Any, TextIO
@@ -46,6 +47,11 @@ THIRD_PARTIES = (
 )
 """Loggers of libraries that write the addresses they ask, presigned ones too, below the level WARNING."""
 
+_named: set[str] = set()
+"""Modules that asked for a logger of ours: other packages' stages log as ours do."""
+_writing = threading.Event()
+"""Set once this package decides what this process logs; Airflow decides it in its own processes."""
+
 _FIELDS = "llm_pipeline_fields"
 _MARK = "mark"
 _VERBOSITY = {"HF_HUB_VERBOSITY": "warning", "HF_DEBUG": ""}
@@ -69,8 +75,12 @@ class FieldLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def get_logger(name: str) -> FieldLogger:
-    """A field logger by the name of its module."""
-    return FieldLogger(logging.getLogger(name))
+    """A field logger by the name of its module; where this package writes the log, its level is INFO."""
+    logger = logging.getLogger(name)
+    _named.add(name)
+    if _writing.is_set() and logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    return FieldLogger(logger)
 
 
 class JsonLineFormatter(logging.Formatter):
@@ -145,8 +155,9 @@ def _write_with(formatter: logging.Formatter, handler: logging.Handler) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    for name in OURS:
+    for name in (*OURS, *_named):
         logging.getLogger(name).setLevel(logging.INFO)
+    _writing.set()
     quiet_third_parties()
     clean_records()
 

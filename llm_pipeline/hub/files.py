@@ -152,8 +152,9 @@ def _omission(path: str) -> str | None:
 
 def _second_copies(paths: list[str]) -> list[str]:
     weights = [path for path in paths if path.endswith(WEIGHTS_SUFFIX)]
-    copies = [path for path in weights if path.startswith("consolidated")]
-    return copies if len(copies) < len(weights) else []
+    others = [path for path in weights if not path.startswith("consolidated")]
+    copies = [path for path in paths if path.startswith("consolidated") and ".safetensors" in path]  # and their index
+    return copies if others else []
 
 
 def _require_model(fetched: list[str], refused: Mapping[str, str], where: str) -> None:

@@ -118,5 +118,14 @@ def test_the_second_copy_of_the_weights_is_skipped() -> None:
     assert selection.fetched == ("config.json", "model.safetensors")
 
 
+def test_a_second_copy_in_shards_goes_with_its_index() -> None:
+    """As mistralai publishes its larger models."""
+    ours = ["config.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json"]
+    copy = ["consolidated-00001-of-00001.safetensors", "consolidated.safetensors.index.json"]
+    selection = select_files([*ours, *copy])
+    assert selection.fetched == tuple(ours)
+    assert set(selection.skipped) == set(copy)
+
+
 def test_a_consolidated_file_alone_is_the_model() -> None:
     assert "consolidated.safetensors" in select_files(["config.json", "consolidated.safetensors"]).fetched

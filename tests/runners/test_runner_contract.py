@@ -54,7 +54,7 @@ def test_a_stage_that_another_process_started_is_followed_to_its_result(place):
         lines += more
         time.sleep(0.02)
     numbered = [event for event in events(lines) if event.startswith("line")]
-    assert numbered == [f"line {number}\N{LINE SEPARATOR}end" for number in range(40)]
+    assert numbered == [f"line {number}\\u2028end" for number in range(40)]
     assert place.runner().read_log(job, 0)[0] == lines
     assert place.runner().outcome(job).metrics == {"lines": 40}
     assert runner.outcome(job).metrics == {"lines": 40}
