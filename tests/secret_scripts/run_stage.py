@@ -40,9 +40,9 @@ def hang(_context: StageContext, _headers: dict[str, str]) -> StageOutput:
     raise AssertionError("nobody killed this stage")
 
 
-def leak(context: StageContext, headers: dict[str, str]) -> StageOutput:
+def leak(context: StageContext, _headers: dict[str, str]) -> StageOutput:
     token = os.environ[context.config.hub.token_variable]
-    log.warning("asked the hub", headers=headers)
+    log.warning("asked the hub", answer=quote(token))
     context.store.write_file("releases/leaked/report.html", f"<a href='https://hub?token={quote(token)}'>".encode())
     subprocess.run([sys.executable, "-S", "-c", "import time; time.sleep(0.2)", f"--token={token}"], check=True)
     return StageOutput(metrics={"request": base64.b64encode(f"Bearer {token}".encode()).decode()})
