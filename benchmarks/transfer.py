@@ -36,7 +36,7 @@ import transfer_data
 from transfer_process import Compared, Measured, compare, run, seconds
 
 from llm_pipeline.demo.hub_repository import publish_revision
-from llm_pipeline.interruption import interrupt_on_termination
+from llm_pipeline.interruption import interruptible
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))
@@ -101,10 +101,10 @@ def main() -> int:
     chosen = options.only.split(",")
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    interrupt_on_termination()
     sys.stdout.reconfigure(line_buffering=True)  # a pipe shows each line as it comes
     try:
-        return _measure(options, chosen)
+        with interruptible():
+            return _measure(options, chosen)
     except KeyboardInterrupt:
         return _INTERRUPTED
 
