@@ -155,12 +155,12 @@ def link_repository(repository: Path, view: Path, links: Mapping[str, Path] | No
     Args:
         repository: A model repository.
         view: Directory to make, in place of what is there.
-        links: Directories from elsewhere, by their place in the repository.
+        links: Directories, and single files, from elsewhere, by their place in the repository.
 
     Raises:
         IntegrityError: A server that loads the repository, or what it links to, would read files beside them.
     """
-    for source in (repository, *(links or {}).values()):
+    for source in (repository, *filter(Path.is_dir, (links or {}).values())):
         check_directory(source)
     shutil.rmtree(view, ignore_errors=True)
     for directory, _, files in os.walk(repository, onerror=refuse_unreadable):

@@ -139,5 +139,5 @@ def test_the_judgement_is_told_in_numbers_and_the_log_shows_one_table(site) -> N
     )
     tables = [event for event in site.events() if event.startswith("\n")]
     assert len(tables) == 1
-    assert tables[0].startswith("\nstep 20 %, ")
+    assert tables[0].startswith("\n  | step 20 %, ")
     assert tables[0].endswith(f"GO: {judgement.summary}")

@@ -65,7 +65,7 @@ def gpu_host(monkeypatch, tmp_path):
     monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps([H100]))
     monkeypatch.setenv("TRTLLM_DOUBLE_COMPLETIONS", str(completions))
     for name in ("CUDA_VISIBLE_DEVICES", "LLM_PIPELINE_CONTAINER", "TRTLLM_DOUBLE_FAILURE",
-                 "TRTLLM_DOUBLE_VERSION", "TRTLLM_DOUBLE_WITHOUT_KEY"):  # fmt: skip
+                 "TRTLLM_DOUBLE_VERSION", "TRTLLM_DOUBLE_WITHOUT_FIELD"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     # the weights here are no files that torch reads: tests/engines/test_engine_inputs.py has real ones
     monkeypatch.setattr("llm_pipeline.engines.tensorrt_llm_llmapi.require_model_tensors", lambda _: None)
@@ -162,7 +162,7 @@ def test_a_tool_that_lost_a_flag_fails_and_the_flag_is_named(check, gpu_host):
 
 
 def test_llm_args_that_lost_a_key_fail_and_the_key_is_named(check, monkeypatch):
-    monkeypatch.setenv("TRTLLM_DOUBLE_WITHOUT_KEY", "stream_interval")
+    monkeypatch.setenv("TRTLLM_DOUBLE_WITHOUT_FIELD", "stream_interval")
     code, rows = check("llm_args_schema")
     assert (code, rows["llm_args_schema"]["outcome"]) == (1, "FAIL")
     assert rows["llm_args_schema"]["differences"] == ["LLM args.stream_interval: recorded, not installed"]

@@ -1,6 +1,6 @@
 """A double of the LLM args' class: its schema is the recorded one of the version, less our marks.
 
-`TRTLLM_DOUBLE_WITHOUT_KEY` leaves out one top-level key, as a version that dropped it would.
+`TRTLLM_DOUBLE_WITHOUT_FIELD` leaves out one top-level key, as a version that dropped it would.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TorchLlmArgs:
     def model_json_schema(cls, schema_generator: Any = None) -> dict[str, Any]:  # noqa: ARG003 - pydantic's
         name = "llm_args_1_2" if is_old(os.environ.get("TRTLLM_DOUBLE_VERSION", "1.2.1")) else "llm_args_main"
         schema = _plain(json.loads((_SCHEMAS / f"{name}.json").read_text(encoding="utf-8")))
-        schema["properties"].pop(os.environ.get("TRTLLM_DOUBLE_WITHOUT_KEY"), None)
+        schema["properties"].pop(os.environ.get("TRTLLM_DOUBLE_WITHOUT_FIELD"), None)
         return schema
 
 
