@@ -86,13 +86,16 @@ class S3Source:
 
         return until_whole(lambda: getattr(self._client, operation)(**parameters))
 
-    def _bytes(self, **parameters: str) -> bytes:
-        """The whole body of a small object."""
+    def _bytes(self, longest: int, **parameters: str) -> bytes:
+        """The whole body of a small object, which has at most so many bytes."""
         from llm_pipeline.store.s3_answers import until_whole
 
         def read() -> bytes:
             with closing(self._client.get_object(**parameters)["Body"]) as body:
-                data: bytes = body.read()
+                data: bytes = body.read(longest + 1)
+                if len(data) > longest:
+                    raise SourceRefused(f"the answer has more than {longest} bytes", where=parameters["Key"])
+                body.read(1)  # at its end: botocore compares the length with the one that was announced
                 return data
 
         return until_whole(read)
@@ -137,12 +140,12 @@ class S3Source:
 
     def _read(self, path: str, version: ObjectVersion) -> bytes:
         with self._errors_at(path):
-            return self._bytes(**self._object(path), IfMatch=version.entity_tag)
+            return self._bytes(LARGE_BYTES, **self._object(path), IfMatch=version.entity_tag)
 
     def _license(self) -> str | None:
         with self._errors_at(CARD_FILE):
             wanted = {**self._object(CARD_FILE), "Range": f"bytes=0-{MAXIMUM_CARD_BYTES}"}
-            text = self._bytes(**wanted).decode(errors="replace")
+            text = self._bytes(MAXIMUM_CARD_BYTES + 1, **wanted).decode(errors="replace")
         return stated_license(card_fields(text))
 
     @contextmanager

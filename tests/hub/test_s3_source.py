@@ -173,3 +173,10 @@ def test_no_credentials_are_refused_with_what_to_set(prefix: Prefix, monkeypatch
     with pytest.raises(SourceRefused, match="no credentials") as caught:
         prefix.resolve()
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+
+
+def test_an_answer_longer_than_what_was_pinned_is_not_read_to_its_end(prefix: Prefix) -> None:
+    key = {"Bucket": prefix.bucket, "Key": "models/tiny/config.json"}
+    assert prefix.source._bytes(len(CONFIG), **key) == CONFIG
+    with pytest.raises(SourceRefused, match="more than 5 bytes"):
+        prefix.source._bytes(5, **key)
