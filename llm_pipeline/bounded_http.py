@@ -155,14 +155,8 @@ class _HttpConnection(http.client.HTTPConnection):
         self.sock: Any = _DeadlineSocket(self.sock, self._deadline)
 
 
-class _HttpsConnection(http.client.HTTPSConnection):
-    def __init__(self, *arguments: Any, deadline: float, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._deadline = deadline
-
-    def connect(self) -> None:
-        super().connect()
-        self.sock: Any = _DeadlineSocket(self.sock, self._deadline)
+class _HttpsConnection(_HttpConnection, http.client.HTTPSConnection):
+    """The same over TLS: its socket is wrapped once the handshake is done."""
 
 
 class _Http(urllib.request.HTTPHandler):

@@ -1,7 +1,7 @@
 """Keys by which the JSON of a model makes a loader read another file, a repository of the hub, or code. Pure.
 
 Checked bytes are worth nothing if a loader then reads others. What follows was read in the sources of transformers
-4.57 to 5.5, and is tried on the installed version by `tests/quantization/test_confined_loading.py`:
+5.5.4, and is tried on the installed version by `tests/quantization/test_confined_loading.py`:
 
 - every key of `tokenizer_config.json`, and of `special_tokens_map.json` in older repositories, is an argument of the
   tokenizer's class, which opens the file that `tokenizer_file`, `vocab_file` and the like name, wherever it is;

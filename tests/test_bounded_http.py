@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -13,13 +15,15 @@ from llm_pipeline.bounded_http import AnswerTooLong, call
 
 
 @contextmanager
-def server(*pieces: bytes, pause: float = 0.0, repeat_last: bool = False):
+def server(*pieces: bytes, pause: float = 0.0, repeat_last: bool = False, tls: ssl.SSLContext | None = None):
     """Sends these pieces to whoever connects, whatever was asked, then closes."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         over = threading.Event()
 
         def serve():
             connection, _ = listener.accept()
+            if tls:
+                connection = tls.wrap_socket(connection, server_side=True)
             with connection:
                 connection.recv(65536)
                 try:
@@ -34,7 +38,7 @@ def server(*pieces: bytes, pause: float = 0.0, repeat_last: bool = False):
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}/metrics"
         over.set()
         thread.join(5.0)
 
@@ -119,3 +123,27 @@ def test_our_own_servers_are_not_asked_through_a_proxy(monkeypatch):
 def test_only_http_is_spoken(tmp_path):
     with pytest.raises(ValueError, match="not an http"):
         call(f"file://{tmp_path}", seconds=1.0)
+
+
+def test_a_server_behind_tls_is_held_to_the_deadline_too(tmp_path):
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    inside, outside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=certificate)
+    inside.load_cert_chain(certificate, key)
+    with server(HEAD + b"Content-Length: 2\r\n\r\nok", tls=inside) as url:
+        assert call(url, seconds=5.0, tls=outside).body == b"ok"
+    with server(HEAD, b"X", pause=0.02, repeat_last=True, tls=inside) as url, pytest.raises(TimeoutError):
+        call(url, seconds=0.5, tls=outside)
