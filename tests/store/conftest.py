@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.store import LocalStore, s3_session
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from s3_faults import Faults, faulty
 
 _clients: dict[tuple[Any, ...], Any] = {}
 
@@ -48,6 +51,13 @@ def quick_s3(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture(scope="session")
 def s3_bucket(s3_server: Any) -> str:
     return s3_server.bucket()
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: Any) -> Iterator[Faults]:
+    """Passes requests on to the S3 server, with the faults that a test asks for."""
+    with faulty(s3_server.endpoint) as faults:
+        yield faults
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from s3_faults import (
     always,
     damaged,
     error,
-    faulty,
     is_a,
     reset_after,
     reset_before,
@@ -56,12 +54,6 @@ READS = [
     is_a("GET", "model.bin"),
     is_a("GET", "config.json"),
 ]
-
-
-@pytest.fixture(scope="module")
-def proxy(s3_server: Any) -> Iterator[Faults]:
-    with faulty(s3_server.endpoint) as faults:
-        yield faults
 
 
 @pytest.fixture

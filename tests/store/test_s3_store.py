@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s3_faults import Faults, after, always, error, faulty, is_a, reset_before
+from s3_faults import Faults, after, always, error, is_a, reset_before
 
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
@@ -27,12 +27,6 @@ PARTS = 5
 A_PART = is_a("PUT", "model.bin", partNumber="")
 SECRET = "canary-4f1d-secret-key"
 TOKEN = "canary-9b77-session-token"
-
-
-@pytest.fixture(scope="module")
-def proxy(s3_server: Any) -> Iterator[Faults]:
-    with faulty(s3_server.endpoint) as faults:
-        yield faults
 
 
 @pytest.fixture

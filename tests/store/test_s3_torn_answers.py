@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from s3_faults import Fault, Faults, always, cut_after, error, faulty, is_a, rewritten, torn, truncated
+from s3_faults import Fault, Faults, always, cut_after, error, is_a, rewritten, torn, truncated
 
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import Terminal, Transient
@@ -18,12 +16,6 @@ from llm_pipeline.store.s3 import S3Store
 
 POINTERS = "pointers/m/cpu.json"
 PART = 1000
-
-
-@pytest.fixture(scope="module")
-def proxy(s3_server: Any) -> Iterator[Faults]:
-    with faulty(s3_server.endpoint) as faults:
-        yield faults
 
 
 @pytest.fixture

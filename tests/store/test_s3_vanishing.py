@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from s3_faults import Faults, after, faulty, is_a, then
+from s3_faults import Faults, after, is_a, then
 
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import Transient
@@ -26,12 +25,6 @@ LISTING, MANIFEST, MARKER = (
     is_a("PUT", "_MANIFEST.json"),
     is_a("PUT", "_COMPLETE.json"),
 )
-
-
-@pytest.fixture(scope="module")
-def proxy(s3_server: Any) -> Iterator[Faults]:
-    with faulty(s3_server.endpoint) as faults:
-        yield faults
 
 
 @pytest.fixture
