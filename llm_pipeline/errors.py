@@ -110,6 +110,10 @@ class IntegrityError(Terminal):
     """Bytes are not what their digest, manifest or format says."""
 
 
+class Fenced(Terminal):
+    """Somebody with a higher epoch took over: this owner must stop."""
+
+
 class InternalError(Terminal):
     """A fault of this package or of a library below it: the log has the traceback."""
 

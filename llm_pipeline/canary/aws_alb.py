@@ -23,7 +23,6 @@ from pydantic import ValidationError
 from llm_pipeline.canary.aws_client import aws_client
 from llm_pipeline.canary.router import (
     ALL,
-    Fenced,
     RouterConflict,
     RouterRejected,
     RouterUnavailable,
@@ -32,7 +31,7 @@ from llm_pipeline.canary.router import (
     rounded,
 )
 from llm_pipeline.config.router_place import AwsAlbPlace
-from llm_pipeline.errors import Unsupported
+from llm_pipeline.errors import Fenced, Unsupported
 
 _LARGEST_WEIGHT = 999
 _TAG = "llm-pipeline/epoch/"

@@ -90,7 +90,7 @@ class CanaryController(Starting, Watching):
         """Load the record, or make it; writing it with our epoch fences whoever wrote it before."""
         self._end_older_release()
         record = self._journal.load() or attempts.first_attempt(self._plan, self._traffic.end())
-        self._epoch = max(self._lease.epoch, record.epoch + 1, self._router_epoch() + 1)
+        self._epoch = max(self._lease.epoch, record.epoch + 1, self._router_epoch() + 1, self._slots.newest().epoch + 1)
         if attempts.is_over(record, self._plan, lambda: self._router.read()[0]):
             record = self._try_again(record)
         self._check_order(record, percent)

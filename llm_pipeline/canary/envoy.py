@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.bounded_http import call
 from llm_pipeline.canary.router import (
-    Fenced,
     RouterConflict,
     RouterRejected,
     RouterUnavailable,
@@ -31,6 +30,7 @@ from llm_pipeline.canary.xds.messages import LOCAL_HOST, address_text
 from llm_pipeline.canary.xds.names import FAILOVER_SUFFIX, MIRROR_SUFFIX, ROUTES, STAT_PREFIX, plain_name
 from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.errors import Fenced
 from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)

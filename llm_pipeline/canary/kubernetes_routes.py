@@ -20,7 +20,6 @@ from pydantic import ValidationError
 from llm_pipeline.canary.kubernetes_object import Document, KubernetesObject
 from llm_pipeline.canary.router import (
     ALL,
-    Fenced,
     RouterConflict,
     RouterRejected,
     RouterUnavailable,
@@ -29,7 +28,7 @@ from llm_pipeline.canary.router import (
     rounded,
 )
 from llm_pipeline.config.router_place import GatewayApiPlace, IstioPlace
-from llm_pipeline.errors import Unsupported
+from llm_pipeline.errors import Fenced, Unsupported
 
 OWNER = "llm-pipeline/owner"
 EPOCH = "llm-pipeline/epoch"

@@ -13,6 +13,7 @@ from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.errors import ConfigError, Terminal
 from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
@@ -85,9 +86,9 @@ def rollback_production(store: ArtifactStore, deployment: Deployment, model_id: 
         warm = slots.alive(slot)
         state = "is warm" if warm else "is not in its slot any more: its server is started anew"
         log.info(f"release {previous.release_id} {state}", slot=slot)
-        slots.replace(slot, previous.repository)
+        epoch = max(lease.epoch, router.read()[0].epoch + 1, slots.newest().epoch + 1)
+        slots.replace(slot, previous.repository, FencingToken(epoch, lease.epoch))
         slots.warm_up(slot, previous.repository)
-        epoch = max(lease.epoch, router.read()[0].epoch + 1)
         want = all_to(slot, owner=f"rollback to {previous.release_id}", epoch=epoch)
         traffic_to(router, want, Patience.with_router(deployment.places[target].router))
         back = previous.model_copy(update={"slot": slot, "promoted_at": datetime.now(UTC)})
@@ -104,10 +105,12 @@ def ensure_production(store: ArtifactStore, deployment: Deployment, model_id: st
         IntegrityError: What is signed does not say that it was packaged for that model and target.
         PipelineError: They cannot be started.
     """
+    slots = _slots(store, deployment, target)
+    token = slots.newest()  # before the pointers: whoever moves them from here on is newer
     production = read_pointers(store, model_id, target)[0].production
     if production is not None:
         require_served(store, model_id, target, production)
-        _slots(store, deployment, target).ensure(production.slot, production.repository)
+        slots.ensure(production.slot, production.repository, token)
         _router(deployment, target, production.slot)
     return production
 

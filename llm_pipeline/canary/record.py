@@ -12,8 +12,9 @@ from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
 from llm_pipeline.canary.looks import Look
 from llm_pipeline.canary.observations import LogCursor
-from llm_pipeline.canary.router import Fenced, RouteState, SlotName
+from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
+from llm_pipeline.errors import Fenced
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood

@@ -9,6 +9,7 @@ from llm_pipeline.canary.rollback import LEASE_SECONDS, Patience, retire
 from llm_pipeline.canary.router import TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.pointers import Pointer, read_pointers
@@ -47,14 +48,16 @@ def retire_previous(
     if now < warm_until(store, production, target) or router is None:
         return None
     try:
-        with Lease(store, lease_name(target), seconds=LEASE_SECONDS):
+        with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
             on_trial = current_canary(store, target)
             record = read_record(store, on_trial, target) if on_trial else None
             idle = router.read()[0].weights.get(previous.slot, 0) == 0
             if not idle or (record is not None and not record.settled):
                 return None
             log.info("the rollback window is over", release=previous.release_id, slot=previous.slot)
-            retire(router, slots, previous.slot, patience)
+            token = FencingToken(max(lease.epoch, slots.newest().epoch + 1), lease.epoch)
+            if not retire(router, slots, previous.slot, previous.repository, token=token, patience=patience):
+                return None
     except LeaseHeld:
         return None
     return previous

@@ -16,7 +16,6 @@ from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.guard_sign import is_guarded
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
 from llm_pipeline.canary.router import (
-    Fenced,
     RouterRejected,
     RouterUnavailable,
     RouteState,
@@ -27,8 +26,10 @@ from llm_pipeline.canary.router import (
 )
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.config.router_place import RouterPlace
-from llm_pipeline.errors import Transient
+from llm_pipeline.errors import Fenced, Transient
 from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.slot_fence import FencingToken
+from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 from llm_pipeline.verdict import Judgement
@@ -42,6 +43,7 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LARGEST_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _TRIES = 5
+LEFT_ALONE = "the candidate's slot serves another repository by now: that server was left alone"
 _STEADY_SECONDS = 2.0
 """Longer than the router's health checks are apart."""
 
@@ -174,11 +176,29 @@ def wait_usable(router: TrafficRouter, slot: SlotName, seconds: float) -> bool:
     return _wait(steady, seconds)
 
 
-def retire(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, patience: Patience) -> None:
-    """Let requests in flight finish, then stop the slot's server."""
+def retire(
+    router: TrafficRouter | None,
+    slots: SlotControl,
+    slot: SlotName,
+    repository: ArtifactRef,
+    *,
+    token: FencingToken,
+    patience: Patience,
+) -> bool:
+    """Let requests in flight finish, then stop the slot's server of this repository.
+
+    Returns:
+        False when the slot serves something else by now, which was left alone.
+
+    Raises:
+        Fenced: Somebody else took the slots over meanwhile; nothing was stopped.
+    """
     if slots.alive(slot):
         _drain(router, slot, patience)
-    slots.stop(slot)
+    stopped = slots.stop(slot, repository, token)
+    if not stopped:
+        log.warning(LEFT_ALONE, slot=slot, repository=str(repository))
+    return stopped
 
 
 def end_canary(
@@ -208,7 +228,7 @@ def end_canary(
     record = journal.load()
     if record is None or record.phase is Phase.PROMOTED:
         return record
-    epoch = max(lease_epoch, record.epoch + 1, _router_epoch(router) + 1)
+    epoch = max(lease_epoch, record.epoch + 1, _router_epoch(router) + 1, slots.newest().epoch + 1)
     if record.phase not in _JUDGED:
         taken_back = reason or findings.taken_back(record.phase.value, record.step_percent)
         record = record.model_copy(update={"judgement": taken_back})
@@ -228,7 +248,9 @@ def end_canary(
     record = record.marked("traffic on stable", share=0.0)
     words = "all traffic is on stable" if confirmed else "all traffic was sent to stable, the router did not confirm it"
     record = record.with_event(EventKind.ROLLED_BACK, words, by=by, percent=0.0)
-    retire(router, slots, record.candidate, patience)
+    token = FencingToken(epoch, lease_epoch)
+    if not retire(router, slots, record.candidate, record.repository, token=token, patience=patience):
+        record = record.with_event(EventKind.ROLLED_BACK, LEFT_ALONE, by=by, percent=0.0)
     return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "traffic_confirmed": confirmed}))
 
 

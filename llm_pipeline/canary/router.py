@@ -13,10 +13,6 @@ ALL = 10_000
 """Basis points of the whole traffic."""
 
 
-class Fenced(Terminal):
-    """Somebody with a higher epoch took over: this owner must stop."""
-
-
 class RouterConflict(Transient):
     """The router is not in the state that the write expected."""
 

@@ -16,6 +16,7 @@ from llm_pipeline.config.release import Drill
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.ports import LOOPBACK
+from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
 
@@ -44,17 +45,29 @@ class WarmUp(BaseModel):
 
 
 class SlotControl(Protocol):
-    """Starts and stops what serves in a slot."""
+    """Starts and stops what serves in the slots of a place; whoever acts shows a token, and stale ones are refused."""
 
-    def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:
+    def newest(self) -> FencingToken:
+        """The newest token that was shown; whoever takes over goes above it, and whoever only looks after them uses it.
+
+        Raises:
+            IntegrityError: It cannot be told.
+        """
+
+    def ensure(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
         """Make sure that the slot serves this repository, without disturbing it if it does (the stable side).
 
         Raises:
             ConfigError: The slot serves something else.
+            Fenced: Somebody else took over; nothing was done.
         """
 
-    def replace(self, slot: SlotName, repository: ArtifactRef) -> None:
-        """Make the slot serve this repository, ending whatever else it served (the candidate's side)."""
+    def replace(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
+        """Make the slot serve this repository, ending whatever else it served (the candidate's side).
+
+        Raises:
+            Fenced: Somebody else took over; nothing was done.
+        """
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
         """Replay golden prompts, so that the first user does not meet a cold server."""
@@ -62,8 +75,15 @@ class SlotControl(Protocol):
     def alive(self, slot: SlotName) -> bool:
         """Whether the slot's server process runs."""
 
-    def stop(self, slot: SlotName) -> None:
-        """Stop the slot's server; none there is fine."""
+    def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
+        """Stop the slot's server of this repository; none there is fine.
+
+        Returns:
+            False when the slot serves something else by now, which goes on.
+
+        Raises:
+            Fenced: Somebody else took over; nothing was done.
+        """
 
 
 def slot_ports(place: TargetPlace) -> dict[SlotName, ServerPorts]:
@@ -109,13 +129,18 @@ class TritonSlots:
         self._python = python
         self._drill = drill
 
-    def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:
+    def newest(self) -> FencingToken:
+        """See `SlotControl.newest`."""
+        return newest_token(self._place_state)
+
+    def ensure(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
         """See `SlotControl.ensure`."""
         from llm_pipeline.serving.triton_server import find_server
 
+        admit(self._place_state, token)
         server = find_server(self._state(slot))
         if server is None:
-            self._start(slot, repository, {})
+            self._start(slot, repository, {}, token)
         elif server.digest != repository.digest:
             raise ConfigError(
                 f"slot {slot} should serve {repository} but serves {server.repository}",
@@ -123,17 +148,17 @@ class TritonSlots:
                 hint="somebody started it by hand: stop that server, then run this again",
             )
 
-    def replace(self, slot: SlotName, repository: ArtifactRef) -> None:
+    def replace(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
         """See `SlotControl.replace`."""
         from llm_pipeline.serving.triton_server import SlotBusy, stop_server
 
         environment = {DRILL_VARIABLE: self._drill.model_dump_json()} if self._drill else {}
         try:
-            self._start(slot, repository, environment)
+            self._start(slot, repository, environment, token)
         except SlotBusy:
             log.info("making room for the candidate", slot=slot)
-            stop_server(self._state(slot))
-            self._start(slot, repository, environment)
+            stop_server(self._state(slot), token=token)
+            self._start(slot, repository, environment, token)
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
         """See `SlotControl.warm_up`."""
@@ -155,16 +180,22 @@ class TritonSlots:
 
         return find_server(self._state(slot)) is not None
 
-    def stop(self, slot: SlotName) -> None:
+    def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         """See `SlotControl.stop`."""
         from llm_pipeline.serving.triton_server import stop_server
 
-        stop_server(self._state(slot))
+        return stop_server(self._state(slot), digest=repository.digest, token=token)
+
+    @property
+    def _place_state(self) -> Path:
+        return self._state_root / self._target
 
     def _state(self, slot: SlotName) -> Path:
         return slot_state(self._state_root, self._target, slot)
 
-    def _start(self, slot: SlotName, repository: ArtifactRef, environment: Mapping[str, str]) -> None:
+    def _start(
+        self, slot: SlotName, repository: ArtifactRef, environment: Mapping[str, str], token: FencingToken
+    ) -> None:
         from llm_pipeline.serving.repository_host import refuse_other_host
         from llm_pipeline.serving.repository_links import fetch_links
         from llm_pipeline.serving.triton_server import start_server
@@ -183,6 +214,7 @@ class TritonSlots:
             digest=repository.digest,
             links=fetch_links(directory, self._store),
             wait_seconds=LONGEST_LOAD_SECONDS,
+            token=token,
         )
 
 

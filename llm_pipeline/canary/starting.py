@@ -34,12 +34,12 @@ class Starting(Transitions):
 
     def _start_candidate(self, record: CanaryRecord) -> CanaryRecord:
         if self._plan.production is not None:
-            self._slots.ensure(self._plan.production.slot, self._plan.production.repository)
+            self._slots.ensure(self._plan.production.slot, self._plan.production.repository, self._token)
             if (drift := self._drift(record, self._router.read()[0])) is not None:
                 return self._drifted(record, drift)  # the idle slot may not be idle: nothing is started or stopped
         self._clock.start()
         record = self._save(record, candidate_started=True)
-        self._slots.replace(record.candidate, record.repository)
+        self._slots.replace(record.candidate, record.repository, self._token)
         log.info("candidate started", slot=record.candidate, repository=str(record.repository))
         record = record.with_event(EventKind.STARTED, f"candidate started in {record.candidate}", by=self._owner)
         return self._save(record.marked("candidate started", share=0.0), phase=Phase.WARM)

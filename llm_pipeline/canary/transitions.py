@@ -18,10 +18,9 @@ from llm_pipeline.canary.record import (
     PauseReason,
     Phase,
 )
-from llm_pipeline.canary.rollback import retire, traffic_to
+from llm_pipeline.canary.rollback import LEFT_ALONE, retire, traffic_to
 from llm_pipeline.canary.router import (
     ALL,
-    Fenced,
     RouteState,
     SlotName,
     TrafficRouter,
@@ -32,8 +31,9 @@ from llm_pipeline.canary.shadow import Shadow
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.canary.watch_clock import WatchClock
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, Fenced
 from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.verdict import Judgement
 
@@ -67,6 +67,11 @@ class Transitions:
         self._epoch = lease.epoch
         self._clock = WatchClock()
         self._blind_since: float | None = None
+
+    @property
+    def _token(self) -> FencingToken:
+        """What the slots know this controller by."""
+        return FencingToken(self._epoch, self._lease.epoch)
 
     def _begin_step(self, record: CanaryRecord, percent: float, tests: AnalysisState) -> CanaryRecord:
         want = self._state(record.candidate, percent / 100, on_trial=True)
@@ -134,7 +139,9 @@ class Transitions:
             record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
         record = record.marked("traffic on stable", share=0.0)
         record = record.with_event(EventKind.ROLLED_BACK, "all traffic is on stable", by=self._owner, percent=0.0)
-        retire(self._router, self._slots, record.candidate, self._plan.patience)
+        slot, patience = record.candidate, self._plan.patience
+        if not retire(self._router, self._slots, slot, record.repository, token=self._token, patience=patience):
+            record = record.with_event(EventKind.ROLLED_BACK, LEFT_ALONE, by=self._owner, percent=0.0)
         return self._save(record, phase=Phase.ROLLED_BACK, traffic_confirmed=confirmed)
 
     def _state(self, slot: SlotName, share: float, *, on_trial: bool) -> RouteState:

@@ -159,7 +159,7 @@ class Watching(Transitions):
         if production is None or self._slots.alive(production.slot):
             return judgement
         try:
-            self._slots.ensure(production.slot, production.repository)
+            self._slots.ensure(production.slot, production.repository, self._token)
             words = "stable's server had ended and was started anew"
         except PipelineError as error:
             words = f"stable's server has ended and does not start: {error.message}"

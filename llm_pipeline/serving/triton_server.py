@@ -28,6 +28,7 @@ from llm_pipeline.serving.ports import LOOPBACK, require_free
 from llm_pipeline.serving.repository_layout import MODEL_NAME
 from llm_pipeline.serving.server_log import failure_lines
 from llm_pipeline.serving.shared_memory import remove_segments, segment_prefix
+from llm_pipeline.serving.slot_fence import FencingToken, admit
 from llm_pipeline.serving.slot_lock import exclusive
 from llm_pipeline.serving.triton_runtime import (
     inspect_interpreter,
@@ -115,6 +116,7 @@ def start_server(
     digest: str = "",
     links: Mapping[str, Path] | None = None,
     wait_seconds: float = 60,
+    token: FencingToken | None = None,
 ) -> RunningServer:
     """Serve `repository` on `ports` and wait until its models are loaded; the running server if it already is.
 
@@ -130,8 +132,10 @@ def start_server(
         digest: Digest of the repository artifact; the endpoint then tells it as its server name.
         links: Local directories of what the repository links to, by their place in it.
         wait_seconds: Longest wait for the loaded models.
+        token: Who acts, where the slot is one of a place that has several.
 
     Raises:
+        Fenced: Somebody with a newer token took the place over.
         ConfigError: A port is taken, the slot serves something else (`SlotBusy`), or a path is wrong.
         Unsupported: The interpreter cannot be embedded by the stub.
         ServerFailed: The server ended at its start, for example on an exception in `model.py`.
@@ -141,6 +145,8 @@ def start_server(
     if not (repository / MODEL_NAME / "config.pbtxt").is_file():
         raise ConfigError(f"no model {MODEL_NAME!r} in this repository", where=str(repository))
     with exclusive(state):
+        if token:
+            admit(state.parent, token)
         if running := find_server(state):
             return _same_or_refuse(running, repository, ports, environment)
         _sweep(state)
@@ -182,16 +188,28 @@ def find_server(state: Path) -> RunningServer | None:
     return server if server.alive else None
 
 
-def stop_server(state: Path, *, drain_seconds: float = 0) -> None:
+def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", token: FencingToken | None = None) -> bool:
     """Stop a slot's server with everything it left: its group, orphaned stubs, shared memory. None there is fine.
 
     Args:
         state: The slot's directory.
         drain_seconds: Longest wait for requests in flight before the server is told to end.
+        digest: Only a server that serves this repository is stopped; empty for any.
+        token: Who acts, where the slot is one of a place that has several.
+
+    Returns:
+        False when the slot serves another repository than `digest`, which goes on.
+
+    Raises:
+        Fenced: Somebody with a newer token took the place over; nothing was stopped.
     """
     if not state.is_dir():
-        return
+        return True
     with exclusive(state):
+        if token:
+            admit(state.parent, token)
+        if digest and _serves_another(state, digest):
+            return False
         server = find_server(state)
         if server and drain_seconds > 0:
             _drain(server, drain_seconds)
@@ -199,6 +217,13 @@ def stop_server(state: Path, *, drain_seconds: float = 0) -> None:
         _sweep(state)
         if server:
             _log.info("server stopped", slot=state.name, pid=server.pid, seconds=time.monotonic() - started)
+        return True
+
+
+def _serves_another(state: Path, digest: str) -> bool:
+    """Whether a server of another repository runs or loads here: its command line says so before it is ready."""
+    process = detached.load(state / "process.json")
+    return process is not None and process.group_alive and f"--id={served_name(digest)}" not in process.command
 
 
 def _models(repository: Path) -> tuple[str, ...]:

@@ -66,14 +66,15 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     """Run one step: shift, watch, judge."""
     config = context.config
     candidate = context.request.inputs["repository"]
+    slots = _slots(context)
+    token = slots.newest()  # before the pointers: whoever moves them from here on is newer
     pointers, _ = read_pointers(context.store, config.model_id, config.target)
     if pointers.production is not None:
         require_served(context.store, config.model_id, config.target, pointers.production)
     started = time.monotonic()
     router = _router(config, pointers.production)
-    slots = _slots(context)
     if pointers.production is not None and pointers.production.repository == candidate:
-        slots.ensure(pointers.production.slot, candidate)
+        slots.ensure(pointers.production.slot, candidate, token)
         return StageOutput(judgement=_already_there(candidate))
     traffic = _traffic(config.place, router)
     plan = CanaryPlan(

@@ -7,6 +7,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.runners import detached
+from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
+from llm_pipeline.serving.slot_lock import exclusive
 from llm_pipeline.stages.contract import ArtifactRef
 
 UPSTREAM = Path(__file__).with_name("upstream.py")
@@ -33,13 +37,20 @@ class HttpSlots:
         self.drill = drill
         self.grpc = grpc
 
-    def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:  # noqa: ARG002 - the port's
-        if not self.alive(slot):
-            self._start(slot, {})
+    def newest(self) -> FencingToken:
+        return newest_token(self.root)
 
-    def replace(self, slot: SlotName, repository: ArtifactRef) -> None:  # noqa: ARG002 - the port's
-        if not self.alive(slot):
-            self._start(slot, {"LLM_PIPELINE_DRILL": json.dumps(self.drill)} if self.drill else {})
+    def ensure(self, slot: SlotName, repository: ArtifactRef | None = None, token: FencingToken | None = None) -> None:
+        with self._acting(slot, token):
+            if not self.alive(slot):
+                self._start(slot, repository, {})
+
+    def replace(self, slot: SlotName, repository: ArtifactRef | None = None, token: FencingToken | None = None) -> None:
+        with self._acting(slot, token):
+            if self.serves(slot) not in (None, repository):
+                self._end(slot)
+            if not self.alive(slot):
+                self._start(slot, repository, {"LLM_PIPELINE_DRILL": json.dumps(self.drill)} if self.drill else {})
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:  # noqa: ARG002 - the port's
         return WarmUp(prompts=1, answered=1, matched=1, seconds=0.0)
@@ -48,7 +59,27 @@ class HttpSlots:
         process = detached.load(self.record(slot))
         return process is not None and process.alive
 
-    def stop(self, slot: SlotName) -> None:
+    def stop(self, slot: SlotName, repository: ArtifactRef | None = None, token: FencingToken | None = None) -> bool:
+        """Stop what the slot serves, whatever that is unless a repository is given; tests act without a token."""
+        with self._acting(slot, token):
+            if repository is not None and self.serves(slot) not in (None, repository):
+                return False
+            self._end(slot)
+            return True
+
+    def serves(self, slot: SlotName) -> ArtifactRef | None:
+        """What a live server of the slot was started with; None when nobody said."""
+        file = self.root / slot / "repository.json"
+        return ArtifactRef.model_validate_json(file.read_text()) if file.exists() and self.alive(slot) else None
+
+    @contextmanager
+    def _acting(self, slot: SlotName, token: FencingToken | None) -> Iterator[None]:
+        with exclusive(self.root / slot):
+            if token is not None:
+                admit(self.root, token)
+            yield
+
+    def _end(self, slot: SlotName) -> None:
         if process := detached.load(self.record(slot)):
             detached.stop(process, grace_seconds=2)
 
@@ -67,7 +98,11 @@ class HttpSlots:
     def record(self, slot: SlotName) -> Path:
         return self.root / slot / "process.json"
 
-    def _start(self, slot: SlotName, environment: dict[str, str]) -> None:
+    def _start(self, slot: SlotName, repository: ArtifactRef | None, environment: dict[str, str]) -> None:
+        file = self.root / slot / "repository.json"
+        file.unlink(missing_ok=True)
+        if repository is not None:
+            file.write_text(repository.model_dump_json())
         port = self.ports[slot].http
         command = [sys.executable, str(UPSTREAM), slot, str(port)]
         command += [str(self.ports[slot].grpc)] if self.grpc else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +21,12 @@ from llm_pipeline.canary.observations import LogCursor, ObservedRequest
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record, take_over
 from llm_pipeline.canary.rollback import Patience
-from llm_pipeline.canary.router import ALL, Fenced, RouterConflict, RouteState, SlotName, all_to
+from llm_pipeline.canary.router import ALL, RouterConflict, RouteState, SlotName, all_to
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.errors import ConfigError, Fenced, Transient
+from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.local import LocalStore
@@ -89,6 +90,9 @@ class Router:
 
     def active_requests(self, slot: SlotName) -> int:
         del slot
+        meanwhile, self.site.in_drain = self.site.in_drain, None
+        if meanwhile is not None:
+            meanwhile()
         return 0
 
 
@@ -146,16 +150,21 @@ class Slots:
     def __init__(self, site: Site) -> None:
         self.site = site
 
-    def ensure(self, slot: SlotName, repository: ArtifactRef) -> None:
-        del repository
+    def newest(self) -> FencingToken:
+        return newest_token(self.site.root)
+
+    def ensure(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
+        admit(self.site.root, token)
         if slot not in self.site.running and not self.site.stable_starts:
             raise ConfigError("no GPU is free")
         self.site.running.add(slot)
+        self.site.serves[slot] = repository
 
-    def replace(self, slot: SlotName, repository: ArtifactRef) -> None:
-        del repository
+    def replace(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
         with self.site.effect(f"start {slot}"):
+            admit(self.site.root, token)
             self.site.running.add(slot)
+            self.site.serves[slot] = repository
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
         del slot, repository
@@ -164,9 +173,13 @@ class Slots:
     def alive(self, slot: SlotName) -> bool:
         return slot in self.site.running
 
-    def stop(self, slot: SlotName) -> None:
+    def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         with self.site.effect(f"stop {slot}"):
+            admit(self.site.root, token)
+            if slot in self.site.running and self.site.serves[slot] != repository:
+                return False
             self.site.running.discard(slot)
+            return True
 
 
 @dataclass
@@ -177,6 +190,9 @@ class Site:
         die_at: The controller is killed at this boundary: two of them an effect, before and after it.
         effects: What was done, in order.
         told: What the router was told.
+        serves: What each slot's server was started with last.
+        repositories: What releases other than r1 are, by release.
+        in_drain: Done once while a controller waits for requests in flight, as if it were frozen there meanwhile.
     """
 
     root: Path
@@ -186,6 +202,9 @@ class Site:
     effects: list[str] = field(default_factory=list)
     told: list[RouteState] = field(default_factory=list)
     running: set[str] = field(default_factory=lambda: {"blue"})
+    serves: dict[str, ArtifactRef] = field(default_factory=lambda: {"blue": STABLE})
+    repositories: dict[str, ArtifactRef] = field(default_factory=dict)
+    in_drain: Callable[[], object] | None = None
     stable_ends: bool = False
     stable_starts: bool = True
     faulty: bool = False
@@ -223,7 +242,7 @@ class Site:
             release_id=release,
             run=run,
             target="cpu",
-            candidate=CANDIDATE,
+            candidate=self.repositories.get(release, CANDIDATE),
             production=production,
             policy=CanaryPolicy.model_validate(self.policy),
             patience=PATIENCE,

@@ -20,7 +20,6 @@ from llm_pipeline.canary.aws_alb import AlbRouter
 from llm_pipeline.canary.open_router import open_router, router_as_it_is
 from llm_pipeline.canary.router import (
     ALL,
-    Fenced,
     Mirror,
     RouterConflict,
     RouterRejected,
@@ -29,7 +28,7 @@ from llm_pipeline.canary.router import (
     all_to,
 )
 from llm_pipeline.config.router_place import AwsAlbPlace, TargetGroups
-from llm_pipeline.errors import Unsupported
+from llm_pipeline.errors import Fenced, Unsupported
 
 REGION = "eu-central-1"
 

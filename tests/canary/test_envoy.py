@@ -14,9 +14,9 @@ import pytest
 from llm_pipeline.canary.envoy import replace_json
 from llm_pipeline.canary.envoy_process import find_router, stop_router
 from llm_pipeline.canary.observations import AccessLog, LogCursor
-from llm_pipeline.canary.router import Fenced, RouterConflict, RouterRejected, RouteState, all_to
+from llm_pipeline.canary.router import RouterConflict, RouterRejected, RouteState, all_to
 from llm_pipeline.canary.xds.names import BACKED_SUFFIX
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, Fenced
 
 pytestmark = pytest.mark.slow
 

@@ -12,14 +12,13 @@ from router_contract import GATEWAY_PLACE, ISTIO_PLACE, KubernetesSubject, gatew
 
 from llm_pipeline.canary.gateway_api import GatewayApiRouter
 from llm_pipeline.canary.router import (
-    Fenced,
     Mirror,
     RouterConflict,
     RouterRejected,
     RouterUnavailable,
     all_to,
 )
-from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.errors import ConfigError, Fenced, Unsupported
 
 
 @pytest.fixture(params=["gateway_api", "istio"])

@@ -11,8 +11,8 @@ import pytest
 
 from llm_pipeline.canary import approvals
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.router import ALL, Fenced, RouterRejected, RouterUnavailable, RouteState
-from llm_pipeline.errors import PipelineError, Transient
+from llm_pipeline.canary.router import ALL, RouterRejected, RouterUnavailable, RouteState
+from llm_pipeline.errors import Fenced, PipelineError, Transient
 from llm_pipeline.store.lease import LeaseLost
 from llm_pipeline.verdict import Verdict
 

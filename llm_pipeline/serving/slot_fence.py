@@ -1,0 +1,91 @@
+"""The fence of a place: whoever acts on its slots shows a token, and one older than the newest seen is refused.
+
+A controller that was frozen loses its lease without noticing. When it wakes up, it may be about to start or stop a
+server, and no check that it made before it was frozen holds any more. So the check is made where the server is, under
+the lock of its slot: nobody starts or stops anything between the check and the act.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from llm_pipeline.errors import Fenced, IntegrityError
+from llm_pipeline.logging import get_logger
+from llm_pipeline.store.durable import replace_durably
+
+log = get_logger(__name__)
+
+_FILE = "fence.json"
+_LOCK = "fence.lock"
+
+
+@dataclass(frozen=True, order=True)
+class FencingToken:
+    """Who acts; of two, the one that took over later is the greater one.
+
+    Attributes:
+        epoch: Above every epoch that its holder found at the router, in the record and at the slots.
+        lease: Epoch of its holder's lease, which the store gives once: it tells two apart that found the same.
+    """
+
+    epoch: int
+    lease: int
+
+
+_TOKEN = TypeAdapter(FencingToken)
+
+
+def newest_token(place: Path) -> FencingToken:
+    """The newest token that the slots of a place have seen; the oldest there can be before the first.
+
+    Args:
+        place: Directory of the place's state, above those of its slots.
+
+    Raises:
+        IntegrityError: The file holds no token.
+    """
+    file = place / _FILE
+    try:
+        return _TOKEN.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return FencingToken(epoch=0, lease=0)
+    except ValidationError as error:
+        hint = "make sure that nothing acts on this place, then remove the file"
+        raise IntegrityError(
+            "this file does not say who acted on the slots last", where=str(file), hint=hint
+        ) from error
+
+
+def admit(place: Path, token: FencingToken) -> None:
+    """Let the holder of a token act on a slot of the place, and refuse all older ones from now on.
+
+    Whoever starts or stops holds the slot's lock from here until it is done.
+
+    Raises:
+        Fenced: A newer token was seen.
+        IntegrityError: See `newest_token`.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        newest = newest_token(place)
+        if token < newest:
+            raise Fenced(
+                f"the slots were taken over with epoch {newest.epoch}, and this is epoch {token.epoch}",
+                where=str(place),
+                hint="nothing was started or stopped; whoever took over goes on",
+            )
+        if token != newest:
+            _remember(place, token)
+
+
+def _remember(place: Path, token: FencingToken) -> None:
+    """Write the token down; a full disk must not keep anybody from stopping a server that does harm."""
+    try:
+        replace_durably(place / _FILE, _TOKEN.dump_json(token))
+    except OSError as error:
+        log.warning("cannot note who acts on the slots", place=str(place), reason=str(error), **asdict(token))

@@ -1,0 +1,96 @@
+"""A controller that was frozen and wakes up changes no slot that a newer one has used, whatever it was about to do."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from simulated import CANDIDATE, PATIENCE, Site
+
+from llm_pipeline.canary import rollback
+from llm_pipeline.canary.record import Phase, take_over
+from llm_pipeline.canary.rollback import ensure_rolled_back
+from llm_pipeline.errors import Fenced, IntegrityError
+from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
+from llm_pipeline.stages.contract import ArtifactRef
+
+NEWER = ArtifactRef(kind="model_repository", digest="c" * 64)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollback, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+def promote_newer(site: Site, repository: ArtifactRef) -> None:
+    """A newer release goes all the way, as the lease of whoever was frozen has expired."""
+    site.faulty, site.repositories["r2"] = False, repository
+    take_over(site.store, "cpu")
+    assert site.steps(20, 50, 100, release="r2") == ["GO"] * 3
+
+
+@pytest.mark.parametrize("repository", [NEWER, CANDIDATE], ids=["another repository", "the same repository"])
+def test_a_controller_that_wakes_in_its_drain_leaves_the_newer_releases_server_alone(
+    tmp_path: Path, repository
+) -> None:
+    site = Site(tmp_path, faulty=True)
+    site.in_drain = lambda: promote_newer(site, repository)
+    with pytest.raises(Fenced):
+        site.step(20)
+    assert site.running == {"blue", "green"}
+    assert (site.serves["green"], site.weights()) == (repository, {"green": 10_000})
+    assert (site.record("r1").phase, site.record("r2").phase) == (Phase.ROLLED_BACK, Phase.PROMOTED)
+
+
+def test_a_rollback_stops_the_release_that_it_names_and_says_so_when_the_slot_serves_another(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.step(20)
+    site.serves["green"] = NEWER  # started by hand, by somebody who shows no token
+    record = ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+    assert record is not None
+    assert (record.phase, site.weights()) == (Phase.ROLLED_BACK, {"blue": 10_000})
+    assert (site.running, site.serves["green"]) == ({"blue", "green"}, NEWER)
+    assert "serves another repository by now" in record.events[-1].summary
+
+
+def test_a_controller_that_wakes_before_it_starts_its_candidate_does_not_end_the_newer_one(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    start = site.slots.replace
+
+    def frozen(slot, repository, token) -> None:
+        site.slots.replace = start  # type: ignore[method-assign]
+        promote_newer(site, NEWER)
+        start(slot, repository, token)
+
+    site.slots.replace = frozen  # type: ignore[method-assign]
+    with pytest.raises(Fenced):
+        site.step(20)
+    assert (site.serves["green"], site.weights()) == (NEWER, {"green": 10_000})
+
+
+def test_of_two_that_took_over_with_the_same_epoch_the_one_with_the_later_lease_acts(tmp_path: Path) -> None:
+    admit(tmp_path, FencingToken(epoch=7, lease=3))
+    admit(tmp_path, FencingToken(epoch=7, lease=4))
+    with pytest.raises(Fenced, match="epoch 7"):
+        admit(tmp_path, FencingToken(epoch=7, lease=3))
+    assert newest_token(tmp_path) == FencingToken(epoch=7, lease=4)
+
+
+def test_a_fence_that_cannot_be_read_lets_nobody_act(tmp_path: Path) -> None:
+    (tmp_path / "fence.json").write_text("{")
+    with pytest.raises(IntegrityError, match="remove the file"):
+        admit(tmp_path, FencingToken(epoch=7, lease=3))
+
+
+def test_a_full_disk_keeps_nobody_from_acting_who_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    admit(tmp_path, FencingToken(epoch=7, lease=3))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr("llm_pipeline.serving.slot_fence.replace_durably", full)
+    admit(tmp_path, FencingToken(epoch=8, lease=4))
+    with pytest.raises(Fenced):
+        admit(tmp_path, FencingToken(epoch=6, lease=4))
