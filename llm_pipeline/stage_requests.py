@@ -310,6 +310,8 @@ def _rollback(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         target=subject,
         place=flow.deployment.places[subject],
         state_root=flow.deployment.state_root,
+        triton_home=flow.deployment.triton_home,
+        python=flow.deployment.interpreter("model"),
     )
     return config, {}
 

@@ -27,6 +27,7 @@ def first_attempt(plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
         target=plan.target,
         repository=plan.candidate,
         stable=production.slot if production else None,
+        stable_repository=production.repository if production else None,
         candidate=other_slot(production.slot) if production else "blue",
         production_since=plan.production_since,
         rules=GuardRules(

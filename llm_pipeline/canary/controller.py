@@ -108,7 +108,7 @@ class CanaryController(Starting, Watching):
             router=self._router,
             slots=self._slots,
             patience=self._plan.patience,
-            lease_epoch=self._lease.epoch,
+            lease=self._lease,
             by=self._owner,
         )
 

@@ -19,12 +19,13 @@ from typing import Literal
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
 from llm_pipeline.canary.guard_sign import leave_sign
+from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of, router_as_it_is
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
 from llm_pipeline.canary.retirement import retire_previous
-from llm_pipeline.canary.rollback import LEASE_SECONDS, Patience, end_canary
+from llm_pipeline.canary.rollback import LEASE_SECONDS, end_canary
 from llm_pipeline.canary.router import TrafficRouter
-from llm_pipeline.canary.slots import SlotControl, TritonSlots, slot_ports
+from llm_pipeline.canary.slots import SlotControl, slot_ports, slots_of
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.errors import Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.logging import get_logger
@@ -82,7 +83,7 @@ def guard_once(store: ArtifactStore, deployment: Deployment, now: float | None =
                 store=store,
                 target=target,
                 router=router_as_it_is(place.router, slot_ports(place), state_root / target / "router"),
-                slots=TritonSlots(store, place, target=target, state_root=state_root),
+                slots=slots_of(store, deployment, target),
                 patience=Patience.with_router(place.router),
             )
         except Exception as error:  # noqa: BLE001 - the other targets are guarded
@@ -219,9 +220,7 @@ class GuardedSite:
                     return []
                 log.warning("rolling an unwatched canary back", release=release_id, why=why)
                 reason = findings.unwatched(why, record.share_percent)
-                end_canary(
-                    journal, self.router, self.slots, self.patience, lease_epoch=held.epoch, by=GUARD, reason=reason
-                )
+                end_canary(journal, self.router, self.slots, self.patience, lease=held, by=GUARD, reason=reason)
                 return [GuardAction(self.target, release_id, "rolled back", why)]
         except LeaseHeld:
             return []  # somebody adopted it at this very moment

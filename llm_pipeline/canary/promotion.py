@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+from llm_pipeline.canary.moving import Patience, traffic_to
 from llm_pipeline.canary.open_router import open_router
 from llm_pipeline.canary.record import Phase, lease_name, read_record, take_over
-from llm_pipeline.canary.rollback import LEASE_SECONDS, Patience, traffic_to
+from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to
-from llm_pipeline.canary.slots import TritonSlots, slot_ports
+from llm_pipeline.canary.slots import slot_ports, slots_of
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.errors import ConfigError, Terminal
 from llm_pipeline.logging import get_logger
@@ -78,7 +79,7 @@ def rollback_production(store: ArtifactStore, deployment: Deployment, model_id: 
     if production is None or previous is None:
         raise ConfigError(f"{model_id} has no previous release on {target}", hint="there is nothing to go back to")
     require_served(store, model_id, target, previous)
-    slots = _slots(store, deployment, target)
+    slots = slots_of(store, deployment, target)
     router = _router(deployment, target, production.slot)
     take_over(store, target)
     with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
@@ -105,7 +106,7 @@ def ensure_production(store: ArtifactStore, deployment: Deployment, model_id: st
         IntegrityError: What is signed does not say that it was packaged for that model and target.
         PipelineError: They cannot be started.
     """
-    slots = _slots(store, deployment, target)
+    slots = slots_of(store, deployment, target)
     token = slots.newest()  # before the pointers: whoever moves them from here on is newer
     production = read_pointers(store, model_id, target)[0].production
     if production is not None:
@@ -113,17 +114,6 @@ def ensure_production(store: ArtifactStore, deployment: Deployment, model_id: st
         slots.ensure(production.slot, production.repository, token)
         _router(deployment, target, production.slot)
     return production
-
-
-def _slots(store: ArtifactStore, deployment: Deployment, target: str) -> TritonSlots:
-    return TritonSlots(
-        store,
-        deployment.places[target],
-        target=target,
-        state_root=Path(deployment.state_root),
-        triton_home=Path(deployment.triton_home),
-        python=Path(deployment.interpreter("model")),
-    )
 
 
 def _router(deployment: Deployment, target: str, slot: SlotName) -> TrafficRouter:

@@ -123,6 +123,7 @@ class CanaryRecord(BaseModel):
         began_run: The run that began it.
         repository: The candidate's model repository.
         stable: The slot that served when the canary began; None for the first deployment on a target.
+        stable_repository: What serves there, to start it anew when it has ended; None when that was not written down.
         candidate: The slot that the candidate was started in.
         production_since: When the pointers had been moved last as the canary began; None for the first deployment.
         candidate_started: The candidate's slot was touched; before that a rollback must leave it alone.
@@ -156,6 +157,7 @@ class CanaryRecord(BaseModel):
     target: str
     repository: ArtifactRef
     stable: SlotName | None
+    stable_repository: ArtifactRef | None = None
     candidate: SlotName
     production_since: datetime | None = None
     phase: Phase = Phase.PENDING

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from llm_pipeline.canary.draining import retire
+from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.record import GuardRules, current_canary, lease_name, read_record
-from llm_pipeline.canary.rollback import LEASE_SECONDS, Patience, retire
+from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.logging import get_logger
@@ -56,7 +58,8 @@ def retire_previous(
                 return None
             log.info("the rollback window is over", release=previous.release_id, slot=previous.slot)
             token = FencingToken(max(lease.epoch, slots.newest().epoch + 1), lease.epoch)
-            if not retire(router, slots, previous.slot, previous.repository, token=token, patience=patience):
+            retired = retire(router, slots, previous.slot, previous.repository, token=token, patience=patience)
+            if not retired.stopped:
                 return None
     except LeaseHeld:
         return None

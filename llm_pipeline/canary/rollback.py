@@ -1,7 +1,8 @@
-"""The way back: traffic to stable first, then the candidate drained and stopped. It has no preconditions.
+"""The way back of a canary: stable made to answer, then all traffic to it, then the candidate drained and stopped.
 
 No metric, approval, lease or answering admin interface is needed: the routes are written by one rename, whatever
-they held, and are retried for a while; what could not be confirmed is said, and a second call tries again.
+they held, and are retried for a while; what could not be confirmed is said, and a second call tries again. Only where
+no server would answer them, requests stay with the candidate.
 """
 
 from __future__ import annotations
@@ -9,27 +10,25 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from llm_pipeline.canary import findings
+from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.guard_sign import is_guarded
+from llm_pipeline.canary.moving import Patience, traffic_to, wait, wait_usable
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
 from llm_pipeline.canary.router import (
-    RouterRejected,
     RouterUnavailable,
     RouteState,
-    SlotName,
     TrafficRouter,
     all_to,
     other_slot,
 )
 from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.config.router_place import RouterPlace
+from llm_pipeline.canary.stable_server import NoWayBack, have_answering
 from llm_pipeline.errors import Fenced, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 from llm_pipeline.verdict import Judgement
@@ -39,38 +38,8 @@ log = get_logger(__name__)
 LEASE_SECONDS = 10.0
 _NOTHING_TO_DO = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
 _JUDGED = frozenset({Phase.PAUSED, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
-_FIRST_PAUSE_SECONDS = 0.1
-_LARGEST_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _TRIES = 5
-LEFT_ALONE = "the candidate's slot serves another repository by now: that server was left alone"
-_STEADY_SECONDS = 2.0
-"""Longer than the router's health checks are apart."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long each part of a rollback is tried, in seconds.
-
-    Attributes:
-        write: For writing the routes; then the rollback fails and is retried by its caller.
-        confirm: For the router's acknowledgement; then it goes on unconfirmed.
-        drain: For requests in flight at the candidate; then they are cut.
-        usable: For the router's health checks to accept a fresh candidate; then it is not tried.
-        blind_drain: Waited instead when the router does not tell what is in flight.
-    """
-
-    write: float = 60.0
-    confirm: float = 5.0
-    drain: float = 15.0
-    usable: float = 15.0
-    blind_drain: float = 2.0
-
-    @classmethod
-    def with_router(cls, place: RouterPlace) -> Patience:
-        """As much as its kind takes; one that never tells what is in flight is given the whole time to drain."""
-        blind = cls.blind_drain if place.logs_requests else cls.drain
-        return cls(confirm=place.acts_within_seconds, blind_drain=blind)
 
 
 def ensure_rolled_back(
@@ -120,85 +89,15 @@ def ensure_rolled_back(
             log.warning("the canary waits for a person, but no guard watches its deadline: unpause the guard's DAG")
         take_over(store, target)
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
-            return end_canary(journal, router, slots, patience, lease_epoch=lease.epoch, by=by)
+            return end_canary(journal, router, slots, patience, lease=lease, by=by)
 
     try:
         return _despite_others(attempt, journal, patience)
-    except Transient:
-        _roll_back_blind(router, release_id, patience)
+    except NoWayBack:
         raise
-
-
-def traffic_to(router: TrafficRouter, want: RouteState, patience: Patience) -> bool:
-    """Write the routes whatever they held; returns whether the data plane confirmed them.
-
-    Raises:
-        RouterUnavailable: The routes could not be written for `patience.write` seconds.
-        Fenced: A newer owner moved the traffic meanwhile.
-    """
-    revision = _write_with_retries(router, want, patience.write)
-    confirmed = wait_converged(router, revision, patience.confirm)
-    if not confirmed:
-        log.warning("the router did not confirm the routes; they are on disk", revision=revision)
-    return confirmed
-
-
-def wait_converged(router: TrafficRouter, revision: str, seconds: float) -> bool:
-    """Wait until the data plane acts on a revision; False when it did not, or refused it."""
-
-    def converged() -> bool:
-        return router.converged(revision) is True
-
-    try:
-        return _wait(converged, seconds)
-    except RouterRejected as error:
-        log.error("the router refused the routes", reason=str(error))  # noqa: TRY400 - nothing to trace
-        return False
-
-
-def wait_usable(router: TrafficRouter, slot: SlotName, seconds: float) -> bool:
-    """Wait until the router accepts the slot and goes on to; a router that cannot tell is taken at its word.
-
-    A server that is started soon after another one stopped at its address is accepted by the checks of before, refused
-    by the next ones, and accepted again: so it must be accepted for longer than checks are apart.
-    """
-    accepted_since: float | None = None
-
-    def steady() -> bool:
-        nonlocal accepted_since
-        if router.usable(slot) is False:
-            accepted_since = None
-            return False
-        now = time.monotonic()
-        accepted_since = now if accepted_since is None else accepted_since
-        return now - accepted_since >= _STEADY_SECONDS
-
-    return _wait(steady, seconds)
-
-
-def retire(
-    router: TrafficRouter | None,
-    slots: SlotControl,
-    slot: SlotName,
-    repository: ArtifactRef,
-    *,
-    token: FencingToken,
-    patience: Patience,
-) -> bool:
-    """Let requests in flight finish, then stop the slot's server of this repository.
-
-    Returns:
-        False when the slot serves something else by now, which was left alone.
-
-    Raises:
-        Fenced: Somebody else took the slots over meanwhile; nothing was stopped.
-    """
-    if slots.alive(slot):
-        _drain(router, slot, patience)
-    stopped = slots.stop(slot, repository, token)
-    if not stopped:
-        log.warning(LEFT_ALONE, slot=slot, repository=str(repository))
-    return stopped
+    except Transient:
+        move_unrecorded(router, slots, release_id, patience)
+        raise
 
 
 def end_canary(
@@ -207,7 +106,7 @@ def end_canary(
     slots: SlotControl,
     patience: Patience,
     *,
-    lease_epoch: int,
+    lease: Lease,
     by: str,
     reason: Judgement | None = None,
 ) -> CanaryRecord | None:
@@ -218,17 +117,18 @@ def end_canary(
         router: The target's router; None where none ever ran.
         slots: The target's slots.
         patience: How long each part is tried.
-        lease_epoch: Epoch of the lease that the caller holds.
+        lease: The target's, which the caller holds.
         by: Who asks for it.
         reason: What the canary's judgement becomes; by default that somebody asked for it, if it was not judged.
 
     Raises:
         RouterUnavailable: The routes could not be written for as long as `patience` allows.
+        NoWayBack: Stable does not answer and cannot be started.
     """
     record = journal.load()
     if record is None or record.phase is Phase.PROMOTED:
         return record
-    epoch = max(lease_epoch, record.epoch + 1, _router_epoch(router) + 1, slots.newest().epoch + 1)
+    epoch = max(lease.epoch, record.epoch + 1, _router_epoch(router) + 1, slots.newest().epoch + 1)
     if record.phase not in _JUDGED:
         taken_back = reason or findings.taken_back(record.phase.value, record.step_percent)
         record = record.model_copy(update={"judgement": taken_back})
@@ -240,18 +140,70 @@ def end_canary(
         record = record.with_event(EventKind.ROLLED_BACK, "it had moved no traffic", by=by, percent=0.0)
         return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "epoch": epoch}))
     record = journal.save(record.model_copy(update={"phase": Phase.ROLLING_BACK, "epoch": epoch}))
+    want = all_to(record.stable or record.candidate, owner=f"rollback of {record.release_id}", epoch=epoch)
+    record = give_back(record, want, router, slots, patience, token=FencingToken(epoch, lease.epoch), by=by)
+    return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK}))
+
+
+def give_back(
+    record: CanaryRecord,
+    want: RouteState,
+    router: TrafficRouter | None,
+    slots: SlotControl,
+    patience: Patience,
+    *,
+    token: FencingToken,
+    by: str,
+) -> CanaryRecord:
+    """Have stable answer, send it all traffic, drain and stop the candidate; returns the record, not yet saved.
+
+    Args:
+        record: Of the canary; without a stable there is nothing to go back to, and the candidate is stopped.
+        want: All traffic on stable.
+        router: The target's router; None where none ever ran.
+        slots: The target's slots.
+        patience: How long each part is tried.
+        token: Shown to the slots.
+        by: Who does it.
+
+    Raises:
+        RouterUnavailable: The routes could not be written for as long as `patience` allows.
+        NoWayBack: Stable does not answer and cannot be started. Traffic stays on the candidate if that one answers.
+        Fenced: Somebody else took the target over.
+    """
     confirmed = True
     if record.stable is not None and router is not None:
-        want = all_to(record.stable, owner=f"rollback of {record.release_id}", epoch=epoch)
-        confirmed = traffic_to(router, want, patience)
-        log.info("traffic is on stable", slot=record.stable, confirmed=confirmed)
+        confirmed = _to_stable(record, want, router, slots, patience, token=token)
+        record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
     record = record.marked("traffic on stable", share=0.0)
     words = "all traffic is on stable" if confirmed else "all traffic was sent to stable, the router did not confirm it"
+    retired = retire(router, slots, record.candidate, record.repository, token=token, patience=patience)
+    words = "; ".join(filter(None, (words, retired.words(patience))))
     record = record.with_event(EventKind.ROLLED_BACK, words, by=by, percent=0.0)
-    token = FencingToken(epoch, lease_epoch)
-    if not retire(router, slots, record.candidate, record.repository, token=token, patience=patience):
-        record = record.with_event(EventKind.ROLLED_BACK, LEFT_ALONE, by=by, percent=0.0)
-    return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "traffic_confirmed": confirmed}))
+    return record.model_copy(update={"traffic_confirmed": confirmed})
+
+
+def _to_stable(
+    record: CanaryRecord,
+    want: RouteState,
+    router: TrafficRouter,
+    slots: SlotControl,
+    patience: Patience,
+    *,
+    token: FencingToken,
+) -> bool:
+    """Returns whether the router confirmed it."""
+    stable = other_slot(record.candidate)
+    try:
+        if have_answering(slots, stable, record.stable_repository, token, seconds=patience.prove):
+            wait_usable(router, stable, patience.usable)
+    except NoWayBack:
+        if not slots.answers(record.candidate):  # nothing can be lost by it, and stable has its traffic when it comes
+            traffic_to(router, want, patience)
+        raise
+    confirmed = traffic_to(router, want, patience)
+    log.info("traffic is on stable", slot=stable, confirmed=confirmed)
+    return confirmed
 
 
 def end_older_release(
@@ -262,7 +214,7 @@ def end_older_release(
     router: TrafficRouter,
     slots: SlotControl,
     patience: Patience,
-    lease_epoch: int,
+    lease: Lease,
     by: str,
 ) -> None:
     """Roll another release's canary on the target back, however its controller ended, before this one's begins."""
@@ -274,7 +226,7 @@ def end_older_release(
         return
     log.warning("rolling another release back", release=other, phase=record.phase.value)
     reason = findings.superseded(release_id)
-    end_canary(journal, router, slots, patience, lease_epoch=lease_epoch, by=by, reason=reason)
+    end_canary(journal, router, slots, patience, lease=lease, by=by, reason=reason)
 
 
 def _words(record: CanaryRecord) -> str:
@@ -296,23 +248,45 @@ def _despite_others(
         except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
             log.warning("somebody else wrote at the same moment, trying again", reason=str(error))
         time.sleep(random.uniform(_POLL_SECONDS, 5 * _POLL_SECONDS))  # noqa: S311 - so that two do not meet again
-        _wait(nobody_rolls_back, patience.confirm + patience.drain)
+        wait(nobody_rolls_back, patience.confirm + patience.drain)
     return attempt()
 
 
-def _roll_back_blind(router: TrafficRouter | None, release_id: str, patience: Patience) -> None:
-    """Without the store: if the router has a slot on trial, send everything to the other one."""
+def move_unrecorded(
+    router: TrafficRouter | None,
+    slots: SlotControl,
+    release_id: str,
+    patience: Patience,
+    record: CanaryRecord | None = None,
+) -> bool:
+    """Without the store: if the router has a slot on trial, send everything to the other one. Nothing is stopped.
+
+    Args:
+        router: The target's router; None where none ever ran.
+        slots: The target's slots.
+        release_id: The release on trial.
+        patience: How long each part is tried.
+        record: The canary's, if it can be read.
+
+    Returns:
+        Whether all traffic was sent to stable.
+    """
     try:
         state = router.read()[0] if router is not None else None
-    except RouterUnavailable:
-        return
-    if router is not None and state is not None and state.candidate is not None:
-        want = all_to(other_slot(state.candidate), owner=f"rollback of {release_id}", epoch=state.epoch + 1)
-        try:
-            confirmed = traffic_to(router, want, patience)
-        except Fenced:  # another rollback, or whoever adopted the canary; the caller raises what led here
-            return
-        log.warning("the store is unavailable; traffic was moved to stable all the same", confirmed=confirmed)
+        if router is None or state is None or state.candidate is None:
+            return False
+        stable = other_slot(state.candidate)
+        repository = record.stable_repository if record is not None and record.stable == stable else None
+        have_answering(slots, stable, repository, slots.newest(), seconds=patience.prove)
+        epoch = max(state.epoch, record.epoch if record else 0) + 1
+        confirmed = traffic_to(router, all_to(stable, owner=f"rollback of {release_id}", epoch=epoch), patience)
+    except (RouterUnavailable, NoWayBack) as error:
+        log.warning("traffic stays where it is", reason=str(error))
+        return False
+    except Fenced:  # another rollback, or whoever adopted the canary; the caller raises what led here
+        return False
+    log.warning("the store is unavailable; traffic was moved to stable all the same", confirmed=confirmed)
+    return True
 
 
 def _router_epoch(router: TrafficRouter | None) -> int:
@@ -320,32 +294,3 @@ def _router_epoch(router: TrafficRouter | None) -> int:
         return router.read()[0].epoch if router is not None else 0
     except RouterUnavailable:
         return 0
-
-
-def _drain(router: TrafficRouter | None, slot: SlotName, patience: Patience) -> None:
-    if router is None or router.active_requests(slot) is None:
-        time.sleep(patience.blind_drain)
-    elif not _wait(lambda: not router.active_requests(slot), patience.drain):
-        log.warning("requests still in flight are cut", slot=slot, seconds=patience.drain)
-
-
-def _write_with_retries(router: TrafficRouter, want: RouteState, seconds: float) -> str:
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
-    while True:
-        try:
-            return router.write(want, None)
-        except RouterUnavailable as error:
-            if time.monotonic() >= deadline:
-                raise
-            log.warning("cannot write the routes, trying again", reason=str(error))
-        time.sleep(pause)
-        pause = min(2 * pause, _LARGEST_PAUSE_SECONDS)
-
-
-def _wait(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True

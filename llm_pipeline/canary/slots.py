@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.config.deployment import ServerPorts, TargetPlace
+from llm_pipeline.config.deployment import Deployment, ServerPorts, TargetPlace
 from llm_pipeline.config.release import Drill
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
@@ -31,6 +31,7 @@ LONGEST_LOAD_SECONDS = 3600.0
 """Staging has loaded the same repository within its policy's time; a server that fails ends at once, not after this."""
 
 _REQUEST_TIMEOUT_SECONDS = 30.0
+_PROBE, _PROBE_TIMEOUT_SECONDS = "Hello", 15.0
 
 
 class WarmUp(BaseModel):
@@ -75,6 +76,12 @@ class SlotControl(Protocol):
     def alive(self, slot: SlotName) -> bool:
         """Whether the slot's server process runs."""
 
+    def answers(self, slot: SlotName) -> bool:
+        """Whether the slot's server answers a generation now, whatever it serves."""
+
+    def in_flight(self, slot: SlotName) -> int | None:
+        """Requests in flight by the server's own count; None when it does not tell."""
+
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         """Stop the slot's server of this repository; none there is fine.
 
@@ -94,6 +101,23 @@ def slot_ports(place: TargetPlace) -> dict[SlotName, ServerPorts]:
 def slot_state(state_root: Path, target: str, slot: SlotName) -> Path:
     """The slot's state directory."""
     return state_root / target / slot
+
+
+def slots_of(store: ArtifactStore, deployment: Deployment, target: str) -> TritonSlots:
+    """The slots of a deployment's place; without an interpreter of the model's code servers can only be stopped."""
+    try:
+        python = Path(deployment.interpreter("model"))
+    except ConfigError as error:
+        log.warning("servers cannot be started from here", reason=str(error))
+        python = None
+    return TritonSlots(
+        store,
+        deployment.places[target],
+        target=target,
+        state_root=Path(deployment.state_root),
+        triton_home=Path(deployment.triton_home),
+        python=python,
+    )
 
 
 class TritonSlots:
@@ -180,6 +204,17 @@ class TritonSlots:
 
         return find_server(self._state(slot)) is not None
 
+    def answers(self, slot: SlotName) -> bool:
+        """See `SlotControl.answers`."""
+        return self.alive(slot) and asyncio.run(_answers(self._ports[slot].http))
+
+    def in_flight(self, slot: SlotName) -> int | None:
+        """See `SlotControl.in_flight`."""
+        from llm_pipeline.serving.triton_server import active_requests, find_server
+
+        server = find_server(self._state(slot))
+        return active_requests(server) if server is not None else None
+
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         """See `SlotControl.stop`."""
         from llm_pipeline.serving.triton_server import stop_server
@@ -201,7 +236,8 @@ class TritonSlots:
         from llm_pipeline.serving.triton_server import start_server
 
         if self._triton_home is None or self._python is None:
-            raise ConfigError("this caller can stop servers only", where=slot, hint="run the canary stage instead")
+            hint = "name an interpreter of this host as the deployment's environment `model`"
+            raise ConfigError("servers can only be stopped from here, not started", where=slot, hint=hint)
         directory = self._store.fetch(repository)
         refuse_other_host(directory)
         start_server(
@@ -216,6 +252,14 @@ class TritonSlots:
             wait_seconds=LONGEST_LOAD_SECONDS,
             token=token,
         )
+
+
+async def _answers(port: int) -> bool:
+    """Whether a server generates a token."""
+    from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+
+    async with GenerationClient(f"http://{LOOPBACK}:{port}", timeout_seconds=_PROBE_TIMEOUT_SECONDS) as client:
+        return (await client.generate(GenerationRequest(_PROBE, 1, allow_empty=True))).ok
 
 
 async def _replay(port: int, golden: Sequence[GoldenPrompt]) -> list[str | None]:

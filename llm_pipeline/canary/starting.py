@@ -6,11 +6,11 @@ import time
 
 from llm_pipeline.canary import analysis, findings
 from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.moving import traffic_to, wait_usable
 from llm_pipeline.canary.record import (
     CanaryRecord,
     Phase,
 )
-from llm_pipeline.canary.rollback import traffic_to, wait_usable
 from llm_pipeline.canary.router import (
     ALL,
     Mirror,

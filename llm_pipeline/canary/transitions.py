@@ -9,6 +9,7 @@ import time
 from llm_pipeline.canary import analysis, findings
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.moving import traffic_to
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.questions import Questions
 from llm_pipeline.canary.record import (
@@ -18,7 +19,7 @@ from llm_pipeline.canary.record import (
     PauseReason,
     Phase,
 )
-from llm_pipeline.canary.rollback import LEFT_ALONE, retire, traffic_to
+from llm_pipeline.canary.rollback import give_back
 from llm_pipeline.canary.router import (
     ALL,
     RouteState,
@@ -132,17 +133,17 @@ class Transitions:
         return self._save(told, phase=Phase.ROLLING_BACK, judgement=judgement, pause=None)
 
     def _roll_back(self, record: CanaryRecord) -> CanaryRecord:
-        confirmed = True
-        if record.stable is not None:
-            want = self._state(record.stable, 1.0, on_trial=False)
-            confirmed = traffic_to(self._router, want, self._plan.patience)
-            record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
-        record = record.marked("traffic on stable", share=0.0)
-        record = record.with_event(EventKind.ROLLED_BACK, "all traffic is on stable", by=self._owner, percent=0.0)
-        slot, patience = record.candidate, self._plan.patience
-        if not retire(self._router, self._slots, slot, record.repository, token=self._token, patience=patience):
-            record = record.with_event(EventKind.ROLLED_BACK, LEFT_ALONE, by=self._owner, percent=0.0)
-        return self._save(record, phase=Phase.ROLLED_BACK, traffic_confirmed=confirmed)
+        want = self._state(record.stable or record.candidate, 1.0, on_trial=False)
+        back = give_back(
+            record,
+            want,
+            self._router,
+            self._slots,
+            self._plan.patience,
+            token=self._token,
+            by=self._owner,
+        )
+        return self._save(back, phase=Phase.ROLLED_BACK)
 
     def _state(self, slot: SlotName, share: float, *, on_trial: bool) -> RouteState:
         mine = round(share * ALL)

@@ -8,12 +8,12 @@ from llm_pipeline.canary import analysis, evidence, findings
 from llm_pipeline.canary.decision import Decision, Outcome, decide
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.looks import with_look
+from llm_pipeline.canary.moving import wait_converged
 from llm_pipeline.canary.record import (
     CanaryRecord,
     PauseReason,
     Phase,
 )
-from llm_pipeline.canary.rollback import wait_converged
 from llm_pipeline.canary.router import (
     other_slot,
 )

@@ -9,11 +9,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.promotion import rollback_production
 from llm_pipeline.canary.record import current_canary, read_record
-from llm_pipeline.canary.rollback import Patience, ensure_rolled_back
-from llm_pipeline.canary.slots import TritonSlots, slot_ports
+from llm_pipeline.canary.rollback import ensure_rolled_back
+from llm_pipeline.canary.slots import slot_ports, slots_of
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.logging import get_logger
@@ -60,7 +61,7 @@ def take_back_canary(store: ArtifactStore, deployment: Deployment, target: str, 
         release_id,
         target,
         router=router_as_it_is(place.router, slot_ports(place), state_root / target / "router"),
-        slots=TritonSlots(store, place, target=target, state_root=state_root),
+        slots=slots_of(store, deployment, target),
         patience=Patience.with_router(place.router),
         by=by,
     )

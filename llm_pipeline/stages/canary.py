@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 
 from llm_pipeline.canary.controller import CanaryController
+from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of, open_router
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record
-from llm_pipeline.canary.rollback import LEASE_SECONDS, Patience
+from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.shadow import Shadow, shadow_of
 from llm_pipeline.canary.slots import TritonSlots, slot_ports

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.rollback import Patience, ensure_rolled_back
+from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
@@ -21,6 +22,8 @@ class RollbackConfig(ConfigModel):
         target: The target's name.
         place: Ports of the slots and of the router.
         state_root: Directory of the running servers' state.
+        triton_home: Directory with the unpacked nvidia-pytriton wheel: a stable that has ended is started anew.
+        python: Interpreter of the model's code in Triton.
         leave_paused: A canary that waits for a person is left to wait, if a guard is there to watch its deadline.
     """
 
@@ -28,6 +31,8 @@ class RollbackConfig(ConfigModel):
     target: Name
     place: TargetPlace
     state_root: str
+    triton_home: str
+    python: str
     leave_paused: bool = False
 
 
@@ -35,7 +40,14 @@ def run(context: StageContext[RollbackConfig]) -> StageOutput:
     """Roll an unfinished canary back; say what was found."""
     config = context.config
     state_root = Path(config.state_root)
-    slots = TritonSlots(context.store, config.place, target=config.target, state_root=state_root)
+    slots = TritonSlots(
+        context.store,
+        config.place,
+        target=config.target,
+        state_root=state_root,
+        triton_home=Path(config.triton_home),
+        python=Path(config.python),
+    )
     router_state = state_root / config.target / "router"
     router = router_as_it_is(config.place.router, slot_ports(config.place), router_state)
     record = ensure_rolled_back(

@@ -15,10 +15,10 @@ from http_slots import HttpSlots
 
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.envoy_process import find_router
+from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.observations import AccessLog
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name
-from llm_pipeline.canary.rollback import Patience
 from llm_pipeline.canary.shadow import Shadow
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.endpoint import Endpoint

@@ -59,6 +59,20 @@ class HttpSlots:
         process = detached.load(self.record(slot))
         return process is not None and process.alive
 
+    def answers(self, slot: SlotName) -> bool:
+        connection = HTTPConnection("127.0.0.1", self.ports[slot].http, timeout=2)
+        try:
+            connection.request("POST", "/v2/models/llm/generate", json.dumps({"text_input": "Hello", "max_tokens": 1}))
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def in_flight(self, slot: SlotName) -> int | None:
+        del slot
+        return None
+
     def stop(self, slot: SlotName, repository: ArtifactRef | None = None, token: FencingToken | None = None) -> bool:
         """Stop what the slot serves, whatever that is unless a repository is given; tests act without a token."""
         with self._acting(slot, token):

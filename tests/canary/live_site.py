@@ -15,10 +15,11 @@ from canary_site import CANDIDATE, STABLE, Site
 from http_slots import HttpSlots
 
 from llm_pipeline.canary.controller import CanaryController
+from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.observations import AccessLog
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, read_record
-from llm_pipeline.canary.rollback import Patience, ensure_rolled_back
+from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.router import ALL, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy

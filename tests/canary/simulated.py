@@ -17,10 +17,10 @@ from typing import Any
 from pydantic import JsonValue
 
 from llm_pipeline.canary.controller import CanaryController
+from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.observations import LogCursor, ObservedRequest
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record, take_over
-from llm_pipeline.canary.rollback import Patience
 from llm_pipeline.canary.router import ALL, RouterConflict, RouteState, SlotName, all_to
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
@@ -35,7 +35,7 @@ from llm_pipeline.verdict import Judgement
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)
-PATIENCE = Patience(write=0.1, confirm=0.1, drain=0.1, usable=0.1, blind_drain=0.0)
+PATIENCE = Patience(write=0.1, confirm=0.1, prove=0.02, drain=0.1, usable=0.1, blind_drain=0.0)
 POLICY = {
     "steps_percent": [20, 50, 100],
     "minimum_bake_seconds": 0.001,
@@ -88,12 +88,11 @@ class Router:
     def usable(self, slot: SlotName) -> bool:
         return slot in self.site.running
 
-    def active_requests(self, slot: SlotName) -> int:
-        del slot
+    def active_requests(self, slot: SlotName) -> int | None:
         meanwhile, self.site.in_drain = self.site.in_drain, None
         if meanwhile is not None:
             meanwhile()
-        return 0
+        return self.site.in_flight.get(slot, 0)
 
 
 class AccessLog:
@@ -116,6 +115,9 @@ class AccessLog:
         if self.site.stable_ends and self.site.router.state.weights.get("green"):
             self.site.running.discard("blue")
             self.site.stable_ends = False
+        if self.site.router.state.weights.get("green") == 100 * self.site.both_end_at:
+            self.site.running.clear()
+            self.site.both_end_at = 0
         weights, total = self.site.router.state.weights, self.site.requests_per_look
         self.count += total
         requests = [
@@ -155,10 +157,15 @@ class Slots:
 
     def ensure(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
         admit(self.site.root, token)
-        if slot not in self.site.running and not self.site.stable_starts:
+        if slot in self.site.running:
+            if self.site.serves[slot] != repository:
+                raise ConfigError(f"slot {slot} serves something else")
+            return
+        if not self.site.stable_starts:
             raise ConfigError("no GPU is free")
-        self.site.running.add(slot)
-        self.site.serves[slot] = repository
+        with self.site.effect(f"start {slot}"):
+            self.site.running.add(slot)
+            self.site.serves[slot] = repository
 
     def replace(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
         with self.site.effect(f"start {slot}"):
@@ -173,12 +180,19 @@ class Slots:
     def alive(self, slot: SlotName) -> bool:
         return slot in self.site.running
 
+    def answers(self, slot: SlotName) -> bool:
+        return self.site.answers(slot)
+
+    def in_flight(self, slot: SlotName) -> int | None:
+        return self.site.in_flight.get(slot, 0)
+
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         with self.site.effect(f"stop {slot}"):
             admit(self.site.root, token)
             if slot in self.site.running and self.site.serves[slot] != repository:
                 return False
             self.site.running.discard(slot)
+            self.site.hung.discard(slot)
             return True
 
 
@@ -193,6 +207,10 @@ class Site:
         serves: What each slot's server was started with last.
         repositories: What releases other than r1 are, by release.
         in_drain: Done once while a controller waits for requests in flight, as if it were frozen there meanwhile.
+        hung: Slots whose servers run and answer nothing.
+        in_flight: Requests in flight by slot.
+        sent: Requests that users sent: a hundred at each effect, split as the router was told.
+        lost: Those of them that met no server that answers; with a slot on trial, each arm fails over to the other.
     """
 
     root: Path
@@ -205,7 +223,12 @@ class Site:
     serves: dict[str, ArtifactRef] = field(default_factory=lambda: {"blue": STABLE})
     repositories: dict[str, ArtifactRef] = field(default_factory=dict)
     in_drain: Callable[[], object] | None = None
+    hung: set[str] = field(default_factory=set)
+    in_flight: dict[str, int] = field(default_factory=dict)
+    sent: int = 0
+    lost: int = 0
     stable_ends: bool = False
+    both_end_at: int = 0
     stable_starts: bool = True
     faulty: bool = False
     slow: bool = False
@@ -224,7 +247,20 @@ class Site:
         self._boundary()
         yield
         self.effects.append(what)
+        self._users_send()
         self._boundary()
+
+    def answers(self, slot: str) -> bool:
+        return slot in self.running and slot not in self.hung
+
+    def _users_send(self) -> None:
+        state = self.router.state
+        somebody = any(self.answers(slot) for slot in ("blue", "green"))
+        for slot, weight in state.weights.items():
+            requests = weight * 100 // ALL
+            failed_over = state.candidate is not None and somebody
+            self.sent += requests
+            self.lost += 0 if self.answers(slot) or failed_over else requests
 
     def _boundary(self) -> None:
         self.boundary += 1

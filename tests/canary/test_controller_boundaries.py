@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from simulated import Killed, Site
 
-from llm_pipeline.canary import rollback
+from llm_pipeline.canary import moving, rollback
 from llm_pipeline.canary.approvals import answer
 from llm_pipeline.canary.record import Phase
 
@@ -21,7 +21,7 @@ Act = Callable[[Site], object]
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollback, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)  # a killed process loses no page cache
 
 

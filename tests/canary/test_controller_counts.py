@@ -7,7 +7,7 @@ import time
 import pytest
 from simulated import Site
 
-from llm_pipeline.canary import rollback
+from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import PauseReason
 from llm_pipeline.canary.router import ALL, SlotName
 from llm_pipeline.canary.sources.arm_metrics import (
@@ -47,7 +47,7 @@ class Counts:
 
 @pytest.fixture
 def counted(tmp_path, monkeypatch: pytest.MonkeyPatch) -> tuple[Site, Counts]:
-    monkeypatch.setattr(rollback, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
     site = Site(tmp_path)
     source = Counts(site)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
+from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.rollback import Patience, ensure_rolled_back
+from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.verdict import Verdict
 
 pytestmark = pytest.mark.slow
@@ -57,3 +61,21 @@ def test_a_promoted_release_is_not_rolled_back(site) -> None:
     again = ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.control, patience=SHORT)
     assert again == record
     assert site.control.alive("blue")
+
+
+@pytest.mark.thorough
+def test_stable_is_started_before_traffic_goes_back_to_it_and_the_server_that_answered_meanwhile_lost_nothing(
+    site,
+) -> None:
+    site.users(rate=40)
+    site.step(20)
+    os.kill(site.control.pid("blue"), signal.SIGKILL)
+    site.await_sent(40)
+    record = ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.control, patience=SHORT)
+    assert record is not None
+    assert (record.phase, record.traffic_confirmed) == (Phase.ROLLED_BACK, True)
+    site.await_sent(40)
+    assert (site.weights(), site.control.alive("blue"), site.control.alive("green")) == ({"blue": 10_000}, True, False)
+    users = site.users_go()
+    assert users["failed"] == 0, users
+    assert users["sent"] == users["ok"]

@@ -7,7 +7,7 @@ import time
 import pytest
 from simulated import Site
 
-from llm_pipeline.canary import rollback
+from llm_pipeline.canary import moving, rollback
 from llm_pipeline.canary.approvals import answer, read_approval
 from llm_pipeline.canary.observations import LogCursor, ObservedRequest
 from llm_pipeline.canary.record import PauseReason, Phase
@@ -18,7 +18,7 @@ LITTLE_TRAFFIC = {"minimum_requests": 10_000}
 
 @pytest.fixture
 def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(rollback, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
     return Site(tmp_path)
 

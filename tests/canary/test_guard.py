@@ -12,7 +12,7 @@ import pytest
 from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 
 from llm_pipeline.canary import guard as guard_module
-from llm_pipeline.canary import rollback
+from llm_pipeline.canary import moving
 from llm_pipeline.canary.approvals import answer
 from llm_pipeline.canary.guard import GuardAction, GuardedSite, guard_once
 from llm_pipeline.canary.guard_sign import is_guarded
@@ -29,7 +29,7 @@ LATER = 400.0
 
 @pytest.fixture
 def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(rollback, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
     return Site(tmp_path)
 

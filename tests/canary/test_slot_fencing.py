@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from simulated import CANDIDATE, PATIENCE, Site
 
-from llm_pipeline.canary import rollback
+from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import Phase, take_over
 from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.errors import Fenced, IntegrityError
@@ -20,7 +20,7 @@ NEWER = ArtifactRef(kind="model_repository", digest="c" * 64)
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollback, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
 
 

@@ -1,0 +1,78 @@
+"""Letting a server's requests end before it is stopped: long generations take minutes, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.router import SlotName, TrafficRouter
+from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.slot_fence import FencingToken
+from llm_pipeline.stages.contract import ArtifactRef
+
+log = get_logger(__name__)
+
+LEFT_ALONE = "the slot serves another repository by now: that server was left alone"
+_POLL_SECONDS = 0.05
+_TOLD_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Retired:
+    """What became of a server that was to be stopped.
+
+    Attributes:
+        stopped: False when the slot serves something else by now, which was left alone.
+        cut: Requests that were still in flight; None when nobody can tell.
+    """
+
+    stopped: bool
+    cut: int | None
+
+    def words(self, patience: Patience) -> str:
+        """What a person must know of it; empty when all went well."""
+        cut = f"{self.cut} requests still in flight were cut after {patience.drain:g} s" if self.cut else ""
+        return cut if self.stopped else LEFT_ALONE
+
+
+def retire(
+    router: TrafficRouter | None,
+    slots: SlotControl,
+    slot: SlotName,
+    repository: ArtifactRef,
+    *,
+    token: FencingToken,
+    patience: Patience,
+) -> Retired:
+    """Let requests in flight at a slot end, then stop its server of this repository.
+
+    Raises:
+        Fenced: Somebody else took the slots over meanwhile; nothing was stopped.
+    """
+    cut = _drain(router, slots, slot, patience) if slots.alive(slot) else 0
+    retired = Retired(slots.stop(slot, repository, token), cut)
+    if words := retired.words(patience):
+        log.warning(words, slot=slot, repository=str(repository))
+    return retired
+
+
+def _drain(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, patience: Patience) -> int | None:
+    """Wait until nothing is in flight; what still is when patience ends, None when nobody can tell."""
+    began = told = time.monotonic()
+    while (left := _in_flight(router, slots, slot)) != 0 and slots.alive(slot):
+        now = time.monotonic()
+        if now - began >= (patience.blind_drain if left is None else patience.drain):
+            return left
+        if now - told >= _TOLD_SECONDS:
+            log.info("waiting for requests in flight", slot=slot, requests=left, limit_seconds=patience.drain)
+            told = now
+        time.sleep(_POLL_SECONDS)
+    return 0
+
+
+def _in_flight(router: TrafficRouter | None, slots: SlotControl, slot: SlotName) -> int | None:
+    """As the router counts them, or else the server itself."""
+    counted = router.active_requests(slot) if router is not None else None
+    return counted if counted is not None else slots.in_flight(slot)

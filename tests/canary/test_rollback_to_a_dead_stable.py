@@ -1,0 +1,109 @@
+"""A rollback has a server that answers before any traffic moves, and never stops the last one that does."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import PATIENCE, Killed, Site
+
+from llm_pipeline.canary import moving
+from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.rollback import ensure_rolled_back
+from llm_pipeline.canary.stable_server import NoWayBack
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+
+
+@pytest.fixture
+def site(tmp_path) -> Site:
+    place = Site(tmp_path)
+    assert place.steps(20, 50) == ["GO", "GO"]
+    place.sent = place.lost = 0
+    return place
+
+
+def roll_back(site: Site) -> None:
+    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+
+
+def is_back(site: Site) -> bool:
+    return (site.record().phase, site.weights(), site.running) == (Phase.ROLLED_BACK, {"blue": 10_000}, {"blue"})
+
+
+def test_a_dead_stable_is_started_before_traffic_goes_to_it(site) -> None:
+    site.running.discard("blue")
+    roll_back(site)
+    assert is_back(site)
+    assert site.effects.index("start blue") < site.effects.index("stop green")
+    assert site.sent > 0
+    assert site.lost == 0, "the candidate answered until stable did"
+
+
+def test_the_last_server_that_answers_is_not_stopped_and_keeps_the_traffic(site) -> None:
+    site.running.discard("blue")
+    site.stable_starts = False
+    with pytest.raises(NoWayBack, match="no GPU is free"):
+        roll_back(site)
+    assert (site.record().phase, site.running) == (Phase.ROLLING_BACK, {"green"})
+    assert site.weights() == {"blue": 5_000, "green": 5_000}, "on trial, so the candidate answers for both"
+    assert site.lost == 0
+    site.stable_starts = True
+    roll_back(site)
+    assert is_back(site)
+    assert site.lost == 0
+
+
+def test_a_stable_that_hangs_while_the_candidate_answers_is_started_anew(site) -> None:
+    site.hung.add("blue")
+    roll_back(site)
+    assert is_back(site)
+    assert site.effects[-20:].count("stop blue") == 1
+    assert site.lost == 0
+
+
+def test_where_neither_answers_stable_is_left_running_and_gets_the_traffic(site) -> None:
+    site.hung |= {"blue", "green"}
+    roll_back(site)
+    assert is_back(site)
+    assert "stop blue" not in site.effects, "a host that is busy for a while must not lose its production"
+
+
+def test_both_dead_whoever_rolls_back_starts_stable(site) -> None:
+    site.running.clear()
+    roll_back(site)
+    assert is_back(site)
+
+
+def test_both_dead_and_stable_does_not_start_the_traffic_waits_for_it(site) -> None:
+    site.running.clear()
+    site.stable_starts = False
+    with pytest.raises(NoWayBack):
+        roll_back(site)
+    assert site.weights() == {"blue": 10_000}
+    assert site.record().phase is Phase.ROLLING_BACK
+
+
+def test_killed_at_every_boundary_of_a_rollback_to_a_dead_stable_nothing_is_lost(tmp_path, site) -> None:
+    start = site.boundary
+    site.running.discard("blue")
+    roll_back(site)
+    for boundary in range(start + 1, site.boundary + 1):
+        again = Site(tmp_path / str(boundary))
+        again.steps(20, 50)
+        again.running.discard("blue")
+        again.sent = again.lost = 0
+        again.die_at = again.boundary + boundary - start
+        with pytest.raises(Killed):
+            roll_back(again)
+        roll_back(again.buried())
+        assert is_back(again), again.effects
+        assert again.lost == 0, again.effects
+
+
+def test_a_controller_that_rolls_back_starts_a_dead_stable_too(tmp_path) -> None:
+    site = Site(tmp_path / "controller", both_end_at=50)
+    assert site.steps(20, 50) == ["GO", "NO_GO"]
+    assert is_back(site)
