@@ -182,6 +182,10 @@ class AlbRouter:
         """See `TrafficRouter.active_requests`: it cannot be known."""
         return None
 
+    def revive(self) -> str | None:
+        """See `TrafficRouter.revive`: the load balancer is Amazon's."""
+        return None
+
     def _rule(self) -> _Rule:
         with self._errors("DescribeRules"):
             rules = self._client.describe_rules(RuleArns=[self._place.rule])["Rules"]

@@ -138,39 +138,39 @@ class EnvoyRouter:
             return self.replace_routes(want)
 
     def write_configuration(self, initial: RouteState) -> None:
-        """Write what Envoy reads besides its routes, and those if there are none.
+        """Write what Envoy reads, and its first routes if it never had any.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self.files.xds.mkdir(parents=True, exist_ok=True)
+        self.update_configuration()
+        if not self.files.routes.exists():
+            self.replace_routes(initial)
+        admin_port = urlsplit(self.place.admin_url).port
+        replace_json(self.files.bootstrap, listener.bootstrap(self.files.xds, admin_port or 80, self.place.limits))
+
+    def update_configuration(self) -> None:
+        """Write what this version would: an Envoy that runs takes it up, and its traffic stays as it is.
 
         Raises:
             OSError: The disk refuses.
         """
         files, place = self.files, self.place
-        files.xds.mkdir(parents=True, exist_ok=True)
-        self.write_clusters()
+        _replace_changed(files.clusters, clusters.clusters(self.slots, self._slot_host))
         if place.tls is not None:
-            replace_json(files.secrets, listener.secrets(place.tls))
-        if not files.routes.exists():
-            self.replace_routes(initial)
-        replace_json(files.listeners, listener.listeners(files.xds, place, files.access_log))
-        admin_port = urlsplit(place.admin_url).port
-        replace_json(files.bootstrap, listener.bootstrap(files.xds, admin_port or 80))
-
-    def write_clusters(self) -> None:
-        """Write the clusters that routes may name, unless they are there: an Envoy that runs takes them up.
-
-        Raises:
-            OSError: The disk refuses.
-        """
-        wanted = clusters.clusters(self.slots, self._slot_host)
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            if json.loads(self.files.clusters.read_text()) == wanted:
-                return
-        replace_json(self.files.clusters, wanted)
+            _replace_changed(files.secrets, listener.secrets(place.tls))
+        _replace_changed(files.listeners, listener.listeners(files.xds, place, files.access_log))
+        with contextlib.suppress(RouterUnavailable), self._locked():  # routes that cannot be read are left to a write
+            state, revision = self.read()
+            if routes.routes(state, revision, place.limits) != self._read_routes():
+                self.replace_routes(state)
 
     def replace_routes(self, want: RouteState) -> str:
         """Write the routes without asking; for the first start, and under the lock."""
         revision = f"{want.epoch}:{time.time_ns()}:{want.owner}"
         try:
-            replace_json(self.files.routes, routes.routes(want, revision))
+            replace_json(self.files.routes, routes.routes(want, revision, self.place.limits))
         except OSError as error:
             raise RouterUnavailable(f"cannot write the routes: {error}", where=self._where) from error
         return revision
@@ -221,6 +221,10 @@ class EnvoyRouter:
             return self.statistics()[slot].active
         except RouterUnavailable:
             return None
+
+    def revive(self) -> str | None:
+        """See `TrafficRouter.revive`: somebody else started it."""
+        return None
 
     def slot_of_address(self, address: str | None) -> SlotName | None:
         """The slot of an upstream address as the access log has it."""
@@ -309,6 +313,13 @@ def replace_json(path: Path, document: dict[str, Any]) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.rename(path)
+
+
+def _replace_changed(path: Path, document: dict[str, Any]) -> None:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        if json.loads(path.read_text()) == document:
+            return
+    replace_json(path, document)
 
 
 def _counter(statistics: str, name: str) -> int | None:

@@ -1,13 +1,21 @@
-"""The Envoy process of one target: started detached, found again, stopped; its weights outlive it."""
+"""The Envoy process of one target: started detached, found again, revived, stopped; its weights outlive it.
+
+Its record says that it is to run: who stops it removes the record, and whoever finds a record without its process
+starts it again.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -23,6 +31,8 @@ from llm_pipeline.runners import detached
 log = get_logger(__name__)
 
 LARGEST_ACCESS_LOG_BYTES = 64 * 1024 * 1024
+_REVIVAL_SECONDS = 15.0
+_RELEASE_SECONDS = 5.0
 _INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")  # never a token: it faces the users
 
 
@@ -42,8 +52,8 @@ def start_router(
     *,
     initial: RouteState,
     wait_seconds: float = 15.0,
-) -> EnvoyRouter:
-    """Start Envoy, or return the one that runs, with the clusters of this version.
+) -> StartedEnvoy:
+    """Start Envoy, or return the one that runs, with the configuration of this version.
 
     A router that ran here before comes back with the weights it had; `initial` is for the first start only.
 
@@ -58,27 +68,76 @@ def start_router(
         ConfigError: A port is in use, or Envoy is not installed in this environment.
         RouterUnavailable: It does not become live in time.
     """
-    state = state.resolve()
-    if (running := find_router(state)) is not None:
-        running.write_clusters()
-        return running
-    _require_free(place.port, place.address)
-    _require_free(place.admin_port, LOCAL_HOST)
-    files = RouterFiles(state)
-    router = EnvoyRouter(files, place, dict(slots))
-    router.write_configuration(initial)
-    replace_json(files.place, _Place(router=place, slots=router.slots).model_dump())
-    _rotate(files.access_log)
-    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    process = detached.start(
-        f"router {place.port}", _command(files), files.record, log=files.process_log, environment=environment
-    )
-    _wait_until_live(router, process, wait_seconds)
-    log.info("router started", port=place.port, pid=process.pid)
+    files = RouterFiles(state.resolve())
+    with _one_starter(files.state, wait_seconds):
+        if (running := find_router(state)) is not None:
+            asked = {"limits": place.limits, "trusted_proxies": place.trusted_proxies}
+            router = StartedEnvoy(files, running.place.model_copy(update=asked), running.slots)
+            router.update_configuration()
+            return router
+        router = StartedEnvoy(files, place, dict(slots))
+        router.start(initial, wait_seconds)
     return router
 
 
-def find_router(state: Path) -> EnvoyRouter | None:
+class StartedEnvoy(EnvoyRouter):
+    """An Envoy whose process is ours."""
+
+    def start(self, initial: RouteState, wait_seconds: float) -> None:
+        """Start it, and wait until it acts on its routes; for the holder of the starters' lock.
+
+        Raises:
+            ConfigError: A port is in use, or Envoy is not installed in this environment.
+            RouterUnavailable: It does not become live in time, or refuses its routes.
+        """
+        place, files = cast("EnvoyPlace", self.place), self.files
+        self._require_free_ports()
+        self.write_configuration(initial)
+        replace_json(files.place, _Place(router=place, slots=self.slots).model_dump())
+        _rotate(files.access_log)
+        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        process = detached.start(
+            f"router {place.port}", _command(files), files.record, log=files.process_log, environment=environment
+        )
+        _wait_until_live(self, process, wait_seconds)
+        log.info("router started", port=place.port, pid=process.pid)
+
+    def revive(self) -> str | None:
+        """See `TrafficRouter.revive`; one that was stopped on purpose stays so, one that is frozen is replaced."""
+        files = self.files
+        with _one_starter(files.state, _REVIVAL_SECONDS):
+            process = detached.load(files.record)
+            frozen = process is not None and detached.process_is_stopped(process.pid, process.start_ticks)
+            if process is None or (process.alive and not frozen):
+                return None
+            if frozen:
+                os.kill(process.pid, signal.SIGKILL)
+            detached.stop(process)
+            log.error("the router does not run: it is started anew", pid=process.pid, frozen=frozen)
+            self._await_free_ports()
+            self.start(self.read()[0], _REVIVAL_SECONDS)
+        return "Envoy was frozen and was replaced" if frozen else "Envoy had ended and was started anew"
+
+    def _await_free_ports(self) -> None:
+        """A process that was killed holds its ports until the last of its threads has gone."""
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while True:
+            try:
+                self._require_free_ports()
+            except ConfigError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
+
+    def _require_free_ports(self) -> None:
+        place = cast("EnvoyPlace", self.place)
+        _require_free(place.port, place.address)
+        _require_free(place.admin_port, LOCAL_HOST)
+
+
+def find_router(state: Path) -> StartedEnvoy | None:
     """The router that was started with this state directory, if it still runs."""
     files = RouterFiles(state.resolve())
     process = detached.load(files.record)
@@ -87,7 +146,7 @@ def find_router(state: Path) -> EnvoyRouter | None:
     return _router_of(files)
 
 
-def stopped_router(state: Path) -> EnvoyRouter | None:
+def stopped_router(state: Path) -> StartedEnvoy | None:
     """The router of this state directory, running or not: its routes can be read and written all the same."""
     files = RouterFiles(state.resolve())
     return _router_of(files) if files.place.exists() else None
@@ -95,14 +154,37 @@ def stopped_router(state: Path) -> EnvoyRouter | None:
 
 def stop_router(state: Path) -> None:
     """Stop the router; its weights stay on disk. No router is fine."""
-    process = detached.load(RouterFiles(state.resolve()).record)
+    record = RouterFiles(state.resolve()).record
+    process = detached.load(record)
+    record.unlink(missing_ok=True)
     if process is not None:
         detached.stop(process)
 
 
-def _router_of(files: RouterFiles) -> EnvoyRouter:
+def _router_of(files: RouterFiles) -> StartedEnvoy:
     place = _Place.model_validate_json(files.place.read_text())
-    return EnvoyRouter(files, place.router, place.slots)
+    return StartedEnvoy(files, place.router, place.slots)
+
+
+@contextlib.contextmanager
+def _one_starter(state: Path, seconds: float) -> Iterator[None]:
+    """Let one process at a time look whether Envoy runs, and start it.
+
+    Raises:
+        RouterUnavailable: Another one is at it for too long.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + seconds
+    with (state / "start.lock").open("a+") as stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise RouterUnavailable("another process is starting the router", where=str(state)) from error
+                time.sleep(0.05)
+        yield
 
 
 def _command(files: RouterFiles) -> list[str]:
@@ -121,6 +203,12 @@ def _wait_until_live(router: EnvoyRouter, process: detached.DetachedProcess, wai
         if not process.alive or time.monotonic() > deadline:
             detached.stop(process)
             raise RouterUnavailable("Envoy did not become live", where=str(process.log), hint=_last_line(process.log))
+        time.sleep(0.05)
+    revision = router.read()[1]
+    while router.converged(revision) is not True:
+        if time.monotonic() > deadline:
+            hint = _last_line(process.log)
+            raise RouterUnavailable("Envoy does not act on its routes", where=str(router.files.routes), hint=hint)
         time.sleep(0.05)
 
 

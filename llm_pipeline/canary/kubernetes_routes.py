@@ -113,6 +113,10 @@ class KubernetesRouter(ABC):
         """See `TrafficRouter.active_requests`: it cannot be known."""
         return None
 
+    def revive(self) -> str | None:
+        """See `TrafficRouter.revive`: the gateway is the cluster's."""
+        return None
+
     @property
     def _where(self) -> str:
         return self._object.where

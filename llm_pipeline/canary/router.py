@@ -152,3 +152,13 @@ class TrafficRouter(Protocol):
 
     def active_requests(self, slot: SlotName) -> int | None:
         """Requests in flight at the slot; None when that cannot be known."""
+
+    def revive(self) -> str | None:
+        """Have what routes the traffic running, where that is ours to do; None when nothing had to be done.
+
+        Returns:
+            What was done, in one sentence.
+
+        Raises:
+            PipelineError: It does not start.
+        """

@@ -60,7 +60,34 @@ class _Router(ConfigModel):
         return ()
 
 
+class UserLimits(ConfigModel):
+    """What users may take of the port.
+
+    Attributes:
+        largest_request_mib: Larger bodies are refused with 413; smaller ones are kept until their answer begins, so
+            that the other slot can answer when one fails. A gRPC stream may carry more, and then is not tried again.
+        connections: Open at once, of all users together; further ones are closed.
+        streams_per_connection: Requests at once on one HTTP/2 connection; further ones wait.
+        header_seconds: Longest time to send a request's headers, and to agree on TLS.
+        memory_mib: Of the whole router: near it new requests are refused with 503, and the largest ones are cut.
+    """
+
+    largest_request_mib: Annotated[int, Field(ge=1, le=1024)] = 16
+    connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    streams_per_connection: Annotated[int, Field(ge=1, le=10_000)] = 128
+    header_seconds: Annotated[float, Field(ge=0.1, le=600)] = 10.0
+    memory_mib: Annotated[int, Field(ge=128, le=1_048_576)] = 2048
+
+    @property
+    def largest_request_bytes(self) -> int:
+        """The largest body."""
+        return self.largest_request_mib * 1024 * 1024
+
+
 class _Envoy(_Router):
+    limits: UserLimits = UserLimits()
+    trusted_proxies: Annotated[int, Field(ge=0, le=10)] = 0
+
     keeps_sessions: ClassVar[bool] = True
     logs_requests: ClassVar[bool] = True
     acts_within_seconds: ClassVar[float] = 5.0
@@ -70,6 +97,9 @@ class EnvoyPlace(_Envoy):
     """An Envoy that is started on this host, beside the slots.
 
     Attributes:
+        limits: What users may take of its port.
+        trusted_proxies: Proxies of yours before it that append a client's address to `x-forwarded-for`; with 0 the
+            address of the connection is the client's.
         port: Where users connect: HTTP/1.1, HTTP/2 and gRPC.
         admin_port: Loopback port of its admin interface.
         address: The address that users connect to; `0.0.0.0` for every one of this host.
@@ -99,6 +129,9 @@ class ExistingEnvoyPlace(_Envoy):
     and certificate are at the same paths for Envoy and for the workers.
 
     Attributes:
+        limits: What users may take of its port.
+        trusted_proxies: Proxies of yours before it that append a client's address to `x-forwarded-for`; with 0 the
+            address of the connection is the client's.
         directory: The directory of its xDS files; nothing else may write there.
         admin_url: Its admin interface, as the workers reach it. Whoever reaches that can stop Envoy.
         port: Where users connect: HTTP/1.1, HTTP/2 and gRPC.

@@ -87,7 +87,7 @@ class EnvoySubject(Subject):
     def meddle(self) -> None:
         routes = json.loads(self.router.files.routes.read_text())
         for route in routes["resources"][0]["virtual_hosts"][0]["routes"]:
-            for arm in route["route"]["weighted_clusters"]["clusters"]:
+            for arm in route.get("route", {}).get("weighted_clusters", {}).get("clusters", ()):
                 arm["weight"] = ALL // 2
         replace_json(self.router.files.routes, routes)
 

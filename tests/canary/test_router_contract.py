@@ -149,3 +149,7 @@ def test_a_rollback_is_written_in_trouble_and_confirmed(subject):
     subject.meddle()
     assert traffic_to(subject.router, all_to("blue", owner="rollback", epoch=2), Patience(write=5.0)) is True
     assert subject.router.read()[0].same_traffic(all_to("blue", owner="x", epoch=0))
+
+
+def test_a_router_that_runs_needs_no_reviving(subject):
+    assert subject.router.revive() is None

@@ -24,6 +24,7 @@ NAME = sys.argv[1]
 BASE_SECONDS = float(os.environ.get("BASE_MILLISECONDS", "4")) / 1000
 HEADERS = {"x-served-by": NAME}
 GRPC_TOKENS = 6
+LARGEST_BODY_BYTES = 256 * 1024 * 1024
 
 
 @dataclass
@@ -81,6 +82,8 @@ def answer(tokens: int, text: str, *, last: bool) -> dict[str, object]:
 
 async def generate(request: web.Request) -> web.Response:
     asked = await request.json()
+    if not asked["text_input"]:
+        return web.json_response({"error": "the prompt is empty"}, status=400, headers=HEADERS)
     if not await think():
         return web.json_response({"error": "drill"}, status=400, headers=HEADERS)
     tokens = int(asked["max_tokens"])
@@ -109,6 +112,12 @@ async def ready(_: web.Request) -> web.Response:
     return web.Response()
 
 
+async def whatever(request: web.Request) -> web.Response:
+    """Model control, logging, metadata, shared memory: like Triton, it obeys whoever gets through to it."""
+    await request.read()
+    return web.json_response({"path": request.path}, headers=HEADERS)
+
+
 async def set_drill(request: web.Request) -> web.Response:
     Faults.drill = Drill(**await request.json())
     return web.Response()
@@ -135,19 +144,29 @@ async def start_grpc(port: int) -> grpc.aio.Server:
         "ModelInfer": grpc.unary_unary_rpc_method_handler(infer),
         "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(stream),
     }
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),))
+
+    async def obey(_: bytes, __: grpc.aio.ServicerContext) -> bytes:
+        return NAME.encode()
+
+    class Whatever(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return grpc.unary_unary_rpc_method_handler(obey)
+
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    known = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods)
+    server.add_generic_rpc_handlers((known, Whatever()))
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     return server
 
 
 async def main() -> None:
-    application = web.Application()
+    application = web.Application(client_max_size=LARGEST_BODY_BYTES)
     application.router.add_post("/v2/models/llm/generate", generate)
     application.router.add_post("/v2/models/llm/generate_stream", generate_stream)
     application.router.add_get("/v2/health/ready", ready)
     application.router.add_post("/drill", set_drill)
+    application.router.add_route("*", "/{rest:.*}", whatever)
     runner = web.AppRunner(application, access_log=None, keepalive_timeout=3600)
     await runner.setup()
     grpc_server = await start_grpc(int(sys.argv[3])) if len(sys.argv) > 3 else None

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 
+from llm_pipeline.canary.xds import overload
 from llm_pipeline.canary.xds.messages import TYPE, Json, address, discovery, named, watched
 from llm_pipeline.canary.xds.names import ROUTES, STAT_PREFIX
-from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, ServerCertificate
+from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, ServerCertificate, UserLimits
 
 LUA = "envoy.filters.http.lua"
+BUFFER = "envoy.filters.http.buffer"
 STREAM_IDLE = "300s"
 
 _CERTIFICATE = "server"
+_LARGEST_HEADERS_KIB = 60
+_STREAM_WINDOW_BYTES = 256 * 1024
+_CONNECTION_WINDOW_BYTES = 1024 * 1024
 _BUCKETS_MILLISECONDS = [1, 2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 3000, 5000, 10000, 60000]
 
 ACCESS_LOG_FIELDS: Mapping[str, str] = {
@@ -39,8 +45,8 @@ ACCESS_LOG_FIELDS: Mapping[str, str] = {
 """One JSON line a request. UPSTREAM_HOST is the final attempt's; UPSTREAM_CLUSTER names the arm that was chosen."""
 
 
-def bootstrap(directory: Path, admin_port: int) -> Json:
-    """The static part: admin interface on loopback, statistics, and where the dynamic files are."""
+def bootstrap(directory: Path, admin_port: int, limits: UserLimits) -> Json:
+    """The static part: admin interface on loopback, statistics, limits, and where the dynamic files are."""
     return {
         "node": {"id": "router", "cluster": "llm-pipeline"},
         "admin": {"address": address(admin_port)},
@@ -52,24 +58,35 @@ def bootstrap(directory: Path, admin_port: int) -> Json:
             "cds_config": watched(directory, "cds.json"),
             "lds_config": watched(directory, "lds.json"),
         },
+        "overload_manager": overload.manager(limits),
     }
 
 
 def listeners(directory: Path, place: EnvoyPlace | ExistingEnvoyPlace, access_log: Path) -> Json:
-    """The one listener that users talk to: HTTP/1.1 and HTTP/2 (gRPC) on one port, with TLS where there is a key."""
+    """The one listener that users talk to: HTTP/1.1 and HTTP/2 (gRPC) on one port, with TLS where there is a key.
+
+    A request with one message is read whole before a server is asked: who sends slowly keeps no server waiting.
+    """
+    largest = place.limits.largest_request_bytes
     manager = {
         "@type": f"{TYPE}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": STAT_PREFIX,
         "codec_type": "AUTO",
         "generate_request_id": True,
-        "stream_idle_timeout": STREAM_IDLE,
         "drain_timeout": "30s",
-        "http2_protocol_options": {"max_concurrent_streams": 1000},
+        **_for_strangers(place),
         "rds": {"route_config_name": ROUTES, "config_source": watched(directory, "rds.json")},
         "access_log": [_access_log(access_log)],
-        "http_filters": [_answers(), named("envoy.filters.http.router", "extensions.filters.http.router.v3.Router")],
+        "http_filters": [
+            _answers(),
+            named(BUFFER, "extensions.filters.http.buffer.v3.Buffer", max_request_bytes=largest),
+            named("envoy.filters.http.router", "extensions.filters.http.router.v3.Router"),
+        ],
     }
-    chain: Json = {"filters": [{"name": "manager", "typed_config": manager}]}
+    chain: Json = {
+        "filters": [{"name": "manager", "typed_config": manager}],
+        "transport_socket_connect_timeout": f"{place.limits.header_seconds:g}s",
+    }
     if place.tls is not None:
         chain["transport_socket"] = _tls(directory)
     listener = {
@@ -79,6 +96,47 @@ def listeners(directory: Path, place: EnvoyPlace | ExistingEnvoyPlace, access_lo
         "filter_chains": [chain],
     }
     return discovery("1", [listener])
+
+
+def _for_strangers(place: EnvoyPlace | ExistingEnvoyPlace) -> Json:
+    """What everybody may do who reaches the port: paths have one form, headers command nothing, nothing takes for ever.
+
+    A stream may last: only one without a byte in either direction ends, and a request that is not sent to its end.
+    """
+    limits = place.limits
+    return {
+        "normalize_path": True,
+        "merge_slashes": True,
+        "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        "use_remote_address": True,  # or everybody could send Envoy's own headers, which set timeouts and retries
+        "internal_address_config": {"cidr_ranges": []},
+        "xff_num_trusted_hops": place.trusted_proxies,
+        "stream_idle_timeout": STREAM_IDLE,
+        "request_timeout": STREAM_IDLE,
+        "request_headers_timeout": f"{limits.header_seconds:g}s",
+        "max_request_headers_kb": _LARGEST_HEADERS_KIB,
+        "common_http_protocol_options": {"idle_timeout": STREAM_IDLE, "max_headers_count": 100},
+        "http2_protocol_options": {
+            "max_concurrent_streams": limits.streams_per_connection,
+            "initial_stream_window_size": _STREAM_WINDOW_BYTES,
+            "initial_connection_window_size": _CONNECTION_WINDOW_BYTES,
+        },
+        "local_reply_config": {"mappers": [*_refusals(limits)]},
+    }
+
+
+def _refusals(limits: UserLimits) -> Iterator[Json]:
+    """Envoy's own answers in the words that Triton's have."""
+    words = {
+        HTTPStatus.NOT_FOUND: "not offered: this endpoint serves inference, health and metadata of its model",
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE: f"the request is larger than {limits.largest_request_mib} MiB",
+    }
+    for status, text in words.items():
+        code = {"default_value": status.value, "runtime_key": f"refusals.{status.value}"}
+        yield {
+            "filter": {"status_code_filter": {"comparison": {"op": "EQ", "value": code}}},
+            "body_format_override": {"json_format": {"error": text}},
+        }
 
 
 def secrets(tls: ServerCertificate) -> Json:

@@ -1,19 +1,25 @@
-"""Weighted routes: written for a state of the traffic, and read back."""
+"""Weighted routes: written for a state of the traffic, and read back; what users may not ask for has none."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from http import HTTPStatus
 
+from llm_pipeline.canary import users_paths
 from llm_pipeline.canary.router import Mirror, RouteState, SlotName
-from llm_pipeline.canary.xds.listener import LUA, STREAM_IDLE
+from llm_pipeline.canary.xds.listener import BUFFER, LUA, STREAM_IDLE
 from llm_pipeline.canary.xds.messages import TYPE, Json, discovery, named
 from llm_pipeline.canary.xds.names import MIRROR_SUFFIX, ROUTES, Protocol, arm_name, cluster_name
+from llm_pipeline.config.router_place import UserLimits
 
-GRPC_PREFIX = "/inference.GRPCInferenceService/"
+_LARGEST_LENGTH = 2**62
 
 
-def routes(state: RouteState, version: str) -> Json:
-    """Weighted routes. `validate_clusters` makes Envoy refuse a route to a cluster that does not exist."""
+def routes(state: RouteState, version: str, limits: UserLimits) -> Json:
+    """Weighted routes. `validate_clusters` makes Envoy refuse a route to a cluster that does not exist.
+
+    Bodies up to the largest one are kept until an answer begins, so that another server can be asked the same.
+    """
     table = {
         "@type": f"{TYPE}.config.route.v3.RouteConfiguration",
         "name": ROUTES,
@@ -23,14 +29,41 @@ def routes(state: RouteState, version: str) -> Json:
                 "name": "users",
                 "domains": ["*"],
                 "include_attempt_count_in_response": True,
+                "request_body_buffer_limit": limits.largest_request_bytes,
                 "routes": [
-                    {"match": {"prefix": GRPC_PREFIX}, "route": _weighted(state, "grpc"), **_for_the_filter(state)},
-                    {"match": {"prefix": "/"}, "route": _weighted(state, "http"), **_for_the_filter(state)},
+                    _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _longer_than(limits.largest_request_bytes)),
+                    *_offered(state),
+                    _refusal(HTTPStatus.NOT_FOUND, {}),
                 ],
             }
         ],
     }
     return discovery(version, [table])
+
+
+def _offered(state: RouteState) -> Iterator[Json]:
+    """The routes to the servers; those of HTTP are the last, and are read back."""
+    common = _for_the_filter(state)
+    grpc, http = _weighted(state, "grpc"), _weighted(state, "http")
+    unbuffered = {"@type": f"{TYPE}.extensions.filters.http.buffer.v3.BufferPerRoute", "disabled": True}
+    for path in users_paths.GRPC_CALLS:
+        yield {"match": {"path": path, "grpc": {}}, "route": grpc, **common}
+    for path in users_paths.GRPC_STREAMS:
+        stream = {"match": {"path": path, "grpc": {}}, "route": grpc, **common}
+        yield {**stream, "typed_per_filter_config": {BUFFER: unbuffered}}
+    for method, path in (("GET", users_paths.HTTP_READS), ("POST", users_paths.HTTP_ASKS)):
+        asked = [{"name": ":method", "string_match": {"exact": method}}]
+        yield {"match": {"safe_regex": {"regex": path}, "headers": asked}, "route": http, **common}
+
+
+def _longer_than(length: int) -> Json:
+    """A request that says itself that it is too long is refused before it is read."""
+    return {"headers": [{"name": "content-length", "range_match": {"start": length + 1, "end": _LARGEST_LENGTH}}]}
+
+
+def _refusal(status: HTTPStatus, match: Json) -> Json:
+    """Envoy's own answer; the listener puts it into words, and gRPC clients get a status of gRPC."""
+    return {"match": {"prefix": "/", **match}, "direct_response": {"status": status.value}}
 
 
 def _for_the_filter(state: RouteState) -> Json:
@@ -42,26 +75,30 @@ def _for_the_filter(state: RouteState) -> Json:
 
 def weights_of(document: Json) -> dict[str, int]:
     """Weights by cluster name of the HTTP route in a discovery response or a config dump's route table."""
-    table = document["resources"][0] if "resources" in document else document
-    action = table["virtual_hosts"][0]["routes"][-1]["route"]
-    return {arm["name"]: int(arm.get("weight", 0)) for arm in action["weighted_clusters"]["clusters"]}
+    arms = _http_action(document)["weighted_clusters"]["clusters"]
+    return {arm["name"]: int(arm.get("weight", 0)) for arm in arms}
 
 
 def sticky_header_of(document: Json) -> str | None:
     """The header that keeps sessions in one arm, if the routes name one."""
-    action = document["resources"][0]["virtual_hosts"][0]["routes"][-1]["route"]
-    policies = action.get("hash_policy")
+    policies = _http_action(document).get("hash_policy")
     return str(policies[0]["header"]["header_name"]) if policies else None
 
 
 def mirror_of(document: Json) -> Mirror | None:
     """Where the routes copy requests to, if they do."""
-    action = document["resources"][0]["virtual_hosts"][0]["routes"][-1]["route"]
-    policies = action.get("request_mirror_policies")
+    policies = _http_action(document).get("request_mirror_policies")
     if not policies:
         return None
     share = policies[0]["runtime_fraction"]["default_value"]["numerator"]
     return Mirror.model_validate({"slot": policies[0]["cluster"].removesuffix(MIRROR_SUFFIX), "share": share})
+
+
+def _http_action(document: Json) -> Json:
+    """The action of the last route that leads to servers: all of them split alike."""
+    table = document["resources"][0] if "resources" in document else document
+    action: Json = [route["route"] for route in table["virtual_hosts"][0]["routes"] if "route" in route][-1]
+    return action
 
 
 def _weighted(state: RouteState, protocol: Protocol) -> Json:

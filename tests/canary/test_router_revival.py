@@ -1,0 +1,119 @@
+"""Whoever watches the router starts it again when it has ended, with the routes that it had; real Envoy."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hostile_client import ask, generation
+from test_envoy import both_up, shift, split
+
+from llm_pipeline.canary.envoy import replace_json
+from llm_pipeline.canary.envoy_process import find_router, stop_router, stopped_router
+from llm_pipeline.canary.open_router import router_as_it_is
+from llm_pipeline.canary.router import RouterUnavailable
+from llm_pipeline.runners import detached
+
+pytestmark = pytest.mark.slow
+
+GENERATE = "/v2/models/llm/generate"
+
+
+def pid_of(site) -> int:
+    process = detached.load(site.router.files.record)
+    assert process is not None
+    return process.pid
+
+
+def end(site, number: signal.Signals) -> None:
+    process = detached.load(site.router.files.record)
+    assert process is not None
+    os.kill(process.pid, number)
+    deadline = time.monotonic() + 5
+    while process.alive and not detached.process_is_stopped(process.pid, process.start_ticks):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def answered_by(site) -> str:
+    return ask(site.place.port, "POST", GENERATE, generation(), {"content-type": "application/json"}).server
+
+
+def test_a_router_that_runs_is_left_alone(site) -> None:
+    before = pid_of(site)
+    assert site.router.revive() is None
+    assert pid_of(site) == before
+
+
+def test_a_router_that_was_killed_comes_back_with_its_routes(site) -> None:
+    both_up(site)
+    shift(site, split(100, epoch=4))
+    end(site, signal.SIGKILL)
+    watcher = router_as_it_is(site.place, site.slots, site.router_state)
+    assert watcher.revive() == "Envoy had ended and was started anew"
+    assert watcher.read()[0] == split(100, epoch=4)
+    assert answered_by(site) == "green"
+    assert watcher.revive() is None
+
+
+def test_a_frozen_router_is_replaced(site) -> None:
+    end(site, signal.SIGSTOP)
+    assert site.router.revive() == "Envoy was frozen and was replaced"
+    assert answered_by(site) == "blue"
+
+
+def test_a_router_that_was_stopped_on_purpose_stays_so(site) -> None:
+    stop_router(site.router_state)
+    watcher = stopped_router(site.router_state)
+    assert watcher is not None
+    assert watcher.revive() is None
+    assert find_router(site.router_state) is None
+
+
+def test_two_who_notice_at_once_start_one(site) -> None:
+    end(site, signal.SIGKILL)
+    with ThreadPoolExecutor(4) as threads:
+        watchers = [router_as_it_is(site.place, site.slots, site.router_state) for _ in range(4)]
+        done = list(threads.map(lambda watcher: watcher.revive(), watchers))
+    assert sorted(done, key=str) == ["Envoy had ended and was started anew", None, None, None]
+    assert answered_by(site) == "blue"
+
+
+def test_a_router_that_refuses_its_routes_is_not_called_started(site) -> None:
+    """It would answer every user with 404."""
+    end(site, signal.SIGKILL)
+    routes = site.router.files.routes
+    document = json.loads(routes.read_text())
+    document["resources"][0]["virtual_hosts"][0]["routes"][1]["match"] = {"safe_regex": {"regex": "("}}
+    replace_json(routes, document)
+    site.router.update_configuration = lambda: None  # as if it were this version's
+    with pytest.raises(RouterUnavailable, match="does not act on its routes"):
+        site.router.start(site.router.read()[0], 2.0)
+
+
+def test_starting_it_again_gives_a_running_one_the_configuration_of_this_version(site) -> None:
+    """One that was started before users' paths were limited still offers them everything."""
+    routes, everything = site.router.files.routes, {"match": {"prefix": "/"}}
+    document = json.loads(routes.read_text())
+    table = document["resources"][0]["virtual_hosts"][0]["routes"]
+    document["resources"][0]["virtual_hosts"][0]["routes"] = [{**table[-2], **everything}]
+    document["version_info"] = "0:1:an earlier version"
+    replace_json(routes, document)
+    wait_status(site, 200)
+    before = pid_of(site)
+    site.place = site.place.model_copy(update={"limits": site.place.limits.model_copy(update={"header_seconds": 3.0})})
+    site.start_router()
+    wait_status(site, 404)
+    assert pid_of(site) == before
+    assert '"request_headers_timeout": "3s"' in site.router.files.listeners.read_text()
+
+
+def wait_status(site, status: int) -> None:
+    deadline = time.monotonic() + 5
+    while ask(site.place.port, "POST", "/v2/logging", b"{}").status != status:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
