@@ -5,7 +5,8 @@
 
 Behind it, the directory is checked (`check_directory`), nothing is fetched, no code of the checkpoint runs, only
 safetensors are read, and the kernel keeps the loader to the checkpoint's directory (`confined`). Code that Triton runs
-cannot import this package: for it, the directory is checked when the server's view of a repository is laid out.
+cannot import this package: for it, the directory is checked when the server's view of a repository is laid out, and a
+server of this host is confined as a whole (`serving/triton_server`).
 """
 
 from __future__ import annotations

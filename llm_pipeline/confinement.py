@@ -1,11 +1,12 @@
 """Running one function so that it can read only named directories and reach no network: Landlock, by the kernel.
 
     model = confined(lambda: load(checkpoint), readable=[checkpoint])
+    server = confined(lambda: start(program), readable=[repository], network=True)
 
 The restriction holds for one new thread and the threads and processes that it starts, so the rest of the program goes
-on as before. It binds code in C++ and Rust as well, of which Python's audit hooks see nothing, and needs no root
-(https://docs.kernel.org/userspace-api/landlock.html). What it does not cover: writing files, listing directories, UDP,
-and files that are open already.
+on as before, and a server that is started inside stays confined for all its life. It binds code in C++ and Rust as
+well, of which Python's audit hooks see nothing, and needs no root (https://docs.kernel.org/userspace-api/landlock.html).
+What it does not cover: writing files, listing directories, UDP, and files that are open already.
 
 Python's own installation and the system's directories stay readable, for libraries are imported late. A kernel without
 Landlock (before Linux 5.13, or where it is switched off) is told of once in the log, and the function runs unconfined;
@@ -46,8 +47,8 @@ _SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/nix/store", "/p
 _DRIVER_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - the default of CUDA's multi-process service, which is only read
 
 
-def confined(function: Callable[[], _Result], readable: Iterable[Path]) -> _Result:
-    """The result of a function that can read files only in some directories, and open no TCP connection.
+def confined(function: Callable[[], _Result], readable: Iterable[Path], *, network: bool = False) -> _Result:
+    """The result of a function that can read files only in some directories, and by default open no TCP connection.
 
     A signal handler that raises ends the wait at once; the function then goes on in a thread that ends with the
     process.
@@ -55,6 +56,7 @@ def confined(function: Callable[[], _Result], readable: Iterable[Path]) -> _Resu
     Args:
         function: What to run. It runs in a thread of its own, with this thread's context variables.
         readable: Directories, and files, that it may read beside the system's and Python's own.
+        network: Whether it may connect and listen, as a server must.
 
     Raises:
         OSError: The kernel has Landlock and refuses to use it.
@@ -65,7 +67,7 @@ def confined(function: Callable[[], _Result], readable: Iterable[Path]) -> _Resu
 
     def run() -> None:
         try:
-            _restrict_this_thread(roots)
+            _restrict_this_thread(roots, network=network)
             outcome.set_result(context.run(function))
         except BaseException as error:  # noqa: BLE001 - it is raised again where the result is waited for
             outcome.set_exception(error)
@@ -82,12 +84,12 @@ def landlock_version() -> int:
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)))
 
 
-def _restrict_this_thread(roots: Iterable[Path]) -> None:
+def _restrict_this_thread(roots: Iterable[Path], *, network: bool) -> None:
     version = landlock_version()
     if not version:
         _tell_once()
         return
-    tcp = _BIND_AND_CONNECT_TCP if version >= _VERSION_WITH_TCP else 0
+    tcp = _BIND_AND_CONNECT_TCP if version >= _VERSION_WITH_TCP and not network else 0
     attributes = struct.pack("=QQ", _READ_FILE, tcp) if tcp else struct.pack("=Q", _READ_FILE)
     ruleset = _call(_CREATE_RULESET, attributes, len(attributes), 0)
     try:

@@ -97,6 +97,15 @@ def test_no_connection_can_be_made(inside):
             confined(lambda: socket.create_connection(address), [inside])
 
 
+@needs_landlock
+def test_with_the_network_allowed_files_stay_denied(inside, outside):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect = lambda: socket.create_connection(server.getsockname())  # noqa: E731
+        confined(connect, [inside], network=True).close()
+    with pytest.raises(PermissionError):
+        confined(outside.read_text, [inside], network=True)
+
+
 def test_modules_can_still_be_imported(inside):
     name = "wave"  # of the standard library, and used by nothing here
     sys.modules.pop(name, None)

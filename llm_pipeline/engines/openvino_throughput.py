@@ -11,7 +11,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from llm_pipeline.checkpoint_directory import check_directory
+from llm_pipeline.checkpoint_loading import load_confined
 from llm_pipeline.config.target import EngineLimits
 from llm_pipeline.errors import Unsupported
 
@@ -37,11 +37,12 @@ def measure_throughput(
 
     Raises:
         Unsupported: The engine does not load here, or does not generate what was asked.
-        IntegrityError: Its files lead out of its directory.
+        IntegrityError: Its files lead out of its directory, or it was about to read others.
     """
-    check_directory(engine)
     try:
-        pipeline = genai.ContinuousBatchingPipeline(engine, scheduler(limits), "CPU", dict(properties))
+        pipeline = load_confined(
+            engine, lambda: genai.ContinuousBatchingPipeline(engine, scheduler(limits), "CPU", dict(properties))
+        )
     except RuntimeError as error:
         raise Unsupported(f"the engine does not load: {error}", where=str(engine)) from error
     vocabulary = len(pipeline.get_tokenizer().get_vocab())

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from llm_pipeline.checkpoint_directory import check_directory
+from llm_pipeline.checkpoint_loading import load_confined
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts
 from llm_pipeline.engines.golden_match import golden_match
@@ -139,9 +139,8 @@ def _load(inputs: BuildInputs, properties: Mapping[str, str], context_length: in
         "maximum_tokens_per_request": min(limits.maximum_tokens_per_request, context_length),
         "kv_cache_blocks": limits.kv_cache_blocks or 0,
     }
-    check_directory(inputs.checkpoint)
     try:
-        return Batcher(inputs.checkpoint, Settings.of(properties, served))
+        return load_confined(inputs.checkpoint, lambda: Batcher(inputs.checkpoint, Settings.of(properties, served)))
     except (RuntimeError, MemoryError, ValueError, OSError) as error:
         raise Unsupported(f"the checkpoint does not load: {error}", where=str(inputs.checkpoint)) from error
 

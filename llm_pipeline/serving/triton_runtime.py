@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llm_pipeline.checkpoint_directory import check_directory
 from llm_pipeline.directory_listing import refuse_unreadable
@@ -22,7 +23,7 @@ from llm_pipeline.errors import ConfigError, Unsupported
 
 STUB = "triton_python_backend_stub"
 _INTERPRETER_FACTS = """
-import importlib.metadata, json, sys, sysconfig
+import importlib.metadata, json, os, sys, sysconfig
 def version(name):
     try:
         return importlib.metadata.version(name)
@@ -33,9 +34,11 @@ print(json.dumps({
     "library_directory": sysconfig.get_config_var("LIBDIR") or "",
     "library": (sysconfig.get_config_var("INSTSONAME") or "") if sysconfig.get_config_var("Py_ENABLE_SHARED") else "",
     "numpy": version("numpy"),
+    "places": sorted({sys.prefix, sys.base_prefix, *(entry for entry in sys.path if os.path.isabs(entry))}),
 }))
 """
-_INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")  # never a token, never PYTHONPATH
+_INHERITED = ("LANG", "LC_ALL", "TZ", "USER")  # never a token, never PYTHONPATH
+_HOME, _TEMPORARY = "home", "tmp"
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _OF_THE_CONTAINER = (
     "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES",
@@ -52,11 +55,13 @@ class StubInterpreter:
         python: Its executable, inside its virtual environment.
         version: `major.minor`; the stub is built per minor version.
         library_directory: Where its shared libpython lies.
+        places: Its installation, and all that it imports from.
     """
 
     python: Path
     version: str
     library_directory: Path
+    places: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -129,12 +134,16 @@ def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
             where=where,
             hint="install numpy==1.26.4 there (fixed upstream by python_backend pull request 384)",
         )
-    return StubInterpreter(python.absolute(), facts["version"], library_directory)
+    return StubInterpreter(python.absolute(), facts["version"], library_directory, _places_of(facts))
 
 
-def prepare_runtime(directory: Path, home: TritonHome, interpreter: StubInterpreter) -> None:
-    """Lay out `backends/` with the stub of the interpreter's version, and `caches/`, afresh."""
-    shutil.rmtree(directory, ignore_errors=True)
+def prepare_runtime(state: Path, home: TritonHome, interpreter: StubInterpreter) -> None:
+    """Lay out a slot's `runtime`: `backends/` with the stub of the interpreter's version, and `caches/`, afresh."""
+    directory = state / "runtime"
+    for before in (state / _TEMPORARY, directory):
+        shutil.rmtree(before, ignore_errors=True)
+    for own in (state / _HOME, state / _TEMPORARY):
+        own.mkdir(parents=True, exist_ok=True)
     if home.libraries is None:
         directory.mkdir(parents=True)
         for part in ("backends", "caches"):
@@ -173,14 +182,28 @@ def link_repository(repository: Path, view: Path, links: Mapping[str, Path] | No
 
 
 def server_environment(
-    home: TritonHome, interpreter: StubInterpreter, additions: Mapping[str, str] | None
+    home: TritonHome, interpreter: StubInterpreter, state: Path, additions: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """The server's whole environment: of ours, nothing but the locale, the time zone and the home leaks into it.
+    """The server's whole environment: of ours, nothing but the user, the locale and the time zone leaks into it.
 
     An installed server also gets what its container says of libraries and GPUs. Servers fetch and report nothing.
+    What libraries keep in the home directory, such as kernels compiled for a GPU, goes below `state`.
     """
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return {**inherited, **_places(home, interpreter), **OFFLINE, **(additions or {})}
+    own = {"HOME": str(state / _HOME), "TMPDIR": str(state / _TEMPORARY)}
+    return {**inherited, **own, **_places(home, interpreter), **OFFLINE, **(additions or {})}
+
+
+def server_reads(
+    home: TritonHome,
+    interpreter: StubInterpreter,
+    state: Path,
+    repository: Path,
+    links: Mapping[str, Path] | None = None,
+) -> tuple[Path, ...]:
+    """All that a server reads beside the system's directories: see `confinement`, which keeps it to them."""
+    software = (home.server, *filter(None, (home.libraries,)), interpreter.library_directory, *interpreter.places)
+    return (*software, state, repository, *(links or {}).values())
 
 
 def _places(home: TritonHome, interpreter: StubInterpreter) -> dict[str, str]:
@@ -201,15 +224,19 @@ def _installed_interpreter() -> StubInterpreter:
     if python is None:
         raise ConfigError("there is no python3 on PATH, and the server's python models run in it", where="PATH")
     facts = _interpreter_facts(Path(python))
-    return StubInterpreter(Path(python), facts["version"], Path(facts["library_directory"]))
+    return StubInterpreter(Path(python), facts["version"], Path(facts["library_directory"]), _places_of(facts))
 
 
-def _interpreter_facts(python: Path) -> dict[str, str]:
+def _places_of(facts: Mapping[str, Any]) -> tuple[Path, ...]:
+    return tuple(map(Path, facts["places"]))
+
+
+def _interpreter_facts(python: Path) -> dict[str, Any]:
     try:
         answer = subprocess.run(
             [str(python), "-c", _INTERPRETER_FACTS], capture_output=True, text=True, timeout=60, check=True
         )
-        facts: dict[str, str] = json.loads(answer.stdout)
+        facts: dict[str, Any] = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:
         raise ConfigError(f"the model interpreter does not run: {error}", where=str(python)) from error
     return facts

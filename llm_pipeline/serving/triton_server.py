@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llm_pipeline.bounded_http import call
 from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.confinement import confined
 from llm_pipeline.digest import sha256_json
 from llm_pipeline.errors import ConfigError, Terminal, Transient
 from llm_pipeline.logging import get_logger
@@ -36,6 +38,7 @@ from llm_pipeline.serving.triton_runtime import (
     open_home,
     prepare_runtime,
     server_environment,
+    server_reads,
 )
 
 _EXIT_TIMEOUT_SECONDS = 5
@@ -120,7 +123,8 @@ def start_server(
 ) -> RunningServer:
     """Serve `repository` on `ports` and wait until its models are loaded; the running server if it already is.
 
-    Its working directory is its view of the repository: relative paths in configurations start there.
+    Its working directory is its view of the repository: relative paths in configurations start there. The kernel keeps
+    it to that view, its own software and the system's directories, where it can (see `confinement`).
 
     Args:
         repository: Model repository that holds the model `llm`.
@@ -153,18 +157,22 @@ def start_server(
         require_free(ports, what=f"triton server for {repository}")
         home = open_home(triton_home)
         interpreter = inspect_interpreter(python, home)
-        prepare_runtime(state / "runtime", home, interpreter)
+        prepare_runtime(state, home, interpreter)
         link_repository(repository, state / "repository", links)
         _rotate_log(state)
         models = _models(repository)
-        process = detached.start(
+        variables = {**_gpu_variables(ports), **(environment or {})}
+        start = partial(
+            detached.start,
             f"tritonserver {state.name}",
             _command(home.program, ports, state, digest, models),
             state / "process.json",
             log=state / "server.log",
-            environment=server_environment(home, interpreter, {**_gpu_variables(ports), **(environment or {})}),
+            environment=server_environment(home, interpreter, state, variables),
             directory=state / "repository",
         )
+        readable = (*server_reads(home, interpreter, state, repository, links), *map(Path, ports.readable))
+        process = confined(start, readable, network=True)
         server = RunningServer(
             repository=repository,
             digest=digest,

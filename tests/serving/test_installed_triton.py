@@ -51,11 +51,11 @@ def test_what_the_container_says_of_libraries_and_gpus_reaches_the_server_and_no
         monkeypatch.setenv(name, "1")
     home = open_home(installed)
     interpreter = inspect_interpreter(PYTHON, home)
-    environment = server_environment(home, interpreter, {"LLM_PIPELINE_DRILL": "{}"})
+    environment = server_environment(home, interpreter, tmp_path, {"LLM_PIPELINE_DRILL": "{}"})
     assert {"NVIDIA_VISIBLE_DEVICES", "NCCL_DEBUG", "LD_LIBRARY_PATH", "LLM_PIPELINE_DRILL"} <= environment.keys()
     assert not {"HF_TOKEN", "NVIDIA_API_KEY", "PYTHONPATH"} & environment.keys()
     assert environment["TRTLLM_NO_USAGE_STATS"] == "1"
-    prepare_runtime(tmp_path / "runtime", home, interpreter)
+    prepare_runtime(tmp_path, home, interpreter)
     assert (tmp_path / "runtime/backends/python" / STUB).is_file()
 
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.confinement import landlock_version
 from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.serving.shared_memory import segment_prefix, segments
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy, find_server, stop_server
@@ -94,6 +95,28 @@ def test_a_model_that_raises_at_its_load_shows_the_exception(slot):
     assert "model.py" in str(failure.value), "and where it was raised"
     assert find_server(slot.state) is None
     assert segments(segment_prefix(slot.state)) == []
+
+
+@pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
+def test_a_model_reads_nothing_beside_its_repository_and_the_software(slot, repository, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "credentials").write_text("secret")
+    monkeypatch.setenv("HOME", str(home))
+    code = repository / "llm" / "1" / "model.py"
+    code.write_text(
+        code.read_text().replace(
+            "def initialize(self, args):",
+            f"""def initialize(self, args):
+        open(os.path.join(args["model_repository"], "config.pbtxt")).close()
+        own = os.path.expanduser("~/compiled")
+        open(own, "w").close()
+        open(own).close()
+        open({str(home / "credentials")!r})""",
+        )
+    )
+    with pytest.raises(ServerFailed, match=rf"Permission denied: '{home}/credentials'"):
+        slot.start()
 
 
 def test_after_a_failed_start_the_slot_starts_again(slot):

@@ -81,7 +81,7 @@ def module_tritonserver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("installed")
     home = open_home(TRITON_HOME)
     interpreter = inspect_interpreter(PYTHON, home)
-    prepare_runtime(root / "runtime", home, interpreter)
+    prepare_runtime(root, home, interpreter)
     program = root / "tritonserver"
     program.write_text(
         WRAPPER.format(

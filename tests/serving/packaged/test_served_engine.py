@@ -74,7 +74,7 @@ def serve(repository, engine, model_python, triton_home, tmp_path_factory):
     path.write_text(text_format.MessageToString(config))
 
     def serve(state, first_port):
-        ports = ServerPorts(http=first_port, grpc=first_port + 1, metrics=first_port + 2)
+        ports = ServerPorts(http=first_port, grpc=first_port + 1, metrics=first_port + 2, readable=(str(answers),))
         return start_server(
             served, ports, triton_home=triton_home, python=model_python, state=state,
             links={"tensorrt_llm/1/engine": engine[0], "tensorrt_llm/1/model.py": DOUBLE},

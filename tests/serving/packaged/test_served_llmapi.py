@@ -65,7 +65,7 @@ def serve(repository, checkpoint, model_python, triton_home, tmp_path_factory):
             "TRTLLM_DOUBLE_COMPLETIONS": str(answers),
             "TRTLLM_DOUBLE_SECONDS_PER_TOKEN": str(SECONDS_PER_TOKEN),
         }
-        ports = ServerPorts(http=first_port, grpc=first_port + 1, metrics=first_port + 2)
+        ports = ServerPorts(http=first_port, grpc=first_port + 1, metrics=first_port + 2, readable=(str(answers),))
         return start_server(
             repository, ports, triton_home=triton_home, python=model_python, state=state, environment=environment,
             links=links,
