@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from llm_pipeline.canary.observations import LogCursor
+from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryRecord, GuardRules, PastAttempt, Phase
 from llm_pipeline.canary.router import RouteState, other_slot

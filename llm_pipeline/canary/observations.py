@@ -1,19 +1,19 @@
-"""What users saw, request by request, from the router's access log; and the timeline that the report draws.
+"""What users saw, request by request, as the router's access log tells it; and the timeline that the report draws.
 
 A request belongs to the arm whose cluster the router chose, whoever answered it in the end. If an arm was answered
 by the other slot, or needed a second attempt, its own server failed and fail-over hid it: the user lost nothing, the
 arm is still charged, candidate or stable.
+
+The log has a line when a request ends, and one a second while it is in flight: a request that never ends is seen, too.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -28,14 +28,16 @@ _FAULT_FLAGS = frozenset({"UF", "UO", "NR", "URX", "NC", "UT", "LR", "UR", "UC",
 _CANCELLED_FLAGS = frozenset({"DC", "DR"})
 _ANSWER_PATHS = ("/generate", "/generate_stream")
 _GIVEN_UP = ("", "cancelled")
+_IN_FLIGHT = "DownstreamPeriodic"
 _SLOTS: dict[str, SlotName] = {"blue": "blue", "green": "green"}
-_LONGEST_LINE_BYTES = 1024 * 1024
-_RECENT_BYTES = 4 * 1024 * 1024
+
+SlotOfAddress = Callable[[str | None], SlotName | None]
+"""The slot of an upstream address, as the log has it."""
 
 
 @dataclass(frozen=True)
 class ObservedRequest:
-    """One finished request.
+    """One request: as it ended, or as it was while it was in flight.
 
     Attributes:
         started_at: Seconds since 1970.
@@ -44,14 +46,18 @@ class ObservedRequest:
         fault: The server of the arm failed it, hidden by fail-over or not.
         error: A fault, or an answer that says no (4xx, to which every server that was asked agreed).
         lost: The user saw a failure.
-        cancelled: The user went away; says nothing about the server.
+        refused: The answer says no (4xx), and every server that was asked agreed.
+        cancelled: The user went away before the answer's end.
+        in_flight: It had not ended; times are those until then.
         streaming: The answer was a stream of tokens.
         first_byte_milliseconds: Until the answer's first byte; None without an answer.
-        total_milliseconds: Until its last byte.
+        total_milliseconds: Until its last byte, or until the user went away, or its age in flight.
         bytes_sent: Size of the answer's body.
         stream_milliseconds: From the answer's first byte to its last; None without an answer.
         request_bytes: Size of the request's body.
         session: Fingerprint of the session's name; None without one.
+        client: Fingerprint of the address that asked; None where the router does not tell it.
+        identity: Of the request, the same in all its lines; empty where the router does not tell it.
         output_tokens: What the answer says; None where the router could not read it, as in gRPC.
         finish_reason: Of the answer's last chunk; empty when none came.
         empty: The answer has no text; None where it could not be read to its end.
@@ -72,82 +78,25 @@ class ObservedRequest:
     stream_milliseconds: float | None = None
     request_bytes: int = 0
     session: str | None = None
+    client: str | None = None
+    identity: str = ""
+    refused: bool = False
+    in_flight: bool = False
     output_tokens: int | None = None
     finish_reason: str = ""
     empty: bool | None = None
     truncated: bool | None = None
 
     @property
+    def seen_at(self) -> float:
+        """When its line was written, by the router's clock: seconds since 1970."""
+        return self.started_at + self.total_milliseconds / 1000
+
+    @property
     def per_token_milliseconds(self) -> float | None:
         """Time per output token after the first; None without a stream of two tokens or more."""
         tokens, time = self.output_tokens or 0, self.stream_milliseconds
         return time / (tokens - 1) if self.streaming and time is not None and tokens > 1 else None
-
-
-class LogCursor(BaseModel):
-    """How far the access log has been read; survives rotation and restarts of the reader."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    inode: int = 0
-    offset: int = 0
-
-
-class AccessLog:
-    """Reads an Envoy access log incrementally, whole lines only."""
-
-    def __init__(self, path: Path, slot_of_address: Callable[[str | None], SlotName | None]) -> None:
-        self._path = path
-        self._slot_of_address = slot_of_address
-
-    def end(self) -> LogCursor:
-        """The cursor behind the last whole line."""
-        try:
-            with self._path.open("rb") as stream:
-                status = os.fstat(stream.fileno())
-                begin = max(0, status.st_size - _LONGEST_LINE_BYTES)
-                stream.seek(begin)
-                last = stream.read(status.st_size - begin).rfind(b"\n")
-                return LogCursor(inode=status.st_ino, offset=begin + last + 1)
-        except FileNotFoundError:
-            return LogCursor()
-
-    def recent(self, since: float) -> list[ObservedRequest]:
-        """Requests that started at or after `since`, as far back as the newest 4 MiB of the log go."""
-        end = self.end()
-        found, _ = self.read(LogCursor(inode=end.inode, offset=max(0, end.offset - _RECENT_BYTES)))
-        return [request for request in found if request.started_at >= since]
-
-    def read(self, cursor: LogCursor) -> tuple[list[ObservedRequest], LogCursor]:
-        """Requests written since `cursor`, and the cursor behind them.
-
-        A log that was rotated to `<name>.1` is read to its end first; a truncated one is read from its start.
-        """
-        try:
-            current = self._path.stat()
-        except FileNotFoundError:
-            return [], cursor
-        requests: list[ObservedRequest] = []
-        if cursor.inode not in (0, current.st_ino):
-            requests += self._read_rotated(cursor)
-            cursor = LogCursor(inode=current.st_ino)
-        start = cursor.offset if cursor.offset <= current.st_size else 0
-        found, end = self._read_lines(self._path, start)
-        return requests + found, LogCursor(inode=current.st_ino, offset=end)
-
-    def _read_rotated(self, cursor: LogCursor) -> list[ObservedRequest]:
-        rotated = self._path.with_name(f"{self._path.name}.1")
-        if not rotated.exists() or rotated.stat().st_ino != cursor.inode:
-            return []
-        return self._read_lines(rotated, cursor.offset)[0]
-
-    def _read_lines(self, path: Path, start: int) -> tuple[list[ObservedRequest], int]:
-        with path.open("rb") as stream:
-            stream.seek(start)
-            data = stream.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        parsed = (_parse(line, self._slot_of_address) for line in whole.splitlines())
-        return [request for request in parsed if request is not None], start + len(whole)
 
 
 class ArmPoint(BaseModel):
@@ -166,6 +115,7 @@ class ArmPoint(BaseModel):
     per_token_p95: float | None = None
     truncated: int = 0
     empty: int = 0
+    abandoned: int = 0
 
 
 class TimelinePoint(BaseModel):
@@ -246,10 +196,11 @@ def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
         per_token_p95=quantile(each, 0.95),
         truncated=sum(bool(request.truncated) for request in answered),
         empty=sum(bool(request.empty) for request in answered),
+        abandoned=sum(request.cancelled for request in requests),
     )
 
 
-def _parse(line: bytes, slot_of_address: Callable[[str | None], SlotName | None]) -> ObservedRequest | None:
+def parse_line(line: bytes, slot_of_address: SlotOfAddress) -> ObservedRequest | None:
     """One line of the log; None for a damaged one and for requests that reached no arm."""
     try:
         entry: dict[str, Any] = json.loads(line)
@@ -262,16 +213,19 @@ def _parse(line: bytes, slot_of_address: Callable[[str | None], SlotName | None]
     arm, on_trial = _arm(entry.get("cluster"))
     if arm is None:
         return None
+    in_flight = entry.get("type") == _IN_FLIGHT
     flags = set(str(entry.get("flags") or "-").split(",")) - {"-"}
     cancelled = bool(flags & _CANCELLED_FLAGS)
     inside = code == HTTPStatus.OK and entry.get("reported_error") is not None
     said_no = inside or entry.get("grpc_status") in _SERVER_GRPC_STATUSES
-    broken = not cancelled and (
+    broken = not (cancelled or in_flight) and (
         code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == 0 or bool(flags & _FAULT_FLAGS) or said_no
     )
-    refused = not cancelled and HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR
-    hidden = not (cancelled or refused) and (attempts > 1 or slot_of_address(entry.get("host")) != arm)
-    read = code == HTTPStatus.OK and path.endswith(_ANSWER_PATHS) and entry.get("has_text") is not None
+    refused = not (cancelled or in_flight) and HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR
+    hidden = not (cancelled or refused or in_flight) and (attempts > 1 or slot_of_address(entry.get("host")) != arm)
+    read = (
+        not in_flight and code == HTTPStatus.OK and path.endswith(_ANSWER_PATHS) and entry.get("has_text") is not None
+    )
     reason = str(entry.get("finish_reason") or "")
     tokens = _number(entry.get("output_tokens"))
     return ObservedRequest(
@@ -281,7 +235,9 @@ def _parse(line: bytes, slot_of_address: Callable[[str | None], SlotName | None]
         fault=broken or hidden,
         error=broken or hidden or refused,
         lost=broken or refused,
+        refused=refused,
         cancelled=cancelled,
+        in_flight=in_flight,
         streaming=path.endswith(_STREAMING_PATHS),
         first_byte_milliseconds=_number(entry.get("first_byte_ms")),
         total_milliseconds=_number(entry.get("total_ms")) or 0.0,
@@ -289,6 +245,8 @@ def _parse(line: bytes, slot_of_address: Callable[[str | None], SlotName | None]
         stream_milliseconds=_number(entry.get("stream_ms")),
         request_bytes=int(entry.get("request_bytes") or 0),
         session=entry.get("session") or None,
+        client=entry.get("client") or None,
+        identity=str(entry.get("id") or ""),
         output_tokens=int(tokens) if read and tokens is not None else None,
         finish_reason=reason,
         empty=entry["has_text"] != "1" if read else None,

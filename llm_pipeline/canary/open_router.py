@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from llm_pipeline.canary.observations import AccessLog
+from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.router import RouteState, SlotName, TrafficRouter
 from llm_pipeline.config.router_place import (
     AwsAlbPlace,

@@ -8,10 +8,11 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
+from llm_pipeline.canary.in_flight import NOTHING_IN_FLIGHT, InFlight
 from llm_pipeline.canary.looks import Look
-from llm_pipeline.canary.observations import LogCursor
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
 from llm_pipeline.errors import Fenced
@@ -137,6 +138,7 @@ class CanaryRecord(BaseModel):
         heard_at: When its controller wrote last.
         began_cursor: Where in the access log the canary begins.
         cursor: How far the access log is analysed; written together with the analysis, so nothing counts twice.
+        in_flight: Requests of the step that had not ended there; written with it.
         metrics_cursor: How far a source of counts was read, where there is no log; None when a step has just begun.
         intended: What the router is about to be told; recorded before it is told.
         applied: What the router confirmed last.
@@ -172,6 +174,7 @@ class CanaryRecord(BaseModel):
     heard_at: float = 0.0
     began_cursor: LogCursor = LogCursor()
     cursor: LogCursor = LogCursor()
+    in_flight: InFlight = NOTHING_IN_FLIGHT
     metrics_cursor: MetricsCursor | None = None
     intended: RouteState | None = None
     applied: RouteState | None = None

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from llm_pipeline.canary.observations import ObservedRequest, quantile
 from llm_pipeline.canary.sessions import by_session
-from llm_pipeline.canary.units import LATENCIES, RARE, Limit, MetricLimits, MetricName, unit_of, value_of
+from llm_pipeline.canary.units import LATENCIES, RARE, Limit, MetricLimits, MetricName, Unit, unit_of, value_of
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.stages.contract import Frozen
 
@@ -67,13 +67,14 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
     A metric is compared only if stable had enough requests of that kind: first tokens and time per output token need
     streamed answers, and what is said of answers needs ones that the router can read (not those of gRPC).
     """
-    answered = [request for request in requests if not request.error and not request.cancelled]
+    asked = [request for request in requests if not request.error]
+    answered = [request for request in asked if not request.cancelled]
     if len(answered) < policy.minimum_requests:
         return None
     strata = _strata([request.request_bytes for request in answered], policy.prompt_strata)
-    units = [unit_of(request, on_trial=False, strata_bytes=strata) for request in answered]
+    units = [_baseline_unit(request, strata) for request in asked]
     if policy.unit == "session":
-        units = by_session(answered, units, policy.session_seconds)
+        units = by_session(asked, units, policy.session_seconds)
     values = {name: [v for unit in units if (v := value_of(unit, name)) is not None] for name in _OTHERS}
     limits = {name: _limits(name, found, policy) for name, found in values.items()}
     return Thresholds(
@@ -85,6 +86,12 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
         cold_seconds=policy.cold_seconds,
         left_out=_left_out({name: len(values[name]) for name in _OTHERS}, limits, policy),
     )
+
+
+def _baseline_unit(request: ObservedRequest, strata: Sequence[int]) -> Unit:
+    """A user who left tells nothing of how long answers take."""
+    timed = not request.cancelled
+    return unit_of(request, on_trial=False, strata_bytes=strata, first_token=timed, end_to_end=timed)
 
 
 def every_metric(policy: CanaryPolicy) -> Thresholds:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.evidence import SPLIT_ALPHA, regression_limit
 from llm_pipeline.canary.looks import Look
-from llm_pipeline.canary.observations import AccessLog, ObservedRequest, TimelinePoint, timeline
+from llm_pipeline.canary.observations import ObservedRequest, TimelinePoint, timeline
 from llm_pipeline.canary.record import CanaryRecord, PastAttempt
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.step_summary import StepSummary, summarise_step
@@ -89,7 +90,8 @@ def write_timeline(
     directory: Path, record: CanaryRecord, access_log: AccessLog | None, policy: CanaryPolicy
 ) -> list[TimelinePoint]:
     """Write the canary so far to `directory`: its record, and the access log since its beginning, if there is one."""
-    requests = access_log.read(record.began_cursor)[0] if access_log else []
+    lines = access_log.read(record.began_cursor)[0] if access_log else []
+    requests = [request for request in lines if not request.in_flight]
     shares = [(mark.at, mark.share) for mark in record.marks]
     points = timeline(
         requests,

@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from llm_pipeline.canary.observations import AccessLog, LogCursor
+from llm_pipeline.canary.access_log import AccessLog, LogCursor
+from llm_pipeline.canary.in_flight import NOTHING_IN_FLIGHT
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
 from llm_pipeline.canary.sources.arm_metrics import ArmMetrics, ArmWindow
@@ -86,13 +87,13 @@ class LoggedTraffic:
 
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
         """See `Traffic.step_begins`: requests say themselves when they began, but a clock set back makes all later."""
-        return record.model_copy(update={"cursor": self._log.end()})
+        return record.model_copy(update={"cursor": self._log.end(), "in_flight": NOTHING_IN_FLIGHT})
 
     def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
         """See `Traffic.look`."""
         requests, cursor = self._log.read(record.cursor)
-        seen = window(requests, record.candidate, thresholds, record.step_began_at)
-        return seen, record.model_copy(update={"cursor": cursor})
+        seen = window(requests, record.candidate, thresholds, record.step_began_at, record.in_flight)
+        return seen, record.model_copy(update={"cursor": cursor, "in_flight": seen.in_flight})
 
     def step_arms(self, record: CanaryRecord) -> StepArms:
         """See `Traffic.step_arms`: bounded, because a rollback must not wait for a long log."""

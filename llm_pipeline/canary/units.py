@@ -23,9 +23,10 @@ MetricName = Literal[
     "empty answers",
     "short answers",
     "long answers",
+    "abandoned requests",
 ]
 
-RARE: frozenset[MetricName] = frozenset({"errors", "truncated answers", "empty answers"})
+RARE: frozenset[MetricName] = frozenset({"errors", "truncated answers", "empty answers", "abandoned requests"})
 """Metrics whose events happen or do not; the others are values beyond limits."""
 
 LATENCIES: frozenset[MetricName] = frozenset({"slow first token", "slow tokens", "slow end to end"})
@@ -40,6 +41,7 @@ _JUDGED: dict[MetricName, str] = {
     "empty answers": "empty",
     "short answers": "shortest",
     "long answers": "longest",
+    "abandoned requests": "abandoned",
 }
 """The value of a unit that each metric is about."""
 
@@ -69,18 +71,20 @@ class Unit(Frozen):
     Attributes:
         on_trial: It belongs to the candidate's arm.
         stratum: Its class of prompt size.
-        first_token: Of a streamed answer, milliseconds.
+        error: It failed, or was refused; None while it is in flight, and when its user left.
+        first_token: Of a streamed answer, milliseconds, or at least so many.
         per_token: Milliseconds for each output token after the first, of a streamed answer.
-        end_to_end: Of an answer, milliseconds.
+        end_to_end: Of an answer, milliseconds, or at least so many.
         truncated: The answer ended without its final chunk, or because the server gave it up.
         empty: The answer has no text.
         shortest: Output tokens of the shortest answer.
         longest: Output tokens of the longest answer.
+        abandoned: The user left before the answer's end.
     """
 
     on_trial: bool
     stratum: str = ""
-    error: bool = False
+    error: bool | None = False
     first_token: float | None = None
     per_token: float | None = None
     end_to_end: float | None = None
@@ -88,29 +92,53 @@ class Unit(Frozen):
     empty: bool | None = None
     shortest: int | None = None
     longest: int | None = None
+    abandoned: bool | None = None
 
 
-def unit_of(request: ObservedRequest, *, on_trial: bool, strata_bytes: Sequence[int] = (), cold: bool = False) -> Unit:
-    """One request. The latencies of a failed or cancelled one are not judged, nor those of a cold one."""
-    stratum = str(bisect_left(strata_bytes, request.request_bytes))
-    if request.error or request.cancelled:
-        return Unit(on_trial=on_trial, stratum=stratum, error=request.error)
-    unit = Unit(
-        on_trial=on_trial,
-        stratum=stratum,
-        truncated=request.truncated,
-        empty=request.empty,
-        shortest=request.output_tokens,
-        longest=request.output_tokens,
-    )
-    if cold:
-        return unit
-    latencies = {
-        "first_token": request.first_byte_milliseconds if request.streaming else None,
-        "per_token": request.per_token_milliseconds,
-        "end_to_end": request.total_milliseconds,
+def unit_of(
+    request: ObservedRequest,
+    *,
+    on_trial: bool,
+    strata_bytes: Sequence[int] = (),
+    cold: bool = False,
+    first_token: bool = True,
+    end_to_end: bool = True,
+) -> Unit:
+    """One request. The latencies of a failed one are not judged, nor those of a cold one.
+
+    Args:
+        request: Ended, or in flight.
+        on_trial: It belongs to the candidate's arm.
+        strata_bytes: Largest request sizes of all classes but the last, rising.
+        cold: It started so early that its latencies are not judged.
+        first_token: Its time to the first token is to be judged.
+        end_to_end: Its whole time is to be judged; see `in_flight`.
+    """
+    unit = Unit(on_trial=on_trial, stratum=str(bisect_left(strata_bytes, request.request_bytes)))
+    if request.error:
+        return unit.model_copy(update={"error": True})
+    values: dict[str, object] = {"error": None}
+    if not request.in_flight:
+        values["abandoned"] = request.cancelled
+        if not request.cancelled:
+            values |= {"error": False, "truncated": request.truncated, "empty": request.empty}
+            values |= {"shortest": request.output_tokens, "longest": request.output_tokens}
+    if not cold:
+        values |= _latencies(request, first_token=first_token, end_to_end=end_to_end)
+    return unit.model_copy(update=values)
+
+
+def _latencies(request: ObservedRequest, *, first_token: bool, end_to_end: bool) -> dict[str, float | None]:
+    """Of a request that has not been answered: how long it had not come."""
+    unanswered = request.in_flight or request.cancelled
+    first = request.first_byte_milliseconds
+    if first is None and unanswered:
+        first = request.total_milliseconds
+    return {
+        "first_token": first if request.streaming and first_token else None,
+        "per_token": None if unanswered else request.per_token_milliseconds,
+        "end_to_end": request.total_milliseconds if end_to_end else None,
     }
-    return unit.model_copy(update=latencies)
 
 
 def joined(one: Unit, other: Unit) -> Unit:
@@ -118,7 +146,7 @@ def joined(one: Unit, other: Unit) -> Unit:
     return Unit(
         on_trial=one.on_trial,
         stratum=one.stratum,
-        error=one.error or other.error,
+        error=_either(one.error, other.error),
         first_token=_largest(one.first_token, other.first_token),
         per_token=_largest(one.per_token, other.per_token),
         end_to_end=_largest(one.end_to_end, other.end_to_end),
@@ -126,6 +154,7 @@ def joined(one: Unit, other: Unit) -> Unit:
         empty=_either(one.empty, other.empty),
         shortest=min((length for length in (one.shortest, other.shortest) if length is not None), default=None),
         longest=max((length for length in (one.longest, other.longest) if length is not None), default=None),
+        abandoned=_either(one.abandoned, other.abandoned),
     )
 
 

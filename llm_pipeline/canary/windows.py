@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from llm_pipeline.canary.in_flight import NOTHING_IN_FLIGHT, InFlight, Sighting
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.sessions import SessionRequest
@@ -13,7 +15,7 @@ from llm_pipeline.stages.contract import Frozen
 
 
 class ArmCounts(Frozen):
-    """One arm's requests in one window, or over one step."""
+    """One arm's requests that started in one window, or over one step, and what became of those that ended."""
 
     requests: int = 0
     errors: int = 0
@@ -56,7 +58,8 @@ class Window(Frozen):
         stable_units: The same in stable's.
         counts: Events of those units.
         sessions: Requests that count with their session only, in the order they started.
-        until: When the newest request ended, seconds since 1970; 0 without requests.
+        in_flight: What had not ended at the window's end.
+        until: When the newest line was written, seconds since 1970; 0 without requests.
     """
 
     candidate: ArmCounts
@@ -67,39 +70,69 @@ class Window(Frozen):
     stable_units: int
     counts: tuple[MetricCounts, ...] = ()
     sessions: tuple[SessionRequest, ...] = ()
+    in_flight: InFlight = NOTHING_IN_FLIGHT
     until: float = 0.0
 
 
-def window(requests: Sequence[ObservedRequest], candidate: SlotName, thresholds: Thresholds, since: float) -> Window:
-    """Count both arms over requests that started at or after `since` (before it, another split was in force)."""
-    current = sorted((r for r in requests if r.started_at >= since), key=lambda request: request.started_at)
-    mine = [request for request in current if request.arm == candidate]
+def window(
+    requests: Iterable[ObservedRequest],
+    candidate: SlotName,
+    thresholds: Thresholds,
+    since: float,
+    in_flight: InFlight = NOTHING_IN_FLIGHT,
+) -> Window:
+    """Count both arms over requests that started at or after `since` (before it, another split was in force).
+
+    Args:
+        requests: What the log told since the last look.
+        candidate: The slot on trial.
+        thresholds: What was fixed before the first step.
+        since: Seconds since 1970.
+        in_flight: What was in flight at the last look.
+    """
+    in_flight, sightings = in_flight.observe((r for r in requests if r.started_at >= since), thresholds)
+    current = sorted(sightings, key=lambda sighting: sighting.request.started_at)
+    mine = [sighting for sighting in current if sighting.request.arm == candidate]
+    ended = [sighting.request for sighting in mine if not sighting.request.in_flight]
     trailing = 0
-    for request in reversed(mine):
+    for request in reversed(ended):
         if not request.fault:
             break
         trailing += 1
     alone: list[Unit] = []
     sessions: list[SessionRequest] = []
-    for request in current:
-        cold = request.started_at < since + thresholds.cold_seconds
-        on_trial = request.arm == candidate
-        unit = unit_of(request, on_trial=on_trial, strata_bytes=thresholds.strata_bytes, cold=cold)
+    units: Counter[bool] = Counter()
+    for sighting in current:
+        request = sighting.request
+        unit = _unit(sighting, candidate, thresholds, since)
         if thresholds.unit == "session" and request.session is not None:
             sessions.append(SessionRequest(session=request.session, started_at=request.started_at, unit=unit))
         else:
             alone.append(unit)
-    units = sum(unit.on_trial for unit in alone)
+            units[unit.on_trial] += sighting.started
     return Window(
         candidate=_count(mine),
-        stable=_count([request for request in current if request.arm != candidate]),
+        stable=_count([sighting for sighting in current if sighting.request.arm != candidate]),
         trailing_faults=trailing,
-        all_faults=trailing == len(mine),
-        candidate_units=units,
-        stable_units=len(alone) - units,
+        all_faults=trailing == len(ended),
+        candidate_units=units[True],
+        stable_units=units[False],
         counts=count(alone, thresholds),
         sessions=tuple(sessions),
-        until=max((request.started_at + request.total_milliseconds / 1000 for request in current), default=0.0),
+        in_flight=in_flight,
+        until=max((sighting.request.seen_at for sighting in current), default=0.0),
+    )
+
+
+def _unit(sighting: Sighting, candidate: SlotName, thresholds: Thresholds, since: float) -> Unit:
+    request = sighting.request
+    return unit_of(
+        request,
+        on_trial=request.arm == candidate,
+        strata_bytes=thresholds.strata_bytes,
+        cold=request.started_at < since + thresholds.cold_seconds,
+        first_token=sighting.first_token,
+        end_to_end=sighting.end_to_end,
     )
 
 
@@ -125,9 +158,11 @@ def _events(metric: MetricLimits, units: Iterable[Unit]) -> ArmEvents:
     return ArmEvents(units=len(values), events=beyond(values, metric))
 
 
-def _count(requests: Sequence[ObservedRequest]) -> ArmCounts:
+def _count(sightings: Sequence[Sighting]) -> ArmCounts:
+    """Requests by their start, what became of them by their end."""
+    requests = [sighting.request for sighting in sightings]
     return ArmCounts(
-        requests=len(requests),
+        requests=sum(sighting.started for sighting in sightings),
         errors=sum(request.error for request in requests),
         faults=sum(request.fault for request in requests),
         lost=sum(request.lost for request in requests),

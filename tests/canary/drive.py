@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from http_slots import HttpSlots
 
+from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.moving import Patience
-from llm_pipeline.canary.observations import AccessLog
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name
 from llm_pipeline.canary.shadow import Shadow

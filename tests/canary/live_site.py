@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -14,9 +15,9 @@ from typing import Any
 from canary_site import CANDIDATE, STABLE, Site
 from http_slots import HttpSlots
 
+from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.moving import Patience
-from llm_pipeline.canary.observations import AccessLog
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, read_record
 from llm_pipeline.canary.rollback import ensure_rolled_back
@@ -51,11 +52,12 @@ class LiveSite(Site):
         self.stable: SlotName = "blue"
         self.trials = 0
 
-    def mixed_users(self, rate: float = RATE) -> None:
+    def mixed_users(self, rate: float = RATE, *, wait_seconds: float = 30.0) -> None:
         (self.root / "traffic.json").unlink(missing_ok=True)
         command = [sys.executable, str(USERS), str(self.place.port), str(rate), str(self.root / "traffic.json")]
-        log = self.root / "users.log"
-        self._users.append(detached.start("users", command, self.root / "users.json", log=log))
+        log, environment = self.root / "users.log", {**os.environ, "USERS_WAIT_SECONDS": str(wait_seconds)}
+        users = detached.start("users", command, self.root / "users.json", log=log, environment=environment)
+        self._users.append(users)
         self.await_answers(50)
 
     def traffic(self) -> dict[str, Any]:

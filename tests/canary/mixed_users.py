@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import signal
 import sys
@@ -22,7 +23,7 @@ import aiohttp
 import grpc.aio
 
 SHARES = {"unary": 0.5, "sse": 0.2, "grpc unary": 0.2, "grpc stream": 0.1}
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = float(os.environ.get("USERS_WAIT_SECONDS", "30"))
 """A user waits so long for a whole answer."""
 
 _RECORD_SECONDS = 0.1

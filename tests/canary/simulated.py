@@ -16,9 +16,10 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.moving import Patience
-from llm_pipeline.canary.observations import LogCursor, ObservedRequest
+from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record, take_over
 from llm_pipeline.canary.router import ALL, RouterConflict, RouteState, SlotName, all_to
@@ -131,6 +132,8 @@ class AccessLog:
         on_trial = slot == "green"
         fault = (on_trial and self.site.faulty) or slot not in self.site.running
         slow = on_trial and self.site.slow
+        left = on_trial and number % 10 < 10 * self.site.abandoned
+        waits = on_trial and number % 10 < 10 * self.site.waiting
         return ObservedRequest(
             started_at=time.time(),
             arm=slot,
@@ -138,10 +141,12 @@ class AccessLog:
             fault=fault,
             error=fault,
             lost=False,
-            cancelled=False,
+            cancelled=left,
+            in_flight=waits,
+            identity=f"{self.count}-{number}" if waits else "",
             streaming=False,
-            first_byte_milliseconds=5.0,
-            total_milliseconds=500.0 if slow else 10.0 + number % 7,
+            first_byte_milliseconds=None if left or waits else 5.0,
+            total_milliseconds=3000.0 if left or waits else 500.0 if slow else 10.0 + number % 7,
             bytes_sent=10,
         )
 
@@ -204,6 +209,8 @@ class Site:
         die_at: The controller is killed at this boundary: two of them an effect, before and after it.
         effects: What was done, in order.
         told: What the router was told.
+        abandoned: Share of the candidate's requests whose users leave after 3 s without an answer, in tenths.
+        waiting: The same of those who still wait after 3 s.
         serves: What each slot's server was started with last.
         repositories: What releases other than r1 are, by release.
         in_drain: Done once while a controller waits for requests in flight, as if it were frozen there meanwhile.
@@ -232,6 +239,8 @@ class Site:
     stable_starts: bool = True
     faulty: bool = False
     slow: bool = False
+    abandoned: float = 0.0
+    waiting: float = 0.0
     source_down: bool = False
     requests_per_look: int = 200
     policy: dict[str, Any] = field(default_factory=lambda: dict(POLICY))

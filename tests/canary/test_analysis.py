@@ -178,10 +178,12 @@ def test_requests_that_started_before_the_step_do_not_count() -> None:
     assert seen.candidate.requests == 1
 
 
-def test_cancelled_requests_count_for_the_split_and_nothing_else() -> None:
-    seen = window([request("green", cancelled=True, total=900.0)], "green", LIMITS, 0.0)
-    slow = next(counts for counts in seen.counts if counts.name == "slow end to end")
-    assert (seen.candidate.requests, slow.candidate.units, slow.candidate.events) == (1, 0, (0, 0, 0, 0))
+@pytest.mark.parametrize(("left_after", "units", "events"), [(90.0, 0, (0, 0, 0, 0)), (300.0, 1, (1, 1, 0, 0))])
+def test_an_answer_that_its_user_left_is_judged_by_its_age_where_that_says_something(left_after, units, events) -> None:
+    seen = window([request("green", cancelled=True, total=left_after)], "green", LIMITS, 0.0)
+    counts = {counts.name: counts.candidate for counts in seen.counts}
+    assert (counts["slow end to end"].units, counts["slow end to end"].events) == (units, events)
+    assert (seen.candidate.requests, seen.candidate_units, counts["errors"].units) == (1, 1, 0)
 
 
 def test_a_small_clean_step_says_that_parity_is_not_proven_and_a_large_one_that_it_is() -> None:
@@ -223,6 +225,7 @@ def test_slow_is_stables_quantiles_and_multiples_of_the_highest() -> None:
         "errors": [("", 0.0)],
         "slow first token": [("p50", 25.0), ("p90", 45.0), ("2 x p90", 90.0), ("4 x p90", 180.0), ("8 x p90", 360.0)],
         "slow end to end": [("p50", 50.0), ("p90", 90.0), ("2 x p90", 180.0), ("4 x p90", 360.0), ("8 x p90", 720.0)],
+        "abandoned requests": [("", 0.0)],
     }
 
 
@@ -243,7 +246,11 @@ def test_without_streams_the_first_token_is_not_judged() -> None:
     found = fix_thresholds([request(streaming=False) for _ in range(50)], POLICY)
     assert found is not None
     assert found.first_token_milliseconds is None
-    assert [metric.name for metric in begin(found, POLICY).metrics] == ["errors", "slow end to end"]
+    assert [metric.name for metric in begin(found, POLICY).metrics] == [
+        "errors",
+        "slow end to end",
+        "abandoned requests",
+    ]
 
 
 @pytest.mark.slow

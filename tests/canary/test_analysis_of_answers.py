@@ -69,6 +69,7 @@ def test_all_that_answers_tell_is_compared() -> None:
         "empty answers",
         "short answers",
         "long answers",
+        "abandoned requests",
     ]
 
 
@@ -107,7 +108,12 @@ def test_time_per_output_token_is_that_after_the_first() -> None:
 def test_what_the_router_cannot_read_is_not_compared_and_said_to_be_missing() -> None:
     unread = {"output_tokens": None, "empty": None, "truncated": None, "finish_reason": ""}
     thresholds = fixed([request(**unread) for _ in range(100)])
-    assert [metric.name for metric in thresholds.metrics] == ["errors", "slow first token", "slow end to end"]
+    assert [metric.name for metric in thresholds.metrics] == [
+        "errors",
+        "slow first token",
+        "slow end to end",
+        "abandoned requests",
+    ]
     metrics = "slow tokens, truncated answers, empty answers, short answers, long answers"
     assert f"{metrics}: 0 of stable's requests tell of it, too few or all alike" in thresholds.left_out
 
@@ -240,12 +246,12 @@ def test_parity_of_an_earlier_step_does_not_hasten_the_next_one() -> None:
     state = observe(state, window(both_arms(100), "green", thresholds, 0.0))
     decision = decide(state, in_haste, 3.0)
     assert decision.outcome is Outcome.CONTINUE
-    assert all("parity proven" in fact.detail for fact in decision.judgement.evidence[1:9])
+    assert all("parity proven" in fact.detail for fact in decision.judgement.evidence[1:10])
 
 
 def test_all_metrics_together_spend_alpha() -> None:
     state = begin(every_metric(POLICY), POLICY)
-    assert len(state.metrics) == 8
+    assert len(state.metrics) == 9
     assert sum(metric.alpha_share for metric in state.metrics) == pytest.approx(1.0)
 
 

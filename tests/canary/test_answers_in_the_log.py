@@ -11,7 +11,8 @@ from threading import Thread
 import aiohttp
 import pytest
 
-from llm_pipeline.canary.observations import AccessLog, LogCursor, ObservedRequest
+from llm_pipeline.canary.access_log import AccessLog, LogCursor
+from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.router import all_to
 
 pytestmark = pytest.mark.slow

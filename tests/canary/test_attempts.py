@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.attempts import HISTORY_LENGTH, first_attempt, is_over, next_attempt
-from llm_pipeline.canary.observations import LogCursor
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.router import RouteState, all_to

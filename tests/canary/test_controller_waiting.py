@@ -8,8 +8,9 @@ import pytest
 from simulated import Site
 
 from llm_pipeline.canary import moving, rollback
+from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.approvals import answer, read_approval
-from llm_pipeline.canary.observations import LogCursor, ObservedRequest
+from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.config.policy import CanaryPolicy
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.canary.observations import AccessLog, LogCursor, ObservedRequest, timeline
+from llm_pipeline.canary.access_log import AccessLog, LogCursor
+from llm_pipeline.canary.observations import ObservedRequest, timeline
 
 ADDRESSES = {"127.0.0.1:1": "blue", "127.0.0.1:2": "green"}
 

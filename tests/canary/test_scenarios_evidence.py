@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from llm_pipeline.canary import approvals
-from llm_pipeline.canary.observations import AccessLog
+from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import ALL
 from llm_pipeline.errors import Transient

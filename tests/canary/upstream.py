@@ -37,6 +37,8 @@ class Drill:
         tail_fraction: Share of requests that wait for `tail_milliseconds` more.
         token_milliseconds: Before every token but the first.
         truncated_fraction: Share of streams that end in the middle, without an error.
+        hang_fraction: Share of requests that are never answered.
+        stall_fraction: Share of streams that stop after their first token and stay open.
         hang: Nothing is answered any more, and nothing is reset; the health check still is fine.
     """
 
@@ -46,6 +48,8 @@ class Drill:
     tail_milliseconds: float = 0.0
     token_milliseconds: float = 0.0
     truncated_fraction: float = 0.0
+    hang_fraction: float = 0.0
+    stall_fraction: float = 0.0
     hang: bool = False
 
 
@@ -60,7 +64,7 @@ def chance(share: float) -> bool:
 async def think() -> bool:
     """The time to the first token; whether there is one."""
     drill = Faults.drill
-    if drill.hang:
+    if drill.hang or chance(drill.hang_fraction):
         await asyncio.Event().wait()
     late = drill.tail_milliseconds if chance(drill.tail_fraction) else 0.0
     await asyncio.sleep(random.expovariate(1 / BASE_SECONDS) + (drill.delay_milliseconds + late) / 1000)
@@ -71,8 +75,11 @@ async def token_times(tokens: int) -> AsyncIterator[int]:
     """The number of every token when its time has come; fewer than asked for when the stream is to be truncated."""
     drill = Faults.drill
     ends = tokens // 2 if chance(drill.truncated_fraction) else tokens
+    stalls = chance(drill.stall_fraction)
     for number in range(ends):
         yield number
+        if stalls:
+            await asyncio.Event().wait()
         await asyncio.sleep(BASE_SECONDS / 4 + drill.token_milliseconds / 1000)
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_pipeline.canary import analysis
+from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.decision import Outcome, decide
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.looks import with_look
-from llm_pipeline.canary.observations import LogCursor, ObservedRequest
+from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import CanaryRecord, Mark, Phase
 from llm_pipeline.canary.slow_limits import fix_thresholds
 from llm_pipeline.canary.timeline import write_timeline

@@ -1,8 +1,9 @@
 -- Triton reports some failures, and all of those inside a stream, under status 200; the access log must still see them.
 -- And what users got: tokens (of all chunks), the last finish reason, whether there was any text. A field may be split
--- over chunks, so the end of what was searched is kept, but no more of it than a field is long. Of a session's name only
--- a fingerprint leaves this filter; it is no cryptographic one, so names should be long random ones. Answers that broke
--- off leave nothing: their flags tell.
+-- over chunks, so the end of what was searched is kept, but no more of it than a field is long. Of a session's name and
+-- a client's address only fingerprints leave this filter; they are no cryptographic ones, so names should be long random
+-- ones. The address is the connection's own: a header that names another one can be made up. Answers that broke off
+-- leave nothing: their flags tell.
 
 local FILTER = "envoy.filters.http.lua"
 local KEPT = 255
@@ -36,6 +37,8 @@ function envoy_on_request(handle)
   local header = handle:metadata():get("session_header")
   local value = header and handle:headers():get(header)
   if value then put(handle, "session", fingerprint(value)) end
+  local address = handle:streamInfo():downstreamDirectRemoteAddress()
+  put(handle, "client", fingerprint((string.gsub(address, ":%d+$", ""))))
 end
 
 function envoy_on_response(handle)

@@ -22,8 +22,13 @@ _STREAM_WINDOW_BYTES = 256 * 1024
 _CONNECTION_WINDOW_BYTES = 1024 * 1024
 _BUCKETS_MILLISECONDS = [1, 2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 750, 1000, 1500, 2000, 3000, 5000, 10000, 60000]
 
+IN_FLIGHT_INTERVAL = "1s"
+"""Between the lines of a request in flight; its last one is written when it ends."""
+
 ACCESS_LOG_FIELDS: Mapping[str, str] = {
     "started_at": "%START_TIME(%s.%3f)%",
+    "type": "%ACCESS_LOG_TYPE%",
+    "id": "%STREAM_ID%",
     "cluster": "%UPSTREAM_CLUSTER%",
     "host": "%UPSTREAM_HOST%",
     "code": "%RESPONSE_CODE%",
@@ -41,8 +46,12 @@ ACCESS_LOG_FIELDS: Mapping[str, str] = {
     "finish_reason": "%DYNAMIC_METADATA(envoy.filters.http.lua:finish_reason)%",
     "has_text": "%DYNAMIC_METADATA(envoy.filters.http.lua:has_text)%",
     "session": "%DYNAMIC_METADATA(envoy.filters.http.lua:session)%",
+    "client": "%DYNAMIC_METADATA(envoy.filters.http.lua:client)%",
 }
-"""One JSON line a request. UPSTREAM_HOST is the final attempt's; UPSTREAM_CLUSTER names the arm that was chosen."""
+"""A JSON line for each request that ended, and one a second for each in flight.
+
+UPSTREAM_HOST is the final attempt's; UPSTREAM_CLUSTER names the arm that was chosen.
+"""
 
 
 def bootstrap(directory: Path, admin_port: int, limits: UserLimits) -> Json:
@@ -77,6 +86,7 @@ def listeners(directory: Path, place: EnvoyPlace | ExistingEnvoyPlace, access_lo
         **_for_strangers(place),
         "rds": {"route_config_name": ROUTES, "config_source": watched(directory, "rds.json")},
         "access_log": [_access_log(access_log)],
+        "access_log_options": {"access_log_flush_interval": IN_FLIGHT_INTERVAL},
         "http_filters": [
             _answers(),
             named(BUFFER, "extensions.filters.http.buffer.v3.Buffer", max_request_bytes=largest),

@@ -1,0 +1,29 @@
+"""Requests that get no answer: their users leave, or still wait. The controller is real, the site is in memory."""
+
+from __future__ import annotations
+
+import pytest
+from simulated import Site
+
+from llm_pipeline.canary import moving
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    return Site(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_a_candidate_whose_users_leave_without_an_answer_is_rolled_back(site, share) -> None:
+    site.abandoned = share
+    assert site.steps(20, 50, 100) == ["NO_GO"]
+    assert site.weights() == {"blue": 10_000}
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_a_candidate_whose_users_still_wait_is_rolled_back_before_they_leave(site, share) -> None:
+    site.waiting = share
+    assert site.steps(20, 50, 100) == ["NO_GO"]
+    assert site.weights() == {"blue": 10_000}
