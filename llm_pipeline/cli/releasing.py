@@ -1,4 +1,4 @@
-"""Commands about one release: `plan`, `run`, `stage`, `report`, `rollback`."""
+"""Commands about one release: `plan`, `run`, `stage`, `report`."""
 
 from __future__ import annotations
 
@@ -48,12 +48,6 @@ def add_commands(commands: Commands) -> None:
     add_deployment_option(report)
     report.set_defaults(run=_report)
 
-    rollback = commands.add_parser("rollback", help="bring the previous production release of a model back")
-    rollback.add_argument("model_id", metavar="model", help="organisation/name")
-    rollback.add_argument("gpu_target", metavar="target", help="the target's name, e.g. cpu")
-    add_deployment_option(rollback)
-    rollback.set_defaults(run=_rollback)
-
 
 def _run(options: argparse.Namespace) -> int:
     from llm_pipeline.local_run import LocalRun, ask_on_terminal
@@ -93,14 +87,4 @@ def _report(options: argparse.Namespace) -> int:
     if isinstance(outcome, StageFailure):
         raise from_document(outcome.error)
     sys.stdout.write(f"{outcome.metrics['report']}\n")
-    return ExitCode.GO
-
-
-def _rollback(options: argparse.Namespace) -> int:
-    from llm_pipeline.canary.promotion import rollback_production
-    from llm_pipeline.store import open_store
-
-    deployment = deployment_of(options)
-    pointers = rollback_production(open_store(deployment.store), deployment, options.model_id, options.gpu_target)
-    sys.stdout.write(f"production is release {pointers.production.release_id if pointers.production else 'none'}\n")
     return ExitCode.GO
