@@ -4,9 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from llm_pipeline.canary.promotion import NotPromoted, settle_production
+from llm_pipeline.canary.promotion import NotPromoted, rollback_production, settle_production
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
-from llm_pipeline.canary.served_place import roll_back_at
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.stages.contract import ArtifactRef
@@ -105,6 +104,6 @@ def test_without_a_previous_release_there_is_nothing_to_go_back_to(store, tmp_pa
         }
     )
     with pytest.raises(ConfigError, match="no previous release"):
-        roll_back_at(store, deployment, MODEL, "cpu", by="anna")
+        rollback_production(store, deployment, MODEL, "cpu")
     with pytest.raises(ConfigError, match="no place"):
-        roll_back_at(store, deployment, MODEL, "h100", by="anna")
+        rollback_production(store, deployment, MODEL, "h100")
