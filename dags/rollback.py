@@ -1,4 +1,4 @@
-"""One Airflow DAG for each deployment that a release config names: a form to take a canary or production back."""
+"""One Airflow DAG for each deployment that a release config names: a form to leave a release."""
 
 from llm_pipeline_airflow.rollback_dag import rollback_dags
 

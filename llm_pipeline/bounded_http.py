@@ -3,33 +3,24 @@
     answer = call("http://127.0.0.1:8002/metrics", seconds=2.0)
     answer.status, answer.body
 
-The time-outs of Python's HTTP clients count from one received byte to the next, so a server that sends a byte now and
-then holds a caller for ever. Here every read gets what is left of one deadline. Answers are never decompressed (none
-is asked for), and redirects are not followed: the headers may hold a token.
+Every read gets what is left of one deadline. Answers are never decompressed (none is asked for), and redirects are not
+followed: the headers may hold a token.
 """
 
 from __future__ import annotations
 
 import http.client
-import io
-import socket
 import ssl
-import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from llm_pipeline.timed_connection import AnswerTooLong, Deadline, TimedConnection
 
 LONGEST_ANSWER_BYTES = 64 * 1024 * 1024
 """Far above every metrics page, statistics dump or query result that is read this way."""
-
-
-class AnswerTooLong(OSError):
-    """The body has more bytes than the caller takes."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +73,7 @@ def call(
     if not url.startswith(("http://", "https://")):
         raise ValueError("not an http or https URL")
     request = urllib.request.Request(url, body, dict(headers or {}), method=method)  # noqa: S310 - checked above
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     handlers: list[urllib.request.BaseHandler] = [_Http(deadline), _EveryStatus()]
     if url.startswith("https:"):
         handlers.append(_Https(deadline, tls or ssl.create_default_context()))
@@ -100,59 +91,10 @@ def call(
         raise ConnectionError(f"the answer is not HTTP, or broke off: {type(error).__name__}") from error
 
 
-class _DeadlineReader(io.RawIOBase):
-    """Reads from a socket; each read may take what is left until the deadline."""
-
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
-        self._connection = connection
-        self._raw = connection.makefile("rb", buffering=0)
-        self._deadline = deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int | None:
-        self._connection.settimeout(_time_left(self._deadline))
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _DeadlineSocket:
-    """What `http.client` uses of a socket, with one deadline for all of it."""
-
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
-        self._connection = connection
-        self._deadline = deadline
-
-    def sendall(self, data: bytes) -> None:
-        self._connection.settimeout(_time_left(self._deadline))  # of the whole of `data`, says the library reference
-        self._connection.sendall(data)
-
-    def makefile(self, _mode: str) -> IO[bytes]:
-        return io.BufferedReader(_DeadlineReader(self._connection, self._deadline))
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-def _time_left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0.0:
-        raise TimeoutError("the answer was not whole in time")
-    return left
-
-
-class _HttpConnection(http.client.HTTPConnection):
-    def __init__(self, *arguments: Any, deadline: float, **options: Any) -> None:
+class _HttpConnection(TimedConnection):
+    def __init__(self, *arguments: Any, deadline: Deadline, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._deadline = deadline
-
-    def connect(self) -> None:
-        super().connect()
-        self.sock: Any = _DeadlineSocket(self.sock, self._deadline)
+        self.sending = self.receiving = deadline
 
 
 class _HttpsConnection(_HttpConnection, http.client.HTTPSConnection):
@@ -160,7 +102,7 @@ class _HttpsConnection(_HttpConnection, http.client.HTTPSConnection):
 
 
 class _Http(urllib.request.HTTPHandler):
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: Deadline) -> None:
         super().__init__()
         self._connect = partial(_HttpConnection, deadline=deadline)
 
@@ -169,7 +111,7 @@ class _Http(urllib.request.HTTPHandler):
 
 
 class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, deadline: float, context: ssl.SSLContext) -> None:
+    def __init__(self, deadline: Deadline, context: ssl.SSLContext) -> None:
         super().__init__()
         self._connect = partial(_HttpsConnection, deadline=deadline, context=context)
 

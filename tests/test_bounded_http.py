@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-import subprocess
-import threading
+import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from llm_pipeline.bounded_http import AnswerTooLong, call
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from scripted_server import certificate, says, serving, tunnels
+
 
 @contextmanager
 def server(*pieces: bytes, pause: float = 0.0, repeat_last: bool = False, tls: ssl.SSLContext | None = None):
     """Sends these pieces to whoever connects, whatever was asked, then closes."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        over = threading.Event()
-
-        def serve():
-            connection, _ = listener.accept()
-            if tls:
-                connection = tls.wrap_socket(connection, server_side=True)
-            with connection:
-                connection.recv(65536)
-                try:
-                    for piece in pieces:
-                        connection.sendall(piece)
-                        time.sleep(pause)
-                    while repeat_last and not over.is_set():
-                        connection.sendall(pieces[-1])
-                        time.sleep(pause)
-                except OSError:
-                    pass
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}/metrics"
-        over.set()
-        thread.join(5.0)
+    with serving(says(*pieces, pause=pause, repeat_last=repeat_last), tls=tls) as url:
+        yield f"{url}/metrics"
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -126,24 +107,24 @@ def test_only_http_is_spoken(tmp_path):
 
 
 def test_a_server_behind_tls_is_held_to_the_deadline_too(tmp_path):
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    inside, outside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=certificate)
-    inside.load_cert_chain(certificate, key)
+    inside, trusted = certificate(tmp_path)
+    outside = ssl.create_default_context(cafile=trusted)
     with server(HEAD + b"Content-Length: 2\r\n\r\nok", tls=inside) as url:
         assert call(url, seconds=5.0, tls=outside).body == b"ok"
     with server(HEAD, b"X", pause=0.02, repeat_last=True, tls=inside) as url, pytest.raises(TimeoutError):
         call(url, seconds=0.5, tls=outside)
+
+
+def test_a_proxy_that_drips_its_headers_is_left_at_the_deadline(monkeypatch):
+    with server(HEAD, b"X", pause=0.02, repeat_last=True) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        with pytest.raises(OSError, match="was not whole"):
+            call("https://192.0.2.1/", seconds=0.3, through_proxy=True)
+
+
+def test_a_server_behind_a_proxy_s_tunnel_answers(tmp_path, monkeypatch):
+    inside, trusted = certificate(tmp_path)
+    outside = ssl.create_default_context(cafile=trusted)
+    with serving(tunnels(says(HEAD + b"Content-Length: 2\r\n\r\nok"), inside)) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        assert call("https://127.0.0.1:1/", seconds=5.0, tls=outside, through_proxy=True).body == b"ok"

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -14,8 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from signing_keys import signing_with_new_keys
 from store_history import GO, MODEL, NO_GO, TARGET, History
 
-from llm_pipeline.canary.promotion import ensure_production, rollback_production
+from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.promotion import ensure_production
+from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.way_back import ServedPlace, roll_back
 from llm_pipeline.cli import main
+from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.store import Signing
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.flow import Flow
@@ -30,6 +35,8 @@ from llm_pipeline.trusted_pointers import pointer_problem, require_served
 from llm_pipeline.verdict import Judgement
 
 OTHER_MODEL = "other/model"
+NO_SLOTS = cast("SlotControl", object())
+"""Nothing may be asked of them."""
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +126,13 @@ class TestPointers:
         assert "for cpu" in (pointer_problem(site.store, MODEL, "h100", site.previous) or "")
 
     def test_production_goes_back_to_nothing_forged_and_starts_nothing_forged(self, site: Site) -> None:
-        deployment = site.deployment.model_copy(update={"places": {TARGET: None}})
+        ports = [{"http": port, "grpc": port + 1, "metrics": port + 2} for port in (18541, 18544, 18547)]
+        servers = dict(zip(("staging", "blue", "green"), ports, strict=True))
+        place = TargetPlace.model_validate({**servers, "router": {"port": 18550, "admin_port": 18551}})
+        deployment = site.deployment.model_copy(update={"places": {TARGET: place}})
         site.point_previous_to(site.publish("checkpoint", "weights"))
         with pytest.raises(IntegrityError, match="is not served for"):
-            rollback_production(site.store, deployment, MODEL, TARGET)
+            roll_back(ServedPlace(site.store, MODEL, TARGET, lambda: None, NO_SLOTS, Patience()), by="anna")
         site.roll_back()
         with pytest.raises(IntegrityError, match="is not served for"):
             ensure_production(site.store, deployment, MODEL, TARGET)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from llm_pipeline.bounded_aws import AnswerLimits, bound_answers
 from llm_pipeline.errors import ConfigError, Unsupported
 
 _CONNECT_SECONDS = 3
-_READ_SECONDS = 10
+_LIMITS = AnswerLimits(headers_seconds=10.0, whole_seconds=30.0, posted_seconds=30.0)
 _ATTEMPTS = 3
 
 
@@ -27,10 +28,10 @@ def aws_client(service: str, region: str | None, endpoint_url: str | None, *, wh
 
     options = Config(
         connect_timeout=_CONNECT_SECONDS,
-        read_timeout=_READ_SECONDS,
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
     )
     try:
-        return boto3.Session(region_name=region).client(service, endpoint_url=endpoint_url, config=options)
+        client = boto3.Session(region_name=region).client(service, endpoint_url=endpoint_url, config=options)
+        return bound_answers(client, _LIMITS)
     except (BotoCoreError, ValueError) as error:
         raise ConfigError(str(error), where=where, hint="set region, or AWS_REGION and AWS_PROFILE") from error

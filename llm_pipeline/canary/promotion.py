@@ -5,20 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llm_pipeline.canary.moving import Patience, traffic_to
 from llm_pipeline.canary.open_router import open_router
-from llm_pipeline.canary.record import Phase, lease_name, read_record, take_over
-from llm_pipeline.canary.rollback import LEASE_SECONDS
+from llm_pipeline.canary.record import Phase, read_record
 from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_ports, slots_of
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.errors import ConfigError, Terminal
+from llm_pipeline.errors import Terminal
 from llm_pipeline.logging import get_logger
-from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.places import claim_place, refuse_stranger, serving_at, settle_place
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 from llm_pipeline.trusted_pointers import require_served
 
@@ -38,20 +33,16 @@ def settle_production(
 
     Raises:
         NotPromoted: Its canary was not promoted, or over another production than the one of now.
-        PlaceTaken: Another model holds the place.
         Conflict: Somebody else moved the pointers at the same moment.
     """
-    claim_place(store, target, model_id, by=release_id)
     pointers, revision = read_pointers(store, model_id, target)
     if pointers.production is not None and pointers.production.repository == repository:
-        settle_place(store, target, model_id, by=release_id)
         return pointers
-    serving = serving_at(store, target)
     record = read_record(store, release_id, target)
     if record is None or record.phase is not Phase.PROMOTED or record.repository != repository:
         state = "has no canary" if record is None else f"has a canary that is {record.phase}"
         raise NotPromoted(f"release {release_id} {state} on {target}", hint="production is as it was")
-    if record.production_since != (serving.pointer.promoted_at if serving else None):
+    if record.production_since != (pointers.production.promoted_at if pointers.production else None):
         raise NotPromoted(
             f"production on {target} has moved since release {release_id} was promoted",
             hint="run the release again: its canary begins anew",
@@ -63,47 +54,11 @@ def settle_production(
         recipe=recipe,
         promoted_at=datetime.now(UTC),
     )
-    moved = Pointers(production=promoted, previous=pointers.production)
+    others = tuple(one for one in pointers.taken_back if one != release_id)
+    moved = Pointers(production=promoted, previous=pointers.production, taken_back=others)
     write_pointers(store, model_id, target, moved, revision)
-    settle_place(store, target, model_id, by=release_id)
     log.info("production moved", release=release_id, slot=promoted.slot, repository=str(repository))
     return moved
-
-
-def rollback_production(store: ArtifactStore, deployment: Deployment, model_id: str, target: str) -> Pointers:
-    """Bring the previous production release back: its slot is started if it is gone, traffic moves, pointers swap.
-
-    Raises:
-        ConfigError: There is no such place, it is another model's, or there is no previous release to go back to.
-        IntegrityError: What is signed does not say that the previous release was packaged for that model and target.
-        PipelineError: The previous release cannot be started; traffic then stays where it is.
-    """
-    if target not in deployment.places:
-        raise ConfigError(f"deployment {deployment.name} has no place for {target!r}", where=deployment.name)
-    refuse_stranger(store, target, model_id)
-    pointers, revision = read_pointers(store, model_id, target)
-    production, previous = pointers.production, pointers.previous
-    if production is None or previous is None:
-        raise ConfigError(f"{model_id} has no previous release on {target}", hint="there is nothing to go back to")
-    require_served(store, model_id, target, previous)
-    slots = slots_of(store, deployment, target)
-    router = _router(deployment, target, production.slot)
-    take_over(store, target)
-    with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
-        slot = _free_slot(previous, production)
-        warm = slots.alive(slot)
-        state = "is warm" if warm else "is not in its slot any more: its server is started anew"
-        log.info(f"release {previous.release_id} {state}", slot=slot)
-        epoch = max(lease.epoch, router.read()[0].epoch + 1, slots.newest().epoch + 1)
-        slots.replace(slot, previous.repository, FencingToken(epoch, lease.epoch))
-        slots.warm_up(slot, previous.repository)
-        want = all_to(slot, owner=f"rollback to {previous.release_id}", epoch=epoch)
-        traffic_to(router, want, Patience.with_router(deployment.places[target].router))
-        back = previous.model_copy(update={"slot": slot, "promoted_at": datetime.now(UTC)})
-        swapped = Pointers(production=back, previous=production)
-        write_pointers(store, model_id, target, swapped, revision)
-    log.info("production rolled back", release=back.release_id, slot=slot)
-    return swapped
 
 
 def ensure_production(store: ArtifactStore, deployment: Deployment, model_id: str, target: str) -> Pointer | None:
@@ -115,7 +70,6 @@ def ensure_production(store: ArtifactStore, deployment: Deployment, model_id: st
     """
     slots = slots_of(store, deployment, target)
     token = slots.newest()  # before the pointers: whoever moves them from here on is newer
-    refuse_stranger(store, target, model_id)
     production = read_pointers(store, model_id, target)[0].production
     if production is not None:
         require_served(store, model_id, target, production)
@@ -132,10 +86,3 @@ def _router(deployment: Deployment, target: str, slot: SlotName) -> TrafficRoute
         Path(deployment.state_root) / target / "router",
         initial=all_to(slot, owner="production", epoch=0),
     )
-
-
-def _free_slot(previous: Pointer, production: Pointer) -> SlotName:
-    """The previous release's own slot; never the one that serves production now."""
-    if previous.slot != production.slot:
-        return previous.slot
-    return "green" if production.slot == "blue" else "blue"

@@ -109,6 +109,7 @@ def end_canary(
     lease: Lease,
     by: str,
     reason: Judgement | None = None,
+    even_promoted: bool = False,
 ) -> CanaryRecord | None:
     """Roll an unfinished canary back, for the holder of the target's lease; returns its record.
 
@@ -120,13 +121,14 @@ def end_canary(
         lease: The target's, which the caller holds.
         by: Who asks for it.
         reason: What the canary's judgement becomes; by default that somebody asked for it, if it was not judged.
+        even_promoted: One that ended in a promotion is rolled back, too; nobody has settled it.
 
     Raises:
         RouterUnavailable: The routes could not be written for as long as `patience` allows.
         NoWayBack: Stable does not answer and cannot be started.
     """
     record = journal.load()
-    if record is None or record.phase is Phase.PROMOTED:
+    if record is None or (record.phase is Phase.PROMOTED and not even_promoted):
         return record
     epoch = max(lease.epoch, record.epoch + 1, _router_epoch(router) + 1, slots.newest().epoch + 1)
     if record.phase not in _JUDGED:

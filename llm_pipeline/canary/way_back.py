@@ -1,132 +1,331 @@
-"""Taking a release back on a person's word: an unfinished canary, and production to the release before it.
+"""Rolling back: one operation, whoever asks, that leaves a release and brings back the one that served before it.
 
-Asked twice, it is done once. What was left and what was brought back is written down before anything moves, so a second
-request finds that it is where the first one wanted to be; to swap again, the release that serves now must be named.
+| what the release is | what happens |
+|---|---|
+| on trial | its canary ends, stable has all traffic |
+| promoted, not yet settled | the same; it can no longer be settled |
+| production | the release before it is made to answer and takes all traffic; the pointers move |
+
+It names what it leaves, so that asking twice changes nothing: without a name that is what is on trial, or else what
+serves, unless that is there because another release was just taken back. What was taken back is never gone back to.
+
+What is to be done is written down before anything moves. Killed anywhere, the next one who asks carries it out, or the
+guard does; each part can be done again. Users are moved to a server that answers, before any server is stopped.
 """
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import cached_property
 
-from llm_pipeline.canary.moving import Patience
-from llm_pipeline.canary.open_router import router_as_it_is
-from llm_pipeline.canary.promotion import rollback_production
-from llm_pipeline.canary.record import current_canary, read_record
-from llm_pipeline.canary.rollback import ensure_rolled_back
-from llm_pipeline.canary.slots import slot_ports, slots_of
-from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.canary import findings
+from llm_pipeline.canary.draining import retire
+from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.moving import Patience, traffic_to, wait_usable
+from llm_pipeline.canary.record import (
+    CanaryJournal,
+    CanaryRecord,
+    Phase,
+    current_canary,
+    lease_name,
+    read_record,
+    take_over,
+)
+from llm_pipeline.canary.rollback import LEASE_SECONDS, end_canary, move_unrecorded
+from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
+from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.stable_server import NoWayBack, have_answering
+from llm_pipeline.canary.way_back_record import WayBack, read_way_back, write_way_back
+from llm_pipeline.errors import ConfigError, Fenced, Transient
 from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import Frozen
-from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.documents import understood
-from llm_pipeline.store.model_documents import ModelDocument
-from llm_pipeline.store.places import refuse_stranger
-from llm_pipeline.store.pointers import Pointers, read_pointers
+from llm_pipeline.serving.slot_fence import FencingToken
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
+from llm_pipeline.store.model_documents import model_of_release
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.trusted_pointers import require_served
 
 log = get_logger(__name__)
 
+_TRIES = 5
+_LONGEST_PAUSE_SECONDS = 0.5
 
-class WayBack(Frozen):
-    """The last time that production was taken back on a target.
+
+@dataclass(frozen=True)
+class ServedPlace:
+    """Where a model is served on a target.
 
     Attributes:
-        left: The release that served.
-        to: The release that was brought back.
-        by: Who asked for it, and why.
+        find_router: Finds the target's router, or starts it; it says None where none ever ran.
+        patience: How long each part of a rollback is tried.
     """
 
-    left: str
-    to: str
-    by: str
-    asked_at: datetime
+    store: ArtifactStore
+    model_id: str
+    target: str
+    find_router: Callable[[], TrafficRouter | None]
+    slots: SlotControl
+    patience: Patience
+
+    @cached_property
+    def router(self) -> TrafficRouter | None:
+        """The router, found when it is needed first."""
+        return self.find_router()
 
 
-def take_back_canary(store: ArtifactStore, deployment: Deployment, target: str, *, by: str) -> str | None:
-    """Give the traffic of a target's unfinished canary back to stable; the release, or None when there is none.
-
-    Raises:
-        ConfigError: The deployment has no such place.
-        Transient: It cannot be done now; the same call is safe again.
-    """
-    _check_place(deployment, target)
-    release_id = current_canary(store, target)
-    record = read_record(store, release_id, target) if release_id else None
-    if release_id is None or record is None or (record.settled and record.traffic_confirmed is not False):
-        log.info("no canary to take back", gpu_target=target)
-        return None
-    place, state_root = deployment.places[target], Path(deployment.state_root)
-    ensure_rolled_back(
-        store,
-        release_id,
-        target,
-        router=router_as_it_is(place.router, slot_ports(place), state_root / target / "router"),
-        slots=slots_of(store, deployment, target),
-        patience=Patience.with_router(place.router),
-        by=by,
-    )
-    return release_id
-
-
-def take_back_production(
-    store: ArtifactStore, deployment: Deployment, model_id: str, target: str, *, by: str, leaving: str = ""
-) -> Pointers:
-    """Bring the release before production back; an unfinished canary on the target is taken back first.
+def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
+    """Leave a release and bring back the one before it; whoever drives the target's canary is fenced off.
 
     Args:
-        store: The deployment's.
-        deployment: Where the target's servers are.
-        model_id: `organisation/name`.
-        target: The target's name.
+        place: Where.
         by: Who asks for it, and why.
-        leaving: The id, or its beginning, of the release that must serve now; empty for whichever does, if production
-            was not taken back before.
+        leaving: The id of the release to leave, or its beginning; empty for what is on trial, or else what serves.
+
+    Returns:
+        The pointers afterwards.
 
     Raises:
-        ConfigError: There is no such place, no release to go back to, or another one serves than was named.
-        PipelineError: The previous release cannot be started; traffic then stays where it is.
+        ConfigError: There is nothing to go back to, or the release neither serves nor is on trial.
+        NoWayBack: What is gone back to does not answer and cannot be started; traffic stays where it is answered.
+        PipelineError: It cannot be done now; the same call is safe again.
     """
-    _check_place(deployment, target)
-    refuse_stranger(store, target, model_id)
-    pointers, _ = read_pointers(store, model_id, target)
-    production, previous = pointers.production, pointers.previous
-    if production is None or previous is None:
-        raise ConfigError(f"{model_id} has no previous release on {target}", hint="there is nothing to go back to")
-    if not production.release_id.startswith(leaving):
-        raise ConfigError(
-            f"{production.release_id} serves on {target}, not {leaving}", hint="nothing was moved; look, then ask again"
+    try:
+        return _despite_others(place, by, leaving)
+    except (NoWayBack, Conflict, LeaseHeld, LeaseLost, RouterUnavailable):
+        raise
+    except Transient:  # the store; the router itself knows whether a release is on trial
+        if not leaving:
+            move_unrecorded(place.router, place.slots, "what is on trial", place.patience)
+        raise
+
+
+def carry_on(place: ServedPlace) -> WayBack | None:
+    """Carry out a way back that nobody carries out any more; what it was, None when there is none, or somebody does.
+
+    Raises:
+        PipelineError: It cannot be done now; the same call is safe again.
+    """
+    found = read_way_back(place.store, place.model_id, place.target)
+    if found is None or found.done:
+        return None
+    try:
+        with Lease(place.store, lease_name(place.target), seconds=LEASE_SECONDS) as lease:
+            _RollBack(place, lease, found.by).finish_last()
+    except LeaseHeld:
+        return None
+    return found
+
+
+def _despite_others(place: ServedPlace, by: str, leaving: str) -> Pointers:
+    for _ in range(_TRIES - 1):
+        try:
+            return _roll_back_once(place, by, leaving)
+        except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
+            log.warning("somebody else wrote at the same moment, trying again", reason=str(error))
+        time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - so that two do not meet again
+    return _roll_back_once(place, by, leaving)
+
+
+def _roll_back_once(place: ServedPlace, by: str, leaving: str) -> Pointers:
+    take_over(place.store, place.target)
+    with Lease(place.store, lease_name(place.target), seconds=LEASE_SECONDS) as lease:
+        return _RollBack(place, lease, by).run(leaving)
+
+
+class _RollBack:
+    """One rollback, by the holder of the target's lease."""
+
+    def __init__(self, place: ServedPlace, lease: Lease, by: str) -> None:
+        self._place = place
+        self._store, self._target = place.store, place.target
+        self._lease = lease
+        self._by = by
+
+    def run(self, leaving: str) -> Pointers:
+        """See `roll_back`."""
+        last = self.finish_last()
+        if last is not None and (not leaving or last.left.startswith(leaving)):
+            return self._pointers()[0]
+        pointers, _ = self._pointers()
+        trial, production = self._on_trial(pointers), pointers.production
+        if trial is not None and (not leaving or trial.release_id.startswith(leaving)):
+            return self._leave_trial(trial, production)
+        if production is None or not production.release_id.startswith(leaving):
+            return self._not_there(pointers, leaving)
+        if not leaving and (left := self._left_for(production)):
+            log.info(f"{left} was taken back before: {production.release_id} serves, and nothing is changed")
+            return pointers
+        if pointers.previous is None:
+            hint = "release another one; what was taken back is never gone back to"
+            raise ConfigError(f"{self._place.model_id} has no previous release on {self._target}", hint=hint)
+        require_served(self._store, self._place.model_id, self._target, pointers.previous)
+        if trial is not None:
+            self._leave_trial(trial, production)
+        return self._carry_out(production.release_id, pointers.previous.release_id, repository=production.repository)
+
+    def finish_last(self) -> WayBack | None:
+        """Carry out the last way back, if it is not done; returns it if so."""
+        found = read_way_back(self._store, self._place.model_id, self._target)
+        if found is None or found.done:
+            return None
+        pointers, _ = self._pointers()
+        trial, production = self._on_trial(pointers), pointers.production
+        if trial is not None and (trial.release_id, trial.began_at) == (found.left, found.began_at):
+            self._end(trial)
+        elif production is not None and production.release_id == found.left:
+            self._bring_back(production, found)
+        elif production is not None and production.release_id == found.to and trial is None:
+            self._clear_up(production, found)
+        self._note(found.model_copy(update={"done": True}))
+        return found
+
+    def _on_trial(self, pointers: Pointers) -> CanaryRecord | None:
+        """The canary that has not ended, or ended in a promotion that nobody has settled.
+
+        Raises:
+            ConfigError: It is another model's.
+        """
+        release_id = current_canary(self._store, self._target)
+        record = read_record(self._store, release_id, self._target) if release_id else None
+        production = pointers.production
+        if record is None or (production is not None and production.release_id == record.release_id):
+            return None
+        since = production.promoted_at if production is not None else None
+        unsettled = record.phase is Phase.PROMOTED and record.production_since == since
+        if record.settled and record.traffic_confirmed is not False and not unsettled:
+            return None
+        model = model_of_release(self._store, record.release_id)
+        if model not in (None, self._place.model_id):
+            hint = f"roll back {model} instead"
+            raise ConfigError(f"release {record.release_id} of {model} is on trial on {self._target}", hint=hint)
+        return record
+
+    def _leave_trial(self, trial: CanaryRecord, production: Pointer | None) -> Pointers:
+        if trial.phase is Phase.PROMOTED and trial.stable is None:
+            hint = "it is the first one on this target: release another one"
+            raise ConfigError(f"there is nothing to go back to from {trial.release_id}", hint=hint)
+        to = production.release_id if production is not None else ""
+        return self._carry_out(trial.release_id, to, repository=trial.repository, began_at=trial.began_at)
+
+    def _carry_out(self, left: str, to: str, *, repository: ArtifactRef, began_at: float | None = None) -> Pointers:
+        """Write down what is to be done, and do it."""
+        asked_at = datetime.now(UTC)
+        self._note(
+            WayBack(
+                left=left, to=to, by=self._by, asked_at=asked_at, repository=repository, began_at=began_at, done=False
+            )
         )
-    done = _read(store, model_id, target)
-    if not leaving and done is not None and (done.left, done.to) == (previous.release_id, production.release_id):
-        log.info(f"{done.left} was taken back before: {done.to} serves", by=done.by, asked_at=done.asked_at.isoformat())
-        return pointers
-    take_back_canary(store, deployment, target, by=by)
-    _write(
-        store,
-        model_id,
-        target,
-        WayBack(left=production.release_id, to=previous.release_id, by=by, asked_at=datetime.now(UTC)),
-    )
-    return rollback_production(store, deployment, model_id, target)
+        self.finish_last()
+        return self._pointers()[0]
+
+    def _end(self, trial: CanaryRecord) -> None:
+        if trial.phase is Phase.PROMOTED:  # whoever is about to settle it finds the pointers changed
+            pointers, revision = self._pointers()
+            self._write(pointers.without_release(trial.release_id), revision)
+        journal, place = CanaryJournal(self._store, trial.release_id, self._target), self._place
+        end_canary(
+            journal, place.router, place.slots, place.patience, lease=self._lease, by=self._by, even_promoted=True
+        )
+
+    def _bring_back(self, production: Pointer, found: WayBack) -> None:
+        """The release before production takes its place."""
+        pointers, revision = self._pointers()
+        previous, router, slots = pointers.previous, self._place.router, self._place.slots
+        if previous is None or router is None:
+            raise RouterUnavailable("production cannot be taken back from here", where=self._target)
+        require_served(self._store, self._place.model_id, self._target, previous)
+        slot, token = _free_slot(previous, production), self._token(router)
+        warm = slots.alive(slot)
+        slots.replace(slot, previous.repository, token)
+        have_answering(slots, slot, previous.repository, token, seconds=self._place.patience.prove)
+        if not warm:
+            slots.warm_up(slot, previous.repository)
+            wait_usable(router, slot, self._place.patience.usable)
+        log.info(f"release {previous.release_id} answers", slot=slot, was_warm=warm)
+        self._lease.check()
+        self._move(router, slot, token, f"rollback to {previous.release_id}")
+        since = max(datetime.now(UTC), found.asked_at)  # by another host's clock it may have been asked later than now
+        back = previous.model_copy(update={"slot": slot, "promoted_at": since})
+        self._write(Pointers(production=back).without_release(production.release_id), revision)
+        self._note_taken_back(production.release_id, token.epoch)
+        retire(router, slots, production.slot, production.repository, token=token, patience=self._place.patience)
+        log.info("production rolled back", release=back.release_id, slot=slot)
+
+    def _clear_up(self, production: Pointer, found: WayBack) -> None:
+        """The pointers have moved: what is left is to have the traffic there and to stop the server that was left."""
+        router, slots = self._place.router, self._place.slots
+        if router is None or found.repository is None:
+            return
+        token = self._token(router)
+        self._move(router, production.slot, token, f"rollback to {production.release_id}")
+        self._note_taken_back(found.left, token.epoch)
+        retire(
+            router,
+            slots,
+            other_slot(production.slot),
+            found.repository,
+            token=token,
+            patience=self._place.patience,
+        )
+
+    def _move(self, router: TrafficRouter, slot: SlotName, token: FencingToken, owner: str) -> None:
+        want = all_to(slot, owner=owner, epoch=token.epoch)
+        if not router.read()[0].same_traffic(want):
+            traffic_to(router, want, self._place.patience)
+
+    def _note_taken_back(self, release_id: str, epoch: int) -> None:
+        """The record of a release's canary says what became of it, for reports and for its next run."""
+        journal = CanaryJournal(self._store, release_id, self._target)
+        record = journal.load()
+        if record is None or record.phase is not Phase.PROMOTED:
+            return
+        judgement = findings.taken_back("in production", 100.0)
+        record = record.with_event(EventKind.ROLLED_BACK, judgement.summary, by=self._by, percent=0.0)
+        changes = {"phase": Phase.ROLLED_BACK, "judgement": judgement, "traffic_confirmed": True}
+        journal.save(record.model_copy(update={**changes, "epoch": max(epoch, record.epoch + 1)}))
+
+    def _left_for(self, production: Pointer) -> str | None:
+        """The release that was taken back last, if this production is there because of that."""
+        release_id = current_canary(self._store, self._target)
+        record = read_record(self._store, release_id, self._target) if release_id else None
+        ended = record is not None and record.phase is Phase.ROLLED_BACK
+        if record is not None and ended and record.production_since == production.promoted_at:
+            return record.release_id
+        last = read_way_back(self._store, self._place.model_id, self._target)
+        served = last is not None and last.to == production.release_id and production.promoted_at >= last.asked_at
+        return last.left if last is not None and served else None
+
+    def _not_there(self, pointers: Pointers, leaving: str) -> Pointers:
+        """It neither serves nor is on trial: done before, or a mistake."""
+        last = read_way_back(self._store, self._place.model_id, self._target)
+        known = (*pointers.taken_back, last.left) if last is not None else pointers.taken_back
+        if leaving and any(release_id.startswith(leaving) for release_id in known):
+            log.info(f"{leaving} was taken back before: nothing is changed")
+            return pointers
+        serves = f"{pointers.production.release_id} serves" if pointers.production is not None else "nothing serves"
+        about = f", and {leaving} is not on trial" if leaving else ""
+        raise ConfigError(f"{serves} on {self._target}{about}", hint="nothing was moved; look, then ask again")
+
+    def _token(self, router: TrafficRouter) -> FencingToken:
+        epoch = max(self._lease.epoch, router.read()[0].epoch + 1, self._place.slots.newest().epoch + 1)
+        return FencingToken(epoch, self._lease.epoch)
+
+    def _pointers(self) -> tuple[Pointers, str | None]:
+        return read_pointers(self._store, self._place.model_id, self._target)
+
+    def _write(self, pointers: Pointers, revision: str | None) -> None:
+        write_pointers(self._store, self._place.model_id, self._target, pointers, revision)
+
+    def _note(self, way_back: WayBack) -> None:
+        self._lease.check()
+        write_way_back(self._store, self._place.model_id, self._target, way_back)
 
 
-def _check_place(deployment: Deployment, target: str) -> None:
-    if target not in deployment.places:
-        raise ConfigError(f"deployment {deployment.name} has no place for {target!r}", where=deployment.name)
-
-
-def _document(model_id: str, target: str) -> ModelDocument:
-    return ModelDocument.of(f"ways_back/{{model}}/{target}.json", model_id)
-
-
-def _read(store: ArtifactStore, model_id: str, target: str) -> WayBack | None:
-    place = _document(model_id, target)
-    document = place.read(store)
-    return understood(WayBack, document.value, place.name, hint="remove this document") if document else None
-
-
-def _write(store: ArtifactStore, model_id: str, target: str, way_back: WayBack) -> None:
-    place = _document(model_id, target)
-    known = place.read(store)
-    place.write(store, way_back.model_dump(mode="json"), known.revision if known else None)
+def _free_slot(previous: Pointer, production: Pointer) -> SlotName:
+    """The previous release's own slot; never the one that serves production now."""
+    return previous.slot if previous.slot != production.slot else other_slot(production.slot)

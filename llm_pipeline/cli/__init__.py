@@ -2,11 +2,11 @@
 
 | | |
 |---|---|
-| `plan`, `run`, `report`, `rollback` | a release (`releasing`) |
+| `plan`, `run`, `report` | a release (`releasing`) |
 | `ls`, `show`, `verify`, `diff` | what a deployment's store holds (`inspecting`) |
 | `claims` | which release of each model is on its way (`claiming`) |
 | `approve-step`, `guard` | canaries that wait, or that nobody watches (`guarding`) |
-| `take-back` | a canary or production, on a person's word (`taking_back`) |
+| `rollback` | the way back from a release, on trial or in production (`rolling_back`) |
 | `gc` | what it need not hold any more (`retaining`) |
 | `tune` | settings of a target that hold more traffic (`tuning`) |
 | `formats` | what runs on which GPU, without a release (`formats`) |
@@ -39,7 +39,7 @@ from llm_pipeline.cli import (
     releasing,
     rendering,
     retaining,
-    taking_back,
+    rolling_back,
     tuning,
 )
 from llm_pipeline.entry import ArgumentParser, entry_point
@@ -70,7 +70,7 @@ def _parser() -> ArgumentParser:
         inspecting,
         claiming,
         guarding,
-        taking_back,
+        rolling_back,
         retaining,
         diagnosing,
         linting,

@@ -1,4 +1,4 @@
-"""Commands about one release: `plan`, `run`, `stage`, `report`, `rollback`."""
+"""Commands about one release: `plan`, `run`, `stage`, `report`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, 
 from llm_pipeline.cli.texts import write_files
 from llm_pipeline.errors import ExitCode, from_document
 
-_REPLACE = "take the release's places over from the models that hold them; their users get this one once it is promoted"
-
 
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
@@ -21,13 +19,11 @@ def add_commands(commands: Commands) -> None:
     answer = run.add_mutually_exclusive_group()
     answer.add_argument("--approve", action="store_const", const=True, dest="answer", help="approve production now")
     answer.add_argument("--reject", action="store_const", const=False, dest="answer", help="stop before production")
-    run.add_argument("--replace", action="store_true", help=_REPLACE)
     run.add_argument("--verbose", action="store_true", help="show every log line of every stage")
     run.set_defaults(run=_run)
 
     plan = commands.add_parser("plan", help="check a release without spending anything")
     plan.add_argument("config", type=Path)
-    plan.add_argument("--replace", action="store_true", help=_REPLACE)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     plan.add_argument("--output", type=Path, metavar="DIR", help="write plan.json and plan.txt there, too")
     plan.add_argument("--predict", action="store_true", help="ask AIConfigurator, too, where it is installed (slow)")
@@ -52,27 +48,19 @@ def add_commands(commands: Commands) -> None:
     add_deployment_option(report)
     report.set_defaults(run=_report)
 
-    rollback = commands.add_parser("rollback", help="bring the previous production release of a model back")
-    rollback.add_argument("model_id", metavar="model", help="organisation/name")
-    rollback.add_argument("gpu_target", metavar="target", help="the target's name, e.g. cpu")
-    add_deployment_option(rollback)
-    rollback.set_defaults(run=_rollback)
-
 
 def _run(options: argparse.Namespace) -> int:
     from llm_pipeline.local_run import LocalRun, ask_on_terminal
 
     answer: bool | None = options.answer
     approve = ask_on_terminal if answer is None else lambda _question: answer
-    return LocalRun(options.config, approve=approve, revision=options.revision, replace=options.replace).run()
+    return LocalRun(options.config, approve=approve, revision=options.revision).run()
 
 
 def _plan(options: argparse.Namespace) -> int:
     from llm_pipeline.planning.plan import format_plan, plan_release
 
-    plan = plan_release(
-        options.config, store_seconds=options.store_seconds, predict=options.predict, replace=options.replace
-    )
+    plan = plan_release(options.config, store_seconds=options.store_seconds, predict=options.predict)
     document, text = plan.model_dump_json(indent=1) + "\n", format_plan(plan)
     if options.output:
         write_files(options.output, {"plan.json": document, "plan.txt": text})
@@ -99,14 +87,4 @@ def _report(options: argparse.Namespace) -> int:
     if isinstance(outcome, StageFailure):
         raise from_document(outcome.error)
     sys.stdout.write(f"{outcome.metrics['report']}\n")
-    return ExitCode.GO
-
-
-def _rollback(options: argparse.Namespace) -> int:
-    from llm_pipeline.canary.promotion import rollback_production
-    from llm_pipeline.store import open_store
-
-    deployment = deployment_of(options)
-    pointers = rollback_production(open_store(deployment.store), deployment, options.model_id, options.gpu_target)
-    sys.stdout.write(f"production is release {pointers.production.release_id if pointers.production else 'none'}\n")
     return ExitCode.GO

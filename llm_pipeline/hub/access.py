@@ -28,7 +28,13 @@ from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
 
 from llm_pipeline import __version__
 from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError
-from llm_pipeline.hub.bounded_answers import LIBRARY_NAME, UNPACKED, AnswerRefused, bounded_session
+from llm_pipeline.hub.bounded_answers import (
+    LIBRARY_NAME,
+    UNPACKED,
+    AnswerRefused,
+    bounded_session,
+    headers_came,
+)
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.logging import quiet_third_parties
 
@@ -117,6 +123,8 @@ class Hub:
             yield
         except (HTTPError, OfflineModeIsEnabled, HFValidationError, LocalEntryNotFoundError) as error:
             raise self._translate(error, where) from error
+        finally:
+            headers_came()
 
     def _translate(self, error: Exception, where: str) -> PipelineError:
         if isinstance(error, HFValidationError):

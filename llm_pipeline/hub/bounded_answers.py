@@ -1,19 +1,23 @@
 """The hub's answers are bounded: the client of `huggingface_hub` reads and unpacks whatever a server sends.
 
-An answer of the hub's API and every error or redirect has a byte limit and a deadline. Files have neither here: their
-size is pinned, and `Transfer` requires a minimum rate. Compressed answers are refused: none is asked for, and a few
-bytes can unpack to gigabytes. Only our own requests are concerned: the session is shared by all of the process.
+The headers of every answer have a deadline. The body of an answer of the hub's API, and of every error or redirect, has
+one too, and a byte limit. Files have neither here: their size is pinned, and `Transfer` requires a minimum rate.
+Compressed answers are refused: none is asked for, and a few bytes can unpack to gigabytes. Only our own requests are
+concerned: the session is shared by all of the process.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import get_session
+
+from llm_pipeline.timed_connection import Deadline, TooSlow
 
 LIBRARY_NAME = "llm-pipeline"
 """How our requests name themselves in their user agent."""
@@ -25,6 +29,7 @@ LONGEST_ANSWER_BYTES = 64 * 1024 * 1024
 """Of the API. The listing of a repository with 100,000 files has about 30 MB."""
 
 LONGEST_ERROR_BYTES = 1024 * 1024
+HEADERS_SECONDS = 60.0
 ANSWER_SECONDS = 120.0
 _FILE_ANSWER = "llm_pipeline_file"
 _REDIRECT = 300
@@ -44,13 +49,75 @@ def bounded_session() -> Any:
     session = get_session()
     hooks = session.event_hooks
     if _bound not in hooks["response"]:
-        session.event_hooks = {**hooks, "response": [*hooks["response"], _bound]}
+        for transport in (session._transport, *session._mounts.values()):  # noqa: SLF001 - of proxies
+            if pool := getattr(transport, "_pool", None):  # else it is not the client's own
+                pool._network_backend = _TimedNetwork(pool._network_backend)  # noqa: SLF001 - a constructor's argument
+        session.event_hooks = {
+            "request": [*hooks["request"], _expect_headers],
+            "response": [headers_came, *hooks["response"], _bound],
+        }
     return session
+
+
+class _Expected(threading.local):
+    """What a thread waits for: its requests, and the reads for them, are made in it."""
+
+    headers: Deadline | None = None
+
+
+_expected = _Expected()
+
+
+def headers_came(_response: Any = None) -> None:
+    """The headers that this thread waited for came, or will not come any more."""
+    _expected.headers = None
+
+
+def _expect_headers(request: Any) -> None:
+    """Called with every request before it is sent."""
+    _expected.headers = Deadline(HEADERS_SECONDS, what="the head of the answer") if _is_ours(request) else None
+
+
+def _is_ours(request: Any) -> bool:
+    return LIBRARY_NAME in request.headers.get("user-agent", "")
+
+
+class _TimedNetwork:
+    """A network backend of httpcore: no read begins once the headers that its thread waits for must have come."""
+
+    def __init__(self, network: Any) -> None:
+        self._network = network
+
+    def connect_tcp(self, *arguments: Any, **options: Any) -> _TimedStream:
+        return _TimedStream(self._network.connect_tcp(*arguments, **options))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+
+class _TimedStream:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if (deadline := _expected.headers) is not None:
+            try:
+                deadline.seconds_left()
+            except TooSlow as error:
+                raise AnswerRefused(str(error)) from error
+        data: bytes = self._stream.read(max_bytes, timeout)
+        return data
+
+    def start_tls(self, *arguments: Any, **options: Any) -> _TimedStream:
+        return _TimedStream(self._stream.start_tls(*arguments, **options))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _bound(response: Any) -> None:
     """Called with every answer before its body is read."""
-    if LIBRARY_NAME not in response.request.headers.get("user-agent", ""):
+    if not _is_ours(response.request):
         return
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding not in ("", "identity"):

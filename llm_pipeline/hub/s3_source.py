@@ -19,7 +19,8 @@ from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
 from llm_pipeline.hub.pinned import HubFile, ObjectVersion, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
-from llm_pipeline.hub.source import Body, SourceRefused, SourceUnavailable, WrongBytes
+from llm_pipeline.hub.source import Body, SourceRefused, SourceTooSlow, SourceUnavailable, WrongBytes
+from llm_pipeline.timed_connection import AnswerTooLong
 
 _CHUNK = 256 * 1024
 _ASKED_AT_ONCE = 8
@@ -88,17 +89,12 @@ class S3Source:
 
     def _bytes(self, longest: int, **parameters: str) -> bytes:
         """The whole body of a small object, which has at most so many bytes."""
-        from llm_pipeline.store.s3_answers import until_whole
+        from llm_pipeline.store.s3_answers import until_whole, whole_body
 
-        def read() -> bytes:
-            with closing(self._client.get_object(**parameters)["Body"]) as body:
-                data: bytes = body.read(longest + 1)
-                if len(data) > longest:
-                    raise SourceRefused(f"the answer has more than {longest} bytes", where=parameters["Key"])
-                body.read(1)  # at its end: botocore compares the length with the one that was announced
-                return data
-
-        return until_whole(read)
+        try:
+            return until_whole(lambda: whole_body(self._client.get_object(**parameters), longest))
+        except AnswerTooLong as error:
+            raise SourceRefused(str(error), where=parameters["Key"]) from error
 
     def _object(self, path: str) -> dict[str, str]:
         bucket, prefix = self._place
@@ -169,7 +165,7 @@ class S3Source:
 
 
 def _as_source_error(error: PipelineError) -> PipelineError:
-    from llm_pipeline.store.s3_session import Absent, Changed
+    from llm_pipeline.store.s3_session import Absent, Changed, OverLimit
 
     if isinstance(error, Changed):
         return IntegrityError(
@@ -177,6 +173,8 @@ def _as_source_error(error: PipelineError) -> PipelineError:
         )
     if isinstance(error, Absent):
         return SourceRefused("there is no such object", where=error.where, hint="resolve the release again")
+    if isinstance(error, OverLimit):
+        return SourceTooSlow(error.message, where=error.where, hint=error.hint)
     if isinstance(error, Transient):
         return SourceUnavailable(error.message, where=error.where, hint=error.hint)
     return SourceRefused(error.message, where=error.where, hint=error.hint) if isinstance(error, Terminal) else error

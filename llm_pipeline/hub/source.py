@@ -29,6 +29,10 @@ class SourceUnavailable(Transient):
         self.retry_after_seconds = retry_after_seconds
 
 
+class SourceTooSlow(SourceUnavailable):
+    """The source sends so little that the file would never be whole: a new connection may do better."""
+
+
 class WrongBytes(IntegrityError):
     """The bytes that came are not the file's: fetched again they may be."""
 

@@ -18,8 +18,9 @@ from llm_pipeline.errors import Terminal
 from llm_pipeline.hub.partial_file import PartialFile
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.rate_limit import RateLimit
-from llm_pipeline.hub.source import Source, SourceUnavailable, WrongBytes
+from llm_pipeline.hub.source import Source, SourceTooSlow, SourceUnavailable, WrongBytes
 from llm_pipeline.logging import get_logger
+from llm_pipeline.timed_connection import MINIMUM_BYTES_PER_SECOND, RATE_WINDOW_SECONDS, MinimumRate, TooSlow
 
 log = get_logger(__name__)
 
@@ -30,10 +31,6 @@ _ATTEMPTS_AT_THE_RIGHT_BYTES = 2
 
 class TransferStopped(Terminal):
     """Another file failed, or the process was asked to stop; the partial file stays for the next attempt."""
-
-
-class SourceTooSlow(SourceUnavailable):
-    """The source sends so little that the file would never be whole: a new connection may do better."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,8 @@ class Transfer:
     stop: Event = field(default_factory=Event)
 
     _backoff_unit_seconds: ClassVar[float] = 1.0
-    _minimum_bytes_per_second: ClassVar[int] = 10_000
-    _rate_window_seconds: ClassVar[float] = 60.0
+    _minimum_bytes_per_second: ClassVar[int] = MINIMUM_BYTES_PER_SECOND
+    _rate_window_seconds: ClassVar[float] = RATE_WINDOW_SECONDS
 
     def partial_file(self, file: HubFile) -> Path:
         """Where the file's bytes are kept until they are verified."""
@@ -125,17 +122,13 @@ class Transfer:
 
     def _at_minimum_rate(self, chunks: Iterable[bytes], file: HubFile) -> Iterator[bytes]:
         """The chunks, as long as they come at the minimum rate; what we wait by ourselves does not count."""
-        seconds, count, asked_at = 0.0, 0, time.monotonic()
+        rate, asked_at = MinimumRate(self._minimum_bytes_per_second, self._rate_window_seconds), time.monotonic()
         for chunk in chunks:
-            seconds, count = seconds + time.monotonic() - asked_at, count + len(chunk)
-            if seconds >= self._rate_window_seconds:
-                if count < self._minimum_bytes_per_second * seconds:
-                    raise SourceTooSlow(
-                        f"{count} bytes came in {seconds:.0f} s, fewer than {self._minimum_bytes_per_second} a second",
-                        where=file.path,
-                        hint="check the network and the proxy; it is tried again",
-                    )
-                seconds, count = 0.0, 0
+            try:
+                rate.count(len(chunk), time.monotonic() - asked_at)
+            except TooSlow as error:
+                hint = "check the network and the proxy; it is tried again"
+                raise SourceTooSlow(str(error), where=file.path, hint=hint) from error
             yield chunk
             asked_at = time.monotonic()
 

@@ -22,6 +22,7 @@ from llm_pipeline.digest import sha256_json
 from llm_pipeline.errors import (
     ConfigError,
     IntegrityError,
+    InternalError,
     PipelineError,
     Unsupported,
     as_pipeline_error,
@@ -176,7 +177,9 @@ def _distrust(store: ArtifactStore, key: str, record: StageRecord, conclusion: d
     """Why a record cannot be trusted, or None."""
     if problem := record.problem(key):
         return problem
-    return conclusion_problem(store, record_name(key), conclusion) if publishes(record.content.stage) else None
+    if publishes(record.content.stage):
+        return conclusion_problem(store, record_name(key), conclusion)
+    return "it names artifacts, and its stage publishes none" if record.result.artifacts else None
 
 
 def tool_versions(stage: Stage[Any], config: Any) -> dict[str, str]:
@@ -273,6 +276,9 @@ def _compute(
     inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
     context = StageContext(request=request, config=config, inputs=inputs, workdir=workdir, store=store, key=key)
     output: StageOutput = stage.run(context)
+    if output.artifacts and not stage.publishes:  # its records are not signed
+        made = ", ".join(sorted(output.artifacts))
+        raise InternalError(f"stage {stage.name} is declared to publish nothing, and made artifacts: {made}")
     artifacts = _publish(request, store, content, output, started)
     shutil.rmtree(workdir, ignore_errors=True)
     return StageResult(

@@ -11,6 +11,7 @@ from llm_pipeline.store.documents import understood
 from llm_pipeline.store.model_documents import ModelDocument, is_shared, model_of_release, models_of_part
 
 Slot = Literal["blue", "green"]
+_MOST_TAKEN_BACK = 20
 
 
 class Pointer(Frozen):
@@ -30,10 +31,22 @@ class Pointer(Frozen):
 
 
 class Pointers(Frozen):
-    """What serves now and what served before, on one target."""
+    """What serves now and what served before, on one target.
+
+    Attributes:
+        previous: What a rollback of production goes back to; None after one, for what was taken back is not gone back
+            to: only another canary brings it into production again.
+        taken_back: Releases that were taken back on this target since they were promoted, the latest last.
+    """
 
     production: Pointer | None = None
     previous: Pointer | None = None
+    taken_back: tuple[str, ...] = ()
+
+    def without_release(self, release_id: str) -> Pointers:
+        """These once a release was taken back; that they are written fences whoever was about to settle it."""
+        others = [one for one in self.taken_back if one != release_id]
+        return self.model_copy(update={"taken_back": (*others, release_id)[-_MOST_TAKEN_BACK:]})
 
 
 def pointers_name(model_id: str, target: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any, TypeVar
 
 from llm_pipeline.errors import Transient
+from llm_pipeline.timed_connection import AnswerTooLong
 
 ATTEMPTS = 8
 """Of one request, and of a transfer that gets nowhere; botocore's own of requests without an answer come below it."""
@@ -57,6 +59,26 @@ def until_whole(request: Callable[[], T]) -> T:
                 raise
         back_off(attempt)
     return request()
+
+
+def whole_body(answer: Mapping[str, Any], longest_bytes: int) -> bytes:
+    """The body of a small object.
+
+    Raises:
+        AnswerTooLong: It has more bytes than that.
+        Exception: One of `failed_requests`.
+    """
+    from botocore.exceptions import ReadTimeoutError, ResponseStreamingError
+
+    with closing(answer["Body"]) as body:
+        try:
+            data: bytes = body.read(longest_bytes + 1)
+            if len(data) > longest_bytes:
+                raise AnswerTooLong(f"the answer has more than {longest_bytes} bytes")
+            body.read(1)  # at its end: botocore compares the length with the one that was announced
+        except ReadTimeoutError as error:  # botocore asks again after those before a body, not after this one
+            raise ResponseStreamingError(error=error) from error
+        return data
 
 
 def following_page(page: Mapping[str, Any], names: Mapping[str, str], marker: Mapping[str, Any]) -> dict[str, Any]:

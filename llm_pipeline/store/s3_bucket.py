@@ -16,8 +16,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import Terminal, Transient
-from llm_pipeline.store.s3_answers import ATTEMPTS, back_off, failed_requests, following_page, until_whole
+from llm_pipeline.errors import IntegrityError, Terminal, Transient
+from llm_pipeline.store.s3_answers import (
+    ATTEMPTS,
+    back_off,
+    failed_requests,
+    following_page,
+    until_whole,
+    whole_body,
+)
 from llm_pipeline.store.s3_session import (
     Absent,
     Changed,
@@ -26,9 +33,13 @@ from llm_pipeline.store.s3_session import (
     require_boto3,
     translated,
 )
+from llm_pipeline.timed_connection import AnswerTooLong, passed_limit
 
 WORKERS = 8
 """Requests in flight at once."""
+
+LONGEST_DOCUMENT_BYTES = 64 * 1024 * 1024
+"""Of what is read as a whole: documents, manifests, reports."""
 
 _CHUNK_BYTES = 256 * 1024
 _SMALLEST_CHUNK_BYTES = 4 * 1024
@@ -134,17 +145,23 @@ class Bucket:
         return f"s3://{self._bucket}/{self._prefix}{name}"
 
     def read(self, name: str) -> tuple[bytes, str] | None:
-        """Content and ETag of a small object; None if there is none."""
+        """Content and ETag of a small object; None if there is none.
+
+        Raises:
+            IntegrityError: It is not small.
+        """
 
         def get() -> tuple[bytes, str]:
             answer = self.client.get_object(**self._at(name))
-            with closing(answer["Body"]) as body:
-                return body.read(), answer["ETag"]
+            return whole_body(answer, LONGEST_DOCUMENT_BYTES), answer["ETag"]
 
         try:
             return self._call(get, name)
         except Absent:
             return None
+        except AnswerTooLong as error:
+            hint = "no store writes such a document: move it out of the store"
+            raise IntegrityError(str(error), where=self.address(name), hint=hint) from error
 
     def put(self, name: str, data: bytes, condition: Condition | None = None, *, claimed: str | None = None) -> str:
         """Write an object in one request, its bytes checked by S3; returns its ETag.
@@ -206,7 +223,8 @@ class Bucket:
                         position += len(chunk)
                         yield chunk
             except failed_requests() as error:
-                if position - resumed_at >= _CHUNK_BYTES:  # a server that sends byte by byte is not waited for
+                enough = position - resumed_at >= _CHUNK_BYTES  # a server that sends byte by byte is not waited for
+                if enough and passed_limit(error) is None:
                     failures, resumed_at = 0, position
                 failures += 1
                 if failures == ATTEMPTS:

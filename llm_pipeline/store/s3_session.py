@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+from llm_pipeline.bounded_aws import AnswerLimits, bound_answers
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import ConfigError, PipelineError, Terminal, Transient, Unsupported
+from llm_pipeline.timed_connection import passed_limit
 
 CONNECTIONS = 16
 """Connections that one client keeps open; at least as many as there are threads that use it."""
 
 _ATTEMPTS = 8
 _CONNECT_SECONDS = 10
-_READ_SECONDS = 60
 
 _REFUSALS = (401, 403)
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
@@ -24,6 +25,7 @@ _NEEDED = (
     "AbortMultipartUpload"
 )
 _AGAIN = "run it again; it goes on where it stopped"
+_OVER_LIMIT = f"check the network, the proxy (HTTPS_PROXY) and store.endpoint, then {_AGAIN}"
 _REGION = "set store.region to the bucket's region"
 
 
@@ -33,6 +35,10 @@ class Absent(Transient):
 
 class Changed(Transient):
     """The object is not, or no longer, the one that a conditional request was about."""
+
+
+class OverLimit(Transient):
+    """An answer of S3 is too slow or too long, or S3 takes a request too slowly."""
 
 
 class UploadGone(Transient):
@@ -72,8 +78,12 @@ def require_boto3(config: StoreConfig) -> None:
         raise Unsupported("a store in S3 needs boto3", where=config.uri, hint=hint)
 
 
-def connect(config: StoreConfig) -> Any:
+def connect(config: StoreConfig, limits: AnswerLimits = AnswerLimits()) -> Any:  # noqa: B008 - it is immutable
     """A boto3 client of the store's bucket. It sends nothing yet, except to assume a role.
+
+    Args:
+        config: The store, and how it is reached.
+        limits: What each answer may take.
 
     Raises:
         ConfigError: The profile does not exist, or the endpoint or region cannot be.
@@ -85,7 +95,6 @@ def connect(config: StoreConfig) -> Any:
     options = Config(
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
         connect_timeout=_CONNECT_SECONDS,
-        read_timeout=_READ_SECONDS,
         max_pool_connections=CONNECTIONS,
         tcp_keepalive=True,
         # The store sends SHA-256 itself where bytes count, and verifies what it reads against the manifest; botocore's
@@ -95,8 +104,8 @@ def connect(config: StoreConfig) -> Any:
         s3=_s3_options(config),
     )
     try:
-        session = boto3.Session(botocore_session=_botocore_session(config), region_name=config.region)
-        return session.client("s3", endpoint_url=config.endpoint, config=options)
+        session = boto3.Session(botocore_session=_botocore_session(config, limits), region_name=config.region)
+        return bound_answers(session.client("s3", endpoint_url=config.endpoint, config=options), limits)
     except (BotoCoreError, ValueError) as error:
         raise translated(error, config, config.uri) from error
 
@@ -112,7 +121,7 @@ def _s3_options(config: StoreConfig) -> dict[str, Any]:
     return options
 
 
-def _botocore_session(config: StoreConfig) -> Any:
+def _botocore_session(config: StoreConfig, limits: AnswerLimits) -> Any:
     from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
     from botocore.session import Session
 
@@ -122,8 +131,12 @@ def _botocore_session(config: StoreConfig) -> Any:
     credentials = source.get_credentials()  # names a profile that does not exist
     if config.role is None or credentials is None:
         return source
+
+    def create_client(*arguments: Any, **options: Any) -> Any:
+        return bound_answers(source.create_client(*arguments, **options), limits)
+
     fetcher = AssumeRoleCredentialFetcher(
-        source.create_client, credentials, config.role, extra_args={"RoleSessionName": "llm-pipeline"}
+        create_client, credentials, config.role, extra_args={"RoleSessionName": "llm-pipeline"}
     )
     assumed = Session(profile=config.profile)
     # botocore has no public way to give a session credentials that refresh themselves
@@ -169,6 +182,8 @@ def _of_botocore(error: Exception, config: StoreConfig, where: str) -> PipelineE
         return Transient(str(error), where=where, hint="trust the endpoint's certificate: AWS_CA_BUNDLE")
     if isinstance(error, (aws.ParamValidationError, aws.NoRegionError, aws.BaseEndpointResolverError, ValueError)):
         return ConfigError(str(error), where=where, hint="correct store.endpoint, store.region and store.uri")
+    if passed := passed_limit(error):
+        return OverLimit(f"an answer of S3 is not taken: {passed}", where=where, hint=_OVER_LIMIT)
     return Transient(
         f"no answer from S3: {error}", where=where, hint="check the network and store.endpoint, then run it again"
     )

@@ -19,36 +19,34 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _PREFIX = "rollback__"
-_CANARY, _PRODUCTION = "canary", "production"
 _RELEASE = r"^([a-z0-9][a-z0-9_.-]{0,127})?$"
 
 _DOC = """### Rollback of {name}
 
 Trigger it when a release does harm.
 
-- **canary**: a canary that runs gives all its traffic back to the version that serves; its release ends.
-- **production**: that, and then the release before the one that serves takes all traffic. Within the rollback window
-  its server is warm, and this takes seconds.
+- A release that is **on trial** gives all its traffic back to the version that serves; its canary ends.
+- A release that **serves** is replaced by the one before it. Within the rollback window that one's server is warm, and
+  this takes seconds.
 
-It needs no metrics and no approval. Triggered twice, it is done once: to go forth again, name the release that serves
-now. The last line of the log says what serves.
+It needs no metrics and no approval. Triggered twice, it is done once, and what was taken back is never gone back to.
+Where a canary has just ended in a rollback, production is left only by its name. The last line of the log says what
+serves.
 
-By hand: `llm-pipeline take-back MODEL TARGET [--production]`.
+By hand: `llm-pipeline rollback MODEL TARGET [--from RELEASE]`.
 """
 
 
-class TakeBackOperator(CommandOperator):
-    """Takes a canary or production back on the target that the form names; other targets are skipped."""
+class RollBackOperator(CommandOperator):
+    """Leaves a release on the target that the form names; other targets are skipped."""
 
     def command(self, context: Context) -> Sequence[str]:
         """See `CommandOperator`."""
         form = context["params"]
         if form["target"] != self.subject:
             raise AirflowSkipException(f"{self.subject} was not asked for")
-        command = ["take-back", form["model"], self.subject, f"--reason={form['reason']}", f"--by={_asker(context)}"]
-        if form["what"] == _PRODUCTION:
-            command += ["--production", f"--leaving={form['release'] or ''}"]
-        return command
+        command = ["rollback", form["model"], self.subject, f"--reason={form['reason']}", f"--by={_asker(context)}"]
+        return [*command, f"--from={form['release']}"] if form["release"] else command
 
 
 def rollback_dags(directory: Path | None = None) -> dict[str, DAG]:
@@ -62,7 +60,7 @@ def rollback_dag(used: UsedDeployment) -> DAG:
     dag = DAG(
         dag_id=f"{_PREFIX}{name}",
         dag_display_name=f"Rollback of {name}",
-        description="Takes a canary or production back, on a person's word",
+        description="Leaves a release, on trial or in production, on a person's word",
         doc_md=_DOC.format(name=name),
         schedule=None,
         catchup=False,
@@ -73,9 +71,9 @@ def rollback_dag(used: UsedDeployment) -> DAG:
         default_args=task_defaults(),
     )
     with dag:
-        TakeBackOperator.partial(
-            task_id="take_back",
-            task_display_name="Take back",
+        RollBackOperator.partial(
+            task_id="roll_back",
+            task_display_name="Roll back",
             doc_md="The last line of the log says what serves.",
             map_index_template=TARGET_LABEL,
             deployment_file=str(used.path),
@@ -87,13 +85,6 @@ def rollback_dag(used: UsedDeployment) -> DAG:
 
 def _form(used: UsedDeployment) -> dict[str, Param]:
     return {
-        "what": Param(
-            _CANARY,
-            type="string",
-            enum=[_CANARY, _PRODUCTION],
-            title="What",
-            description="Only a canary that runs, or also production, to the release before it.",
-        ),
         "model": _choice(used.models, title="Model"),
         "target": _choice(used.targets, title="Target"),
         "release": Param(
@@ -101,8 +92,8 @@ def _form(used: UsedDeployment) -> dict[str, Param]:
             type=["null", "string"],
             pattern=_RELEASE,
             title="Release to leave",
-            description="For production: only if this release serves now (its id, or the beginning of it). "
-            "Empty: whichever does, unless it was brought back by a rollback itself.",
+            description="Its id, or the beginning of it. Empty: what is on trial, or else what serves, unless it "
+            "serves because another release was taken back.",
         ),
         "reason": Param(
             type="string", minLength=3, maxLength=200, title="Reason", description="Kept with what was done."

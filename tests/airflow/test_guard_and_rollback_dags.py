@@ -5,15 +5,21 @@ import logging
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
 from llm_pipeline_airflow.guard_dag import GuardOperator, guard_dags
-from llm_pipeline_airflow.rollback_dag import TakeBackOperator, rollback_dags
+from llm_pipeline_airflow.rollback_dag import RollBackOperator, rollback_dags
 from llm_pipeline_airflow.telling import secrets_of
 
+from llm_pipeline.canary.way_back_record import WayBack, write_way_back
+from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.config.notifications import Notifications
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store import open_store
+from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
 PARSE = """
@@ -22,7 +28,7 @@ ids = [name for file in sys.argv[1:] for name in runpy.run_path(file) if "__here
 print(json.dumps({"ids": ids, "modules": sorted({m.partition(".")[0] for m in sys.modules})}))
 """
 WORKERS = "workers: { targets: { cpu-b: { queue: on-b, pool: gpus-b } } }\n"
-FORM = {"what": "canary", "model": "demo/tiny", "target": "cpu-a", "release": "", "reason": "it answers nonsense"}
+FORM = {"model": "demo/tiny", "target": "cpu-a", "release": "", "reason": "it answers nonsense"}
 
 
 @pytest.fixture
@@ -46,7 +52,7 @@ class Run:
 
 
 def command(target: str = "cpu-a", **form: str) -> list[str]:
-    operator = TakeBackOperator(task_id="t", deployment_file="here.yaml", subject=target)
+    operator = RollBackOperator(task_id="t", deployment_file="here.yaml", subject=target)
     return list(operator.command({"params": FORM | form, "dag_run": Run()}))
 
 
@@ -100,7 +106,6 @@ def test_the_form_takes_only_what_there_is(dags):
     for name, wrong in {
         "target": "cpu-c",
         "reason": "",
-        "what": "all",
         "release": "--production",
         "model": "x/y",
     }.items():
@@ -110,9 +115,9 @@ def test_the_form_takes_only_what_there_is(dags):
 
 
 def test_the_form_becomes_a_command_for_the_one_target(dags):
-    asked = ["take-back", "demo/tiny", "cpu-a", "--reason=it answers nonsense", "--by=anna"]
+    asked = ["rollback", "demo/tiny", "cpu-a", "--reason=it answers nonsense", "--by=anna"]
     assert command() == asked
-    assert command(what="production", release="tiny-1") == [*asked, "--production", "--leaving=tiny-1"]
+    assert command(release="tiny-1") == [*asked, "--from=tiny-1"]
     with pytest.raises(AirflowSkipException):
         command("cpu-b")
 
@@ -124,13 +129,18 @@ def test_the_guard_runs_as_a_process_and_says_little(deployment, caplog):
 
 
 def test_the_log_of_a_rollback_ends_with_what_serves_and_a_refusal_is_not_tried_again(deployment, caplog):
-    operator = TakeBackOperator(task_id="take_back", deployment_file=str(deployment), subject="cpu-a")
+    store, now = open_store(load_deployment(deployment).store), datetime.now(UTC)
+    repository = ArtifactRef(kind="model_repository", digest="2" * 64)
+    serves = Pointer(release_id="r2", repository=repository, slot="green", recipe="none", promoted_at=now)
+    write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=serves), None)
+    write_way_back(store, "demo/tiny", "cpu-a", WayBack(left="r3", to="r2", by="anna", asked_at=now))
+    operator = RollBackOperator(task_id="roll_back", deployment_file=str(deployment), subject="cpu-a")
     with caplog.at_level(logging.INFO):
-        operator.execute({"params": FORM, "dag_run": Run()})
-        assert caplog.records[-1].message == "| demo/tiny on cpu-a: nothing serves"
+        operator.execute({"params": FORM | {"release": ""}, "dag_run": Run()})
+        assert caplog.records[-1].message == "| demo/tiny on cpu-a: r2 serves in green"
         with pytest.raises(AirflowFailException, match="was refused"):
-            operator.execute({"params": FORM | {"what": "production"}, "dag_run": Run()})
-    assert "demo/tiny has no previous release on cpu-a" in caplog.text
+            operator.execute({"params": FORM | {"release": "r9"}, "dag_run": Run()})
+    assert "r2 serves on cpu-a, and r9 is not on trial" in caplog.text
 
 
 def test_airflows_connections_hold_what_the_deployment_names(monkeypatch, caplog):

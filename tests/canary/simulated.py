@@ -31,12 +31,16 @@ from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.local import LocalStore
-from llm_pipeline.store.pointers import Pointer
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 from llm_pipeline.verdict import Judgement
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)
 PATIENCE = Patience(write=0.1, confirm=0.1, prove=0.02, drain=0.1, usable=0.1, blind_drain=0.0)
+MODEL = "demo/tiny"
+FIRST = Pointer(
+    release_id="r0", repository=STABLE, slot="blue", recipe="none", promoted_at=datetime(2026, 1, 1, tzinfo=UTC)
+)
 POLICY = {
     "steps_percent": [20, 50, 100],
     "minimum_bake_seconds": 0.001,
@@ -107,7 +111,8 @@ class AccessLog:
 
     def recent(self, since: float) -> list[ObservedRequest]:
         del since
-        return [self._request("blue", number) for number in range(100)]
+        weights = self.site.router.state.weights
+        return [self._request(max(weights, key=lambda slot: weights[slot]), number) for number in range(100)]
 
     def read(self, cursor: LogCursor) -> tuple[list[ObservedRequest], LogCursor]:
         del cursor
@@ -129,7 +134,7 @@ class AccessLog:
         return requests, self.end()
 
     def _request(self, slot: SlotName, number: int) -> ObservedRequest:
-        on_trial = slot == "green"
+        on_trial = slot == self.site.router.state.candidate
         fault = (on_trial and self.site.faulty) or slot not in self.site.running
         slow = on_trial and self.site.slow
         left = on_trial and number % 10 < 10 * self.site.abandoned
@@ -170,12 +175,14 @@ class Slots:
             raise ConfigError("no GPU is free")
         with self.site.effect(f"start {slot}"):
             self.site.running.add(slot)
+            self.site.hung |= {slot} if self.site.hung_starts else set()
             self.site.serves[slot] = repository
 
     def replace(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
         with self.site.effect(f"start {slot}"):
             admit(self.site.root, token)
             self.site.running.add(slot)
+            self.site.hung |= {slot} if self.site.hung_starts else set()
             self.site.serves[slot] = repository
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
@@ -237,6 +244,7 @@ class Site:
     stable_ends: bool = False
     both_end_at: int = 0
     stable_starts: bool = True
+    hung_starts: bool = False
     faulty: bool = False
     slow: bool = False
     abandoned: float = 0.0
@@ -250,6 +258,10 @@ class Site:
         self.store.site = self
         self.router, self.log, self.slots = Router(self), AccessLog(self), Slots(self)
         self.traffic: Traffic = LoggedTraffic(self.log)  # type: ignore[arg-type] - a log in memory
+
+    def serve_first(self) -> None:
+        """The pointers say what serves; that is no effect of what is tried."""
+        write_pointers(LocalStore(self.store.uri), MODEL, "cpu", Pointers(production=FIRST), None)
 
     @contextlib.contextmanager
     def effect(self, what: str) -> Iterator[None]:
@@ -280,9 +292,7 @@ class Site:
 
     def step(self, percent: float, *, release: str = "r1", run: str = "run") -> Judgement:
         """One stage of the canary, by a controller of its own."""
-        production = Pointer(
-            release_id="r0", repository=STABLE, slot="blue", recipe="none", promoted_at=datetime(2026, 1, 1, tzinfo=UTC)
-        )
+        production = read_pointers(self.store, MODEL, "cpu")[0].production or FIRST
         plan = CanaryPlan(
             release_id=release,
             run=run,

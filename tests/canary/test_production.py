@@ -13,8 +13,9 @@ import pytest
 from canary_site import free_ports
 
 from llm_pipeline.canary.envoy_process import find_router, stop_router
-from llm_pipeline.canary.promotion import ensure_production, rollback_production
+from llm_pipeline.canary.promotion import ensure_production
 from llm_pipeline.canary.record import Phase, read_record
+from llm_pipeline.canary.served_place import roll_back_at
 from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo.traffic import TrafficRecord
@@ -81,8 +82,6 @@ class Production:
             "step_percent": percent,
             "policy": POLICY,
             "workload": {"prompts": "p.jsonl", "rate_per_second": 1, "duration_seconds": 1},
-            "triton_home": str(TRITON_HOME),
-            "python": str(MODEL_PYTHON),
         }
         return result(self._run(release, "canary", f"cpu:{percent:g}", config))
 
@@ -91,6 +90,10 @@ class Production:
 
     def rollback(self, release: str) -> StageResult:
         return result(self._run(release, "rollback", "cpu", self._place()))
+
+    def roll_back(self, leaving: str = "") -> None:
+        """As a person asks for it."""
+        roll_back_at(self.store, self.deployment, MODEL, "cpu", by="anna: it answers nonsense", leaving=leaving)
 
     def deploy_first(self) -> None:
         assert verdict(self.canary("r1", 50)) is Verdict.GO
@@ -139,7 +142,8 @@ class Production:
 
     def _place(self) -> dict[str, Any]:
         place = self.deployment.places["cpu"].model_dump(mode="json")
-        return {"model_id": MODEL, "target": "cpu", "place": place, "state_root": self.deployment.state_root}
+        where = {"model_id": MODEL, "target": "cpu", "place": place, "state_root": self.deployment.state_root}
+        return {**where, "triton_home": str(TRITON_HOME), "python": str(MODEL_PYTHON)}
 
     def _run(self, release: str, stage: str, subject: str, config: dict[str, Any]) -> StageResult | StageFailure:
         return execute(
@@ -215,9 +219,11 @@ def test_a_release_is_promoted_settled_brought_back_and_tried_again_without_a_lo
     assert production.rollback("r2").metrics["phase"] == "promoted"
     assert production.weights() == {"green": 10_000}
 
-    rollback_production(production.store, production.deployment, MODEL, "cpu")
-    assert production.releases() == ("r1", "r2")
+    production.roll_back()
+    production.roll_back()  # asked again, nothing is changed
+    assert production.releases() == ("r1", None)
     assert (production.weights(), production.serves("blue")) == ({"blue": 10_000}, "r1")
+    assert production.serves("green") is None
     refused = production.settle("r2")
     assert isinstance(refused, StageFailure)
     assert refused.error.type == "NotPromoted"
@@ -228,25 +234,23 @@ def test_a_release_is_promoted_settled_brought_back_and_tried_again_without_a_lo
     undone = production.rollback("r2")
     assert (undone.metrics["phase"], undone.metrics["traffic_confirmed"]) == ("rolled back", 1)
     assert (production.weights(), production.serves("green")) == ({"blue": 10_000}, None)
-    assert production.releases() == ("r1", "r2")
+    assert production.releases() == ("r1", None)
     record = read_record(production.store, "r2", "cpu")
     assert record is not None
-    assert [attempt.phase for attempt in record.history] == [Phase.PROMOTED]
+    assert [attempt.phase for attempt in record.history] == [Phase.ROLLED_BACK]
     users = production.users_go()
     assert users.failed == 0, users.reasons
     assert users.sent == users.ok
 
 
-def test_going_back_starts_the_previous_release_if_its_server_is_gone_and_going_forth_works_too(production) -> None:
+def test_going_back_starts_the_previous_release_if_its_server_is_gone(production) -> None:
     production.deploy_first()
     production.users()
     production.promote("r2")
     stop_server(production.state("blue"))
-    rollback_production(production.store, production.deployment, MODEL, "cpu")
-    assert (production.releases(), production.weights()) == (("r1", "r2"), {"blue": 10_000})
-    assert production.serves("blue") == "r1"
-    rollback_production(production.store, production.deployment, MODEL, "cpu")
-    assert (production.releases(), production.weights()) == (("r2", "r1"), {"green": 10_000})
+    production.roll_back()
+    assert (production.releases(), production.weights()) == (("r1", None), {"blue": 10_000})
+    assert (production.serves("blue"), production.serves("green")) == ("r1", None)
     assert production.users_go().failed == 0
 
 
@@ -261,3 +265,37 @@ def test_after_everything_was_stopped_production_comes_back_as_the_pointers_say(
 def test_a_rollback_of_a_release_that_never_had_a_canary_does_nothing(production) -> None:
     assert production.rollback("r2").metrics == {"phase": "never began"}
     assert find_router(production.state("router")) is None
+
+
+@pytest.mark.thorough
+def test_mid_canary_after_a_rollback_users_stay_where_the_pointers_say_and_the_run_s_end_changes_nothing(
+    production,
+) -> None:
+    production.deploy_first()
+    production.users()
+    production.promote("r2")
+    production.roll_back()
+    assert verdict(production.canary("r2", 50, run="second run")) is Verdict.GO
+    production.roll_back()
+    assert (production.releases(), production.weights()) == (("r1", None), {"blue": 10_000})
+    assert production.rollback("r2").metrics["phase"] == "rolled back"
+    assert (production.serves("blue"), production.serves("green")) == ("r1", None)
+    users = production.users_go()
+    assert users.failed == 0, users.reasons
+    assert users.sent == users.ok
+
+
+@pytest.mark.thorough
+def test_between_promotion_and_settlement_the_way_back_loses_nothing(production) -> None:
+    production.deploy_first()
+    production.users()
+    assert [verdict(production.canary("r2", percent)) for percent in (50, 100)] == [Verdict.GO] * 2
+    stop_server(production.state("blue"))
+    production.roll_back()
+    assert (production.releases(), production.weights()) == (("r1", None), {"blue": 10_000})
+    assert (production.serves("blue"), production.serves("green")) == ("r1", None)
+    refused = production.settle("r2")
+    assert isinstance(refused, StageFailure)
+    users = production.users_go()
+    assert users.failed == 0, users.reasons
+    assert users.sent == users.ok

@@ -4,8 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from llm_pipeline.canary.promotion import NotPromoted, rollback_production, settle_production
+from llm_pipeline.canary.promotion import NotPromoted, settle_production
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
+from llm_pipeline.canary.served_place import roll_back_at
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.stages.contract import ArtifactRef
@@ -104,6 +105,6 @@ def test_without_a_previous_release_there_is_nothing_to_go_back_to(store, tmp_pa
         }
     )
     with pytest.raises(ConfigError, match="no previous release"):
-        rollback_production(store, deployment, MODEL, "cpu")
+        roll_back_at(store, deployment, MODEL, "cpu", by="anna")
     with pytest.raises(ConfigError, match="no place"):
-        rollback_production(store, deployment, MODEL, "h100")
+        roll_back_at(store, deployment, MODEL, "h100", by="anna")

@@ -143,7 +143,8 @@ def test_a_candidate_that_turns_slow_in_production_is_rolled_back_without_a_lost
 
 def test_production_goes_back_to_the_previous_release_on_request(site) -> None:
     before = pointers(site)
-    back = site.call("rollback", "-d", str(site.layout.deployment), MODEL_ID, TARGET)
+    serves = before.production.release_id
+    back = site.call("rollback", "-d", str(site.layout.deployment), MODEL_ID, TARGET, "--from", serves)
     assert back.returncode == ExitCode.GO, back.stderr
     assert before.previous is not None
     assert pointers(site).production.repository == before.previous.repository

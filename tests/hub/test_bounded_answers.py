@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from huggingface_hub.utils import get_session
+from huggingface_hub.utils import close_session, get_session
 
 from llm_pipeline.hub import bounded_answers
 from llm_pipeline.hub.access import HubUnavailable, connect
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.timed_connection import Deadline, TooSlow
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from scripted_server import certificate, says, serving
 
 MODEL = PinnedModel(id="demo/tiny", commit="0" * 40, files=())
 FILE = HubFile(path="w.safetensors", size=10, sha256="0" * 64)
@@ -105,3 +113,63 @@ def test_requests_of_others_in_the_process_are_left_alone() -> None:
         with pytest.raises(HubUnavailable):
             ask(endpoint)
         assert len(get_session().get(endpoint).content) == 3_000_000
+
+
+PAUSE = 0.02
+DRIPPING_HEAD = says(b"HTTP/1.1 200 OK\r\n", b"X", pause=PAUSE, repeat_last=True)
+
+
+@pytest.fixture
+def fresh_session() -> Iterator[None]:
+    close_session()
+    yield
+    close_session()
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_answers, "HEADERS_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_a_head_that_drips_is_left_at_its_deadline() -> None:
+    with serving(DRIPPING_HEAD) as endpoint:
+        with pytest.raises(HubUnavailable, match=r"head of the answer was not whole after 0\.2 s"):
+            ask(endpoint)
+        source = HubSource(connect(endpoint, "LLM_PIPELINE_TEST_TOKEN"))
+        with pytest.raises(HubUnavailable, match="head of the answer"), source.open(MODEL, FILE, 0):
+            pass
+
+
+@pytest.mark.usefixtures("_soon", "fresh_session")
+def test_a_head_that_drips_behind_tls_is_left_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, trusted = certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    with serving(DRIPPING_HEAD, tls=inside) as endpoint, pytest.raises(HubUnavailable, match="head of the answer"):
+        ask(endpoint)
+
+
+@pytest.mark.usefixtures("_soon", "fresh_session")
+def test_a_proxy_that_drips_is_left_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(DRIPPING_HEAD) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        with pytest.raises(HubUnavailable, match="head of the answer"):
+            ask("https://192.0.2.1")
+
+
+def test_a_body_may_take_longer_than_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = [b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n", *[b"x"] * 10]
+    with serving(says(*pieces, pause=PAUSE)) as endpoint:
+        source = HubSource(connect(endpoint, "LLM_PIPELINE_TEST_TOKEN"))
+        with source.open(MODEL, FILE, 0) as body:
+            monkeypatch.setattr(Deadline, "seconds_left", Mock(side_effect=TooSlow("it is over")))
+            assert b"".join(body.chunks) == b"x" * 10
+
+
+@pytest.mark.usefixtures("_soon")
+def test_heads_for_others_in_the_process_may_drip() -> None:
+    pieces = [b"HTTP/1.1 200 OK\r\n", *[b"X: y\r\n"] * 20, b"Content-Length: 2\r\n\r\nok"]
+    with serving(DRIPPING_HEAD) as endpoint, pytest.raises(HubUnavailable):
+        ask(endpoint)
+    with serving(says(*pieces, pause=PAUSE)) as endpoint:
+        assert get_session().get(endpoint).content == b"ok"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,15 +11,21 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.bounded_aws import AnswerLimits
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.s3_source import S3Source
-from llm_pipeline.hub.source import Body, SourceRefused, SourceUnavailable
+from llm_pipeline.hub.source import Body, SourceRefused, SourceTooSlow, SourceUnavailable
 from llm_pipeline.hub.transfer import Transfer
+from llm_pipeline.store import s3_session
 
 from .conftest import CONFIG, safetensors_bytes
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from s3_faults import dripping, faulty, is_a
 
 WEIGHTS = safetensors_bytes()
 FILES = {
@@ -180,3 +187,16 @@ def test_an_answer_longer_than_what_was_pinned_is_not_read_to_its_end(prefix: Pr
     assert prefix.source._bytes(len(CONFIG), **key) == CONFIG
     with pytest.raises(SourceRefused, match="more than 5 bytes"):
         prefix.source._bytes(5, **key)
+
+
+def test_an_object_that_drips_is_given_up_although_each_attempt_gets_further(
+    prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, access, connect = prefix.resolve(), prefix.source.access, s3_session.connect
+    monkeypatch.setattr(s3_session, "connect", lambda config: connect(config, AnswerLimits(window_seconds=0.1)))
+    with faulty(access.endpoint or "") as faults:
+        faults.inject(dripping(0.02, at_once=300_000), when=is_a("GET", "model.safetensors"), times=1000)
+        source = S3Source(access.model_copy(update={"endpoint": faults.endpoint}))
+        with pytest.raises(SourceTooSlow, match="fewer than 10000 a second"):
+            Transfer(source, model, tmp_path).fetch(weights_of(model))
+    assert len(faults.requests) == 5

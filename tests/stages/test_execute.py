@@ -221,3 +221,24 @@ def test_a_fault_leaves_its_traceback_in_the_log_without_credentials(
 def test_a_library_that_ends_the_process_is_a_fault_and_no_verdict(counter: Counter, request_for) -> None:
     error = fail(request_for(failure="exit")).error
     assert (error.type, error.exit_code) == ("InternalError", ExitCode.INFRASTRUCTURE)
+
+
+def test_a_stage_that_declares_no_artifacts_and_makes_some_is_a_fault_and_nothing_is_published(
+    counter: Counter, request_for, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = dataclasses.replace(execution.load_stage("count"), publishes=False)
+    monkeypatch.setattr(execution, "load_stage", lambda _name: silent)
+    error = fail(request_for()).error
+    assert error.type == "InternalError"
+    assert error.message == "stage count is declared to publish nothing, and made artifacts: text"
+    store = open_store(request_for().store)
+    assert list(store.artifacts()) == []
+    assert all(store.read_document(name).value["conclusion"] is None for name in store.list_documents("stages"))
+
+
+def test_a_record_with_artifacts_of_a_stage_that_publishes_none_is_computed_again(
+    counter: Counter, request_for, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeed(request_for())
+    monkeypatch.setattr(execution, "publishes", lambda _name: False)
+    assert not succeed(request_for()).reused

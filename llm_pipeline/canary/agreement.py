@@ -1,0 +1,57 @@
+"""Whether pointers, router and servers of a place say the same: what is called production is what users get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from llm_pipeline.canary.record import CanaryRecord, Phase
+from llm_pipeline.canary.router import ALL, RouteState, SlotName
+from llm_pipeline.canary.way_back_record import WayBack
+from llm_pipeline.store.pointers import Pointer, Pointers
+
+
+def disagreements(
+    pointers: Pointers,
+    record: CanaryRecord | None,
+    way_back: WayBack | None,
+    traffic: RouteState | None,
+    serves: Mapping[SlotName, str | None],
+) -> Iterator[str]:
+    """What does not fit together, one sentence each; nothing while a canary is driven or settled.
+
+    Args:
+        pointers: Of the model that holds the place.
+        record: Of the canary that the target had last.
+        way_back: The model's last.
+        traffic: What the router was last told; None where it could not be asked.
+        serves: Digest of what each slot's server serves; None for a slot without a server.
+    """
+    production = pointers.production
+    if way_back is not None and not way_back.done:
+        yield f"the way back from {way_back.left} to {way_back.to} was begun and is not done"
+    if record is not None and record.phase is Phase.ROLLING_BACK:
+        yield f"the canary of {record.release_id} is being rolled back, and that is not done"
+    if production is None:
+        return
+    if serves.get(production.slot) != production.repository.digest:
+        found = serves.get(production.slot)
+        what = f"serves {found[:12]}" if found else "has no server"
+        yield f"production is {production.release_id} in {production.slot}, but that slot {what}"
+    if traffic is not None and not _moving(record, production):
+        yield from _elsewhere(production, traffic)
+
+
+def _moving(record: CanaryRecord | None, production: Pointer) -> bool:
+    """Whether a canary has traffic by right: it has not ended, or was promoted and is not settled yet."""
+    if record is None or record.phase is Phase.ROLLED_BACK:
+        return False
+    return record.phase is not Phase.PROMOTED or record.production_since == production.promoted_at
+
+
+def _elsewhere(production: Pointer, traffic: RouteState) -> Iterator[str]:
+    share = traffic.weights.get(production.slot, 0)
+    if share != ALL or traffic.candidate is not None:
+        yield (
+            f"production is {production.release_id} in {production.slot}, but the router sends it "
+            f"{share / 100:g} % of the traffic (told so by {traffic.owner})"
+        )

@@ -1,0 +1,57 @@
+"""What is known of the last way back of a model on a target: written before anything moves, and once it is done."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from llm_pipeline.stages.contract import ArtifactRef, Frozen
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.documents import understood
+from llm_pipeline.store.model_documents import ModelDocument
+
+
+class WayBack(Frozen):
+    """From one release back to another. Whoever finds one that is not done carries it out to its end.
+
+    Attributes:
+        left: The release that is gone back from: it was on trial, or served.
+        to: The release that serves then.
+        by: Who asked for it, and why.
+        repository: What `left` served; None where that was not written down.
+        began_at: When the canary of `left` began, if it was on trial: another attempt is none of this one's business.
+        done: Nothing is left to be moved or stopped.
+    """
+
+    left: str
+    to: str
+    by: str
+    asked_at: datetime
+    repository: ArtifactRef | None = None
+    began_at: float | None = None
+    done: bool = True
+
+
+def read_way_back(store: ArtifactStore, model_id: str, target: str) -> WayBack | None:
+    """The last one; None when there was none.
+
+    Raises:
+        IntegrityError: The document is damaged.
+    """
+    place = _document(model_id, target)
+    document = place.read(store)
+    return understood(WayBack, document.value, place.name, hint="remove this document") if document else None
+
+
+def write_way_back(store: ArtifactStore, model_id: str, target: str, way_back: WayBack) -> None:
+    """Replace it; for the holder of the target's lease.
+
+    Raises:
+        Conflict: Somebody else wrote it at the same moment.
+    """
+    place = _document(model_id, target)
+    known = place.read(store)
+    place.write(store, way_back.model_dump(mode="json"), known.revision if known else None)
+
+
+def _document(model_id: str, target: str) -> ModelDocument:
+    return ModelDocument.of(f"ways_back/{{model}}/{target}.json", model_id)

@@ -1,0 +1,229 @@
+"""Rolling back, whoever asks and whenever: one operation, done once, after which everything says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from simulated import PATIENCE, STABLE, Killed, Site
+
+from llm_pipeline.canary import moving
+from llm_pipeline.canary.agreement import disagreements
+from llm_pipeline.canary.promotion import NotPromoted, settle_production
+from llm_pipeline.canary.record import Phase, current_canary, read_record
+from llm_pipeline.canary.rollback import ensure_rolled_back
+from llm_pipeline.canary.stable_server import NoWayBack
+from llm_pipeline.canary.way_back import ServedPlace, carry_on, roll_back
+from llm_pipeline.canary.way_back_record import read_way_back
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.artifact_store import Conflict
+from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
+
+MODEL = "demo/tiny"
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    monkeypatch.setattr("llm_pipeline.canary.way_back._LONGEST_PAUSE_SECONDS", 0.0)
+
+
+def repository(release: str) -> ArtifactRef:
+    return STABLE if release == "r0" else ArtifactRef(kind="model_repository", digest=release[-1] * 64)
+
+
+class Served(Site):
+    """A site whose production is what its pointers say; r0 is, in blue."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.policy["steps_percent"] = [50, 100]
+        self.repositories = {f"r{number}": repository(f"r{number}") for number in range(1, 6)}
+        self.serve_first()
+
+    def settle(self, release: str) -> None:
+        settle_production(
+            self.store, model_id=MODEL, target="cpu", release_id=release,
+            repository=repository(release), recipe="none",
+        )  # fmt: skip
+
+    def release(self, release: str) -> None:
+        assert self.steps(50, 100, release=release) == ["GO"] * 2
+        self.settle(release)
+
+    @property
+    def place(self) -> ServedPlace:
+        return ServedPlace(self.store, MODEL, "cpu", lambda: self.router, self.slots, PATIENCE)
+
+    def roll_back(self, leaving: str = "") -> None:
+        roll_back(self.place, by="anna: it answers nonsense", leaving=leaving)
+
+    @property
+    def pointers(self) -> Pointers:
+        return read_pointers(self.store, MODEL, "cpu")[0]
+
+    def serving(self) -> str:
+        """The release that users get, once everything says so."""
+        last = current_canary(self.store, "cpu")
+        record = read_record(self.store, last, "cpu") if last else None
+        way_back = read_way_back(self.store, MODEL, "cpu")
+        served = {slot: self.serves[slot].digest if slot in self.running else None for slot in ("blue", "green")}
+        assert list(disagreements(self.pointers, record, way_back, self.router.state, served)) == [], self.effects
+        assert self.pointers.production is not None
+        (slot,) = self.weights()
+        assert slot == self.pointers.production.slot
+        return self.pointers.production.release_id
+
+
+@pytest.fixture
+def site(tmp_path) -> Served:
+    return Served(tmp_path)
+
+
+def in_the_middle(site: Served) -> None:
+    site.release("r1")
+    assert site.steps(50, release="r2") == ["GO"]
+
+
+def promoted(site: Served) -> None:
+    assert site.steps(50, 100, release="r1") == ["GO"] * 2
+
+
+def settled(site: Served) -> None:
+    site.release("r1")
+
+
+@pytest.mark.parametrize(
+    ("reach", "left", "back"),
+    [(in_the_middle, "r2", "r1"), (promoted, "r1", "r0"), (settled, "r1", "r0")],
+)
+def test_whenever_it_is_asked_it_leaves_the_newest_release_once(
+    site, reach: Callable[[Served], None], left: str, back: str
+) -> None:
+    reach(site)
+    site.sent = site.lost = 0
+    site.roll_back()
+    assert (site.serving(), site.record(left).phase) == (back, Phase.ROLLED_BACK)
+    assert len(site.running) == 1
+    effects = [effect for effect in site.effects if "leases" not in effect]
+    site.roll_back()
+    site.roll_back(leaving=left)
+    ensure_rolled_back(site.store, left, "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+    assert [effect for effect in site.effects if "leases" not in effect] == effects, "asked again, nothing is changed"
+    assert site.serving() == back
+    assert (site.sent > 0, site.lost) == (True, 0)
+
+
+@pytest.mark.parametrize("reach", [in_the_middle, promoted, settled])
+def test_killed_anywhere_the_guard_or_the_next_one_who_asks_finishes_it_and_goes_no_further(tmp_path, reach) -> None:
+    back = "r1" if reach is in_the_middle else "r0"
+    for number, site in enumerate(killed_everywhere(tmp_path, reach)):
+        found = read_way_back(site.store, MODEL, "cpu")
+        if number % 2 and found is not None and not found.done:
+            assert carry_on(site.place) is not None
+            assert site.serving() == back, site.effects
+        assert carry_on(site.place) is None or number % 2 == 0
+        site.roll_back()
+        assert site.serving() == back, site.effects
+        assert site.lost == 0, site.effects
+
+
+def killed_everywhere(root: Path, reach: Callable[[Served], None]) -> list[Served]:
+    dry = Served(root / "dry")
+    reach(dry)
+    before = dry.boundary
+    dry.roll_back()
+    sites = []
+    for boundary in range(1, dry.boundary - before + 1):
+        site = Served(root / str(boundary))
+        reach(site)
+        site.sent = site.lost = 0
+        site.die_at = site.boundary + boundary
+        with pytest.raises(Killed):
+            site.roll_back()
+        site.buried()
+        sites.append(site)
+    assert len(sites) > 10
+    return sites
+
+
+def test_what_was_taken_back_is_never_gone_back_to(site) -> None:
+    site.release("r1")
+    site.roll_back()
+    assert site.pointers.taken_back == ("r1",)
+    assert site.steps(50, release="r2") == ["GO"]
+    site.roll_back()
+    assert site.serving() == "r0"
+    with pytest.raises(ConfigError, match="no previous release"):
+        site.roll_back(leaving="r0")
+    assert site.serving() == "r0"
+    site.release("r3")
+    assert site.serving() == "r3", "the next release finds a router that nobody has changed from outside"
+    site.roll_back()
+    assert site.serving() == "r0"
+
+
+def test_production_is_left_only_by_name_once_its_canary_was_taken_back(site) -> None:
+    in_the_middle(site)
+    site.roll_back()
+    site.roll_back()
+    assert site.serving() == "r1"
+    site.roll_back(leaving="r1")
+    assert site.serving() == "r0"
+
+
+def test_naming_production_ends_the_canary_over_it_too(site) -> None:
+    in_the_middle(site)
+    site.roll_back(leaving="r1")
+    assert (site.serving(), site.record("r2").phase) == ("r0", Phase.ROLLED_BACK)
+
+
+def test_a_release_that_neither_serves_nor_is_on_trial_is_refused(site) -> None:
+    in_the_middle(site)
+    with pytest.raises(ConfigError, match="r1 serves on cpu, and r9 is not on trial"):
+        site.roll_back(leaving="r9")
+    assert site.record("r2").phase is Phase.PASSED
+
+
+def test_between_promotion_and_settlement_the_server_that_holds_the_traffic_is_the_last_to_stop(site) -> None:
+    promoted(site)
+    site.running.discard("blue")
+    site.sent = site.lost = 0
+    site.stable_starts = False
+    with pytest.raises(NoWayBack):
+        site.roll_back()
+    assert (site.running, site.lost) == ({"green"}, 0)
+    site.stable_starts = True
+    site.roll_back()
+    assert (site.serving(), site.lost) == ("r0", 0)
+    with pytest.raises(NotPromoted):
+        site.settle("r1")
+
+
+def test_whoever_was_about_to_settle_what_is_taken_back_finds_that_it_was(site) -> None:
+    promoted(site)
+    pointers, revision = read_pointers(site.store, MODEL, "cpu")
+    site.roll_back()
+    with pytest.raises(Conflict):
+        write_pointers(site.store, MODEL, "cpu", pointers, revision)
+
+
+def test_production_whose_previous_release_does_not_start_stays(site) -> None:
+    site.release("r1")
+    site.running.discard("blue")
+    site.hung_starts = True
+    site.sent = site.lost = 0
+    with pytest.raises(NoWayBack):
+        site.roll_back()
+    assert (site.running & {"green"}, site.weights(), site.lost) == ({"green"}, {"green": 10_000}, 0)
+
+
+def test_a_taken_back_release_may_be_released_again(site) -> None:
+    site.release("r1")
+    site.roll_back()
+    assert site.steps(50, 100, release="r1", run="second run") == ["GO"] * 2
+    site.settle("r1")
+    assert (site.serving(), site.pointers.taken_back) == ("r1", ())
