@@ -28,7 +28,9 @@ from llm_pipeline.serving.repository_host import refuse_other_host
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
 from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.store import open_store
+from llm_pipeline.store.places import place_state
 from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.store.references import readable_pointers
 
 State = Literal["ok", "warning", "failed"]
 _START_SECONDS = 60
@@ -66,6 +68,7 @@ def examine(deployment: Deployment, targets: Sequence[Target] = (), model_id: st
         *(Check(subject="credentials", state="warning", detail=line) for line in _credentials(deployment)),
         *_ports(deployment),
         *_pools(deployment, targets),
+        *_places(deployment),
         *_guards(deployment),
         *_gpus(targets),
         *_engines(deployment, targets, model_id),
@@ -167,6 +170,24 @@ def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]
             yield Check(subject=f"pool {pool}", state="failed", detail=problem, fix=fix)
         else:
             yield Check(subject=f"pool {pool}", state="ok", detail=f"{there[pool]} slots, a task takes {slots} at most")
+
+
+def _places(deployment: Deployment) -> Iterator[Check]:
+    """Which model holds each place, and where several claim one."""
+    try:
+        store = open_store(deployment.store)
+        pointers = readable_pointers(store)[0]
+    except PipelineError:
+        return  # said of the store
+    for name in deployment.places:
+        subject = f"place {name}"
+        try:
+            found = place_state(store, name, pointers)
+        except PipelineError as error:
+            yield Check(subject=subject, state="failed", detail=str(error), fix=error.hint)
+            continue
+        fix = "release the one that keeps it with `llm-pipeline run --replace`" if found.problem else ""
+        yield Check(subject=subject, state="failed" if found.problem else "ok", detail=str(found), fix=fix)
 
 
 def _guards(deployment: Deployment) -> Iterator[Check]:

@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from llm_pipeline.accuracy.choice import recipes_in_words
-from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
@@ -238,7 +238,11 @@ class Flow:
 
     def state_directory(self, target: str, server: str) -> str:
         """Directory of a server's state: `staging`, `comparison`, `blue`, `green` or `router`."""
-        return str(Path(self.deployment.state_root) / target / server)
+        return str(Path(self.deployment.state_root) / self.record.place_of(target) / server)
+
+    def place(self, target: str) -> TargetPlace:
+        """The servers of a target's place."""
+        return self.deployment.places[self.record.place_of(target)]
 
 
 def placement(request: StageRequest) -> Placement:

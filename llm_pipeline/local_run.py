@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.store import open_store
+from llm_pipeline.store.places import hand_over
 from llm_pipeline.untrusted_text import one_line
 from llm_pipeline.verdict import Judgement, Verdict
 
@@ -55,19 +58,31 @@ class LocalRun:
         approve: How to ask for the human decisions: about a changed licence, and before production.
         revision: Branch, tag or commit to use instead of the config's.
         verbose: Relay every log line of every stage, not only warnings.
+        replace: Take the release's places over from the models that hold them.
     """
 
-    def __init__(self, path: Path, *, approve: Approve, revision: str | None = None, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        approve: Approve,
+        revision: str | None = None,
+        verbose: bool = False,
+        replace: bool = False,
+    ) -> None:
         self._path = path
         self._approve = approve
         self._revision = revision
         self._verbose = verbose
         loaded = load_release(path)
         self._deployment = loaded.deployment
+        self._places = loaded.places
+        self._model_id = loaded.config.model.id
+        self._replace = replace
         self._runner = Runners(self._deployment)
         self._claim = ReleaseClaim(
             open_store(self._deployment.store),
-            loaded.config.model.id,
+            self._model_id,
             Claimant.of(loaded.config, LocalProcess.here(), asked_at=datetime.now(UTC)),
         )
         self._job: Job | None = None
@@ -82,10 +97,17 @@ class LocalRun:
         """
         with self._claim.held():
             try:
+                if self._replace:
+                    self._hand_over()
                 resolved = self._stage(resolve_request(self._path, self._revision))
                 return self._release(Flow.open(self._deployment, resolved.release_id)).exit_code
             finally:
                 self._stop_stage()  # before the claim is given back
+
+    def _hand_over(self) -> None:
+        store, by = open_store(self._deployment.store), f"{getpass.getuser()}@{socket.gethostname()}"
+        for place in self._places.values():
+            hand_over(store, place, self._model_id, by=by)
 
     def _release(self, flow: Flow) -> Verdict:
         staged: list[str] = []
@@ -182,7 +204,8 @@ class LocalRun:
             return Verdict.INCONCLUSIVE
         run = flow.resolved_at.isoformat()
         release = flow.record.release_id
-        answer(flow.store, release, target, percent, approved=approved, by="the terminal", run=run)
+        place = flow.record.place_of(target)
+        answer(flow.store, release, place, percent, approved=approved, by="the terminal", run=run)
         return None if approved else Verdict.NO_GO
 
     def _clean_up(self, flow: Flow, staged: list[str], promoting: list[str]) -> None:
@@ -243,9 +266,9 @@ class LocalRun:
         """Tell people what has become of a canary, where somebody wants to be told."""
         config = self._deployment.notifications
         if config.wanted and request.stage in _TOLD_OF:
-            target = request.subject.partition(":")[0]
+            place = self._places[request.subject.partition(":")[0]]
             store = open_store(self._deployment.store)
-            notify(store, config, secrets_here(config), request.release_id, target)
+            notify(store, config, secrets_here(config), request.release_id, place)
 
     def _wait(self, job: Job, stage: str) -> StageResult:
         offset, relay = 0, LogRelay(logging.getLogger(f"llm_pipeline.stage.{stage}"))

@@ -32,6 +32,7 @@ class ReleaseRecord(Frozen):
         model: The model at its pinned commit.
         datasets: Calibration sets, evaluation tasks and prompts, as artifacts.
         ladders: Names of the recipes that are legal on each target, cheapest first.
+        places: Names of the deployment's places, by the target that goes there; one that is missing has its own.
         created_at: When it was resolved last: every run of the release resolves it again, so it tells runs apart.
     """
 
@@ -41,7 +42,16 @@ class ReleaseRecord(Frozen):
     model: PinnedModel
     datasets: dict[str, ArtifactRef]
     ladders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    places: dict[str, str] = Field(default_factory=dict)
     created_at: datetime
+
+    def place_of(self, target: str) -> str:
+        """Name of the place that a target goes to."""
+        return self.places.get(target, target)
+
+    def target_at(self, place: str) -> str:
+        """The target that goes to a place; for a place that has none, its own name."""
+        return next((target for target, name in self.places.items() if name == place), place)
 
 
 def record_name(release_id: str) -> str:

@@ -59,7 +59,7 @@ def _baseline_before(flow: Flow) -> ArtifactRef | None:
     from llm_pipeline.store.pointers import read_pointers
 
     for target in flow.targets:
-        pointers, _ = read_pointers(flow.store, flow.record.model.id, target)
+        pointers, _ = read_pointers(flow.store, flow.record.model.id, flow.record.place_of(target))
         for pointer in (pointers.production, pointers.previous):
             if pointer is None or pointer.release_id == flow.record.release_id:
                 continue
@@ -172,7 +172,7 @@ def _staging_down(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
 
 def _server_slot(flow: Flow, target: str) -> dict[str, Any]:
     """Fields of `ServerSlotConfig`."""
-    place = flow.deployment.places[target].staging
+    place = flow.place(target).staging
     here: dict[str, str] = {}
     if isinstance(place, LocalServer):
         here = {"triton_home": flow.deployment.triton_home, "python": flow.deployment.interpreter("model")}
@@ -186,7 +186,7 @@ def _server_slot(flow: Flow, target: str) -> dict[str, Any]:
 
 
 def _serves_in_pods(flow: Flow, target: str) -> bool:
-    return isinstance(flow.deployment.places[target].staging, KubernetesServer)
+    return isinstance(flow.place(target).staging, KubernetesServer)
 
 
 def _served_release(flow: Flow, target: str, repository: ArtifactRef) -> ServedRelease:
@@ -207,7 +207,7 @@ def _endpoint(flow: Flow, target: str) -> Endpoint:
     """Where the staged candidate answers."""
     from llm_pipeline.serving.control import endpoint_of
 
-    place = flow.deployment.places[target].staging
+    place = flow.place(target).staging
     return endpoint_of(place, release_name=flow.release.name, target_name=target)
 
 
@@ -230,7 +230,7 @@ def _load_test(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     repository, target = flow.artifact("package", subject, "repository"), flow.release.target(subject)
     recipe, workload = flow.release.recipe(flow.chosen_recipe(subject)), flow.release.workload
     price = flow.deployment.gpu_hour_prices.get(target.accelerator)
-    staging = flow.deployment.places[subject].staging
+    staging = flow.place(subject).staging
     config = LoadTestConfig(
         endpoint=_endpoint(flow, subject),
         server_state=flow.state_directory(subject, "staging") if isinstance(staging, LocalServer) else None,
@@ -254,7 +254,7 @@ def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
     """Where production is served once more; None where the deployment has no ports for it."""
     from llm_pipeline.stages.load_test import ComparisonPlace
 
-    ports = flow.deployment.places[target].comparison
+    ports = flow.place(target).comparison
     if ports is None:
         return None
     return ComparisonPlace(
@@ -270,11 +270,11 @@ def _production(flow: Flow, target: str, candidate: ArtifactRef) -> ArtifactRef 
     from llm_pipeline.store.pointers import read_pointers
     from llm_pipeline.trusted_pointers import require_served
 
-    model_id = flow.record.model.id
-    pointers, _ = read_pointers(flow.store, model_id, target)
+    model_id, place = flow.record.model.id, flow.record.place_of(target)
+    pointers, _ = read_pointers(flow.store, model_id, place)
     for pointer in (pointers.production, pointers.previous):
         if pointer is not None and pointer.repository != candidate:
-            require_served(flow.store, model_id, target, pointer)
+            require_served(flow.store, model_id, place, pointer)
             return pointer.repository
     return None
 
@@ -286,10 +286,10 @@ def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     config = CanaryConfig(
         run=flow.resolved_at.isoformat(),
         model_id=flow.record.model.id,
-        target=target,
+        target=flow.record.place_of(target),
         step_percent=float(percent),
         policy=flow.release.policy.canary,
-        place=flow.deployment.places[target],
+        place=flow.place(target),
         triton_home=flow.deployment.triton_home,
         python=flow.deployment.interpreter("model"),
         state_root=flow.deployment.state_root,
@@ -307,8 +307,8 @@ def _rollback(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
 
     config = RollbackConfig(
         model_id=flow.record.model.id,
-        target=subject,
-        place=flow.deployment.places[subject],
+        target=flow.record.place_of(subject),
+        place=flow.place(subject),
         state_root=flow.deployment.state_root,
         triton_home=flow.deployment.triton_home,
         python=flow.deployment.interpreter("model"),
@@ -321,7 +321,7 @@ def _settle(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
 
     config = SettleConfig(
         model_id=flow.record.model.id,
-        target=subject,
+        target=flow.record.place_of(subject),
         recipe=flow.chosen_recipe(subject),
     )
     return config, {"repository": flow.artifact("package", subject, "repository")}

@@ -1,9 +1,10 @@
 """What a pointer names, checked against what is signed.
 
 Pointers are unsigned, because whoever takes production back has no signing key. So before a server is started for one,
-something signed must say that its repository was packaged for that model and target: the record and the `package`
-result of the pointer's release, or (for a release made before these were signed) the provenance of the repository and
-of what it was made from. A pointer that was set back to an older release cannot be told from a rollback.
+something signed must say that its repository was packaged for that model and place: the record and the `package`
+result of the pointer's release, or (for a release made before these were signed, when places had their targets' names)
+the provenance of the repository and of what it was made from. A pointer that was set back to an older release cannot be
+told from a rollback.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ _MADE_FROM = ("engine", "checkpoint")
 _LONGEST_CHAIN = 8
 
 
-def require_served(store: ArtifactStore, model_id: str, target: str, pointer: Pointer) -> None:
-    """Refuse a pointer to what was not packaged for that model and target.
+def require_served(store: ArtifactStore, model_id: str, place: str, pointer: Pointer) -> None:
+    """Refuse a pointer to what was not packaged for that model and place.
 
     Raises:
         IntegrityError: It names something else, or an artifact that is not signed as the store requires.
     """
-    if problem := pointer_problem(store, model_id, target, pointer):
+    if problem := pointer_problem(store, model_id, place, pointer):
         raise IntegrityError(
-            f"release {pointer.release_id} is not served for {model_id} on {target}: {problem}",
-            where=f"{store.uri}/{pointers_name(model_id, target)}",
+            f"release {pointer.release_id} is not served for {model_id} at {place}: {problem}",
+            where=f"{store.uri}/{pointers_name(model_id, place)}",
             hint="the pointer was altered, or is wrong; run a release of the model again to set it",
         )
 
 
-def pointer_problem(store: ArtifactStore, model_id: str, target: str, pointer: Pointer) -> str | None:
+def pointer_problem(store: ArtifactStore, model_id: str, place: str, pointer: Pointer) -> str | None:
     """Why a pointer cannot be trusted; None when it can, or where no signatures are required."""
-    if not store.signatures.required or _is_packaged_by(store, model_id, target, pointer):
+    if not store.signatures.required or _is_packaged_by(store, model_id, place, pointer):
         return None
     try:
         made = store.provenance(pointer.repository)
-        if (made.stage.partition("/")[0], made.subject) != ("package", target):
+        if (made.stage.partition("/")[0], made.subject) != ("package", place):
             return f"{pointer.repository} was made by {made.stage or 'hand'} for {made.subject or 'no target'}"
         made_of = _model_of(store, pointer.repository)
     except IntegrityError as error:
@@ -50,11 +51,11 @@ def pointer_problem(store: ArtifactStore, model_id: str, target: str, pointer: P
     return None if made_of == model_id else f"{pointer.repository} was made of {made_of or 'no known model'}"
 
 
-def _is_packaged_by(store: ArtifactStore, model_id: str, target: str, pointer: Pointer) -> bool:
+def _is_packaged_by(store: ArtifactStore, model_id: str, place: str, pointer: Pointer) -> bool:
     """Whether the pointer's release says so, signed."""
-    name = results_name(pointer.release_id, "package", target)
     try:
         record = trusted_record(store, pointer.release_id)
+        name = results_name(pointer.release_id, "package", record.target_at(place))
         if (document := store.read_document(name)) is None:
             return False
         require_signed(store, name, document)

@@ -20,7 +20,9 @@ from llm_pipeline.doctor import Check, examine
 from llm_pipeline.engines.builder import EngineDescription, EngineFacts
 from llm_pipeline.engines.host_facts import GpuFacts, HostFacts
 from llm_pipeline.errors import ConfigError
+from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import open_store
+from llm_pipeline.store.places import hand_over, settle_place
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
 
 TRITON = Path(__file__).parents[1] / ".envs" / "triton"
@@ -73,10 +75,30 @@ def test_what_is_there_is_ok_and_the_store_is_left_as_it_was(deployment_file: Pa
     _, checks = doctor(deployment_file, capsys)
     assert {name: check["state"] for name, check in checks.items() if name not in ("triton", "GPUs", "guard")} == {
         "environment control": "ok", "environment model": "ok", "store": "ok", "work_root": "ok", "state_root": "ok",
-        "ports": "ok",
+        "ports": "ok", "place cpu": "ok",
     }  # fmt: skip
     assert "package 0.1.0" in checks["environment control"]["detail"]
     assert not list((deployment_file.parent / "store").rglob("*.json"))
+
+
+def test_a_place_that_two_models_claim_fails_and_ls_pointers_says_so_too(deployment_file: Path, capsys):
+    store = open_store(load_deployment(deployment_file).store)
+    for name in ("a", "b"):
+        repository = ArtifactRef(kind="model_repository", digest=name * 64)
+        since = datetime(2026, 1, 1, tzinfo=UTC)
+        pointer = Pointer(release_id=f"{name}-1", repository=repository, slot="blue", recipe="fp8", promoted_at=since)
+        write_pointers(store, f"demo/{name}", "cpu", Pointers(production=pointer), None)
+    said = "demo/a and demo/b say that they are in production there; nothing says which of them holds it"
+    code, checks = doctor(deployment_file, capsys)
+    assert (code, checks["place cpu"]["state"], checks["place cpu"]["detail"]) == (4, "failed", said)
+    assert "--replace" in checks["place cpu"]["fix"]
+    assert main(["ls", "pointers", "--deployment", str(deployment_file)]) == 0
+    assert capsys.readouterr().out.count(said) == 2
+    hand_over(store, "cpu", "demo/a", by="alice")
+    settle_place(store, "cpu", "demo/a", by="a-1")
+    _, checks = doctor(deployment_file, capsys)
+    assert checks["place cpu"]["state"] == "ok"
+    assert checks["place cpu"]["detail"].startswith("held by demo/a since")
 
 
 def test_a_guard_that_does_not_look_is_a_warning_and_one_that_does_is_fine(deployment_file: Path, capsys):

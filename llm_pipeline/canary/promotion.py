@@ -14,6 +14,7 @@ from llm_pipeline.errors import Terminal
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.places import claim_place, refuse_stranger, serving_at, settle_place
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 from llm_pipeline.trusted_pointers import require_served
 
@@ -33,16 +34,20 @@ def settle_production(
 
     Raises:
         NotPromoted: Its canary was not promoted, or over another production than the one of now.
+        PlaceTaken: Another model holds the place.
         Conflict: Somebody else moved the pointers at the same moment.
     """
+    claim_place(store, target, model_id, by=release_id)
     pointers, revision = read_pointers(store, model_id, target)
     if pointers.production is not None and pointers.production.repository == repository:
+        settle_place(store, target, model_id, by=release_id)
         return pointers
+    serving = serving_at(store, target)
     record = read_record(store, release_id, target)
     if record is None or record.phase is not Phase.PROMOTED or record.repository != repository:
         state = "has no canary" if record is None else f"has a canary that is {record.phase}"
         raise NotPromoted(f"release {release_id} {state} on {target}", hint="production is as it was")
-    if record.production_since != (pointers.production.promoted_at if pointers.production else None):
+    if record.production_since != (serving.pointer.promoted_at if serving else None):
         raise NotPromoted(
             f"production on {target} has moved since release {release_id} was promoted",
             hint="run the release again: its canary begins anew",
@@ -57,6 +62,7 @@ def settle_production(
     others = tuple(one for one in pointers.taken_back if one != release_id)
     moved = Pointers(production=promoted, previous=pointers.production, taken_back=others)
     write_pointers(store, model_id, target, moved, revision)
+    settle_place(store, target, model_id, by=release_id)
     log.info("production moved", release=release_id, slot=promoted.slot, repository=str(repository))
     return moved
 
@@ -70,6 +76,7 @@ def ensure_production(store: ArtifactStore, deployment: Deployment, model_id: st
     """
     slots = slots_of(store, deployment, target)
     token = slots.newest()  # before the pointers: whoever moves them from here on is newer
+    refuse_stranger(store, target, model_id)
     production = read_pointers(store, model_id, target)[0].production
     if production is not None:
         require_served(store, model_id, target, production)

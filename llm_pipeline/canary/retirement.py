@@ -14,6 +14,7 @@ from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
+from llm_pipeline.store.places import serving_at
 from llm_pipeline.store.pointers import Pointer, read_pointers
 
 log = get_logger(__name__)
@@ -44,7 +45,7 @@ def retire_previous(
         What was stopped; None when nothing was.
     """
     pointers, _ = read_pointers(store, model_id, target)
-    production, previous = pointers.production, pointers.previous
+    production, previous = pointers.production or _successor(store, target), pointers.previous
     if production is None or previous is None or previous.slot == production.slot or not slots.alive(previous.slot):
         return None
     if now < warm_until(store, production, target) or router is None:
@@ -64,6 +65,12 @@ def retire_previous(
     except LeaseHeld:
         return None
     return previous
+
+
+def _successor(store: ArtifactStore, target: str) -> Pointer | None:
+    """What serves where the model was before it handed the place over."""
+    serving = serving_at(store, target)
+    return serving.pointer if serving else None
 
 
 def warm_until(store: ArtifactStore, production: Pointer, target: str) -> float:

@@ -47,6 +47,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 from llm_pipeline.store.model_documents import model_of_release
+from llm_pipeline.store.places import refuse_stranger, serving_at
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 from llm_pipeline.trusted_pointers import require_served
 
@@ -90,10 +91,12 @@ def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
         The pointers afterwards.
 
     Raises:
+        PlaceTaken: Another model holds the place.
         ConfigError: There is nothing to go back to, or the release neither serves nor is on trial.
         NoWayBack: What is gone back to does not answer and cannot be started; traffic stays where it is answered.
         PipelineError: It cannot be done now; the same call is safe again.
     """
+    refuse_stranger(place.store, place.target, place.model_id)
     try:
         return _despite_others(place, by, leaving)
     except (NoWayBack, Conflict, LeaseHeld, LeaseLost, RouterUnavailable):
@@ -195,7 +198,7 @@ class _RollBack:
         production = pointers.production
         if record is None or (production is not None and production.release_id == record.release_id):
             return None
-        since = production.promoted_at if production is not None else None
+        since = production.promoted_at if production is not None else self._since_handed_over()
         unsettled = record.phase is Phase.PROMOTED and record.production_since == since
         if record.settled and record.traffic_confirmed is not False and not unsettled:
             return None
@@ -204,6 +207,11 @@ class _RollBack:
             hint = f"roll back {model} instead"
             raise ConfigError(f"release {record.release_id} of {model} is on trial on {self._target}", hint=hint)
         return record
+
+    def _since_handed_over(self) -> datetime | None:
+        """Since when another model has served here, if this one is about to take its place over."""
+        serving = serving_at(self._store, self._target)
+        return serving.pointer.promoted_at if serving else None
 
     def _leave_trial(self, trial: CanaryRecord, production: Pointer | None) -> Pointers:
         if trial.phase is Phase.PROMOTED and trial.stable is None:

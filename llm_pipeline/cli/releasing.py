@@ -10,6 +10,8 @@ from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, 
 from llm_pipeline.cli.texts import write_files
 from llm_pipeline.errors import ExitCode, from_document
 
+_REPLACE = "take the release's places over from the models that hold them; their users get this one once it is promoted"
+
 
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
@@ -19,11 +21,13 @@ def add_commands(commands: Commands) -> None:
     answer = run.add_mutually_exclusive_group()
     answer.add_argument("--approve", action="store_const", const=True, dest="answer", help="approve production now")
     answer.add_argument("--reject", action="store_const", const=False, dest="answer", help="stop before production")
+    run.add_argument("--replace", action="store_true", help=_REPLACE)
     run.add_argument("--verbose", action="store_true", help="show every log line of every stage")
     run.set_defaults(run=_run)
 
     plan = commands.add_parser("plan", help="check a release without spending anything")
     plan.add_argument("config", type=Path)
+    plan.add_argument("--replace", action="store_true", help=_REPLACE)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     plan.add_argument("--output", type=Path, metavar="DIR", help="write plan.json and plan.txt there, too")
     plan.add_argument("--predict", action="store_true", help="ask AIConfigurator, too, where it is installed (slow)")
@@ -54,13 +58,15 @@ def _run(options: argparse.Namespace) -> int:
 
     answer: bool | None = options.answer
     approve = ask_on_terminal if answer is None else lambda _question: answer
-    return LocalRun(options.config, approve=approve, revision=options.revision).run()
+    return LocalRun(options.config, approve=approve, revision=options.revision, replace=options.replace).run()
 
 
 def _plan(options: argparse.Namespace) -> int:
     from llm_pipeline.planning.plan import format_plan, plan_release
 
-    plan = plan_release(options.config, store_seconds=options.store_seconds, predict=options.predict)
+    plan = plan_release(
+        options.config, store_seconds=options.store_seconds, predict=options.predict, replace=options.replace
+    )
     document, text = plan.model_dump_json(indent=1) + "\n", format_plan(plan)
     if options.output:
         write_files(options.output, {"plan.json": document, "plan.txt": text})

@@ -35,7 +35,7 @@ __all__ = [
 
 
 class TargetPlace(ConfigModel):
-    """Where one target's servers live.
+    """Where the servers of one target live, for one model.
 
     Attributes:
         staging: The server that a candidate is judged on: by its ports alone a server of this host, else by its kind.
@@ -103,7 +103,7 @@ class Workers(ConfigModel):
 
     Attributes:
         quantization: For baseline, quantization and accuracy; they take as many slots as `quantization_host` has GPUs.
-        targets: For everything that is done target by target, by target name: the servers of its place are on that
+        targets: For everything that is done target by target, by the name of its place: the servers are on that
             host. Build, staging, served accuracy and load test take as many slots as an engine has GPUs.
     """
 
@@ -177,7 +177,8 @@ class Deployment(ConfigModel):
         quantization_host: What quantization and scoring run on; None for this machine, whatever it has.
         gpu_hour_prices: Price of one hour of one GPU, by its name in the GPU catalog, for what `plan` predicts.
         currency: What prices are in, as three letters.
-        places: Servers by target name.
+        places: Servers by name of the place: a target's own name, unless a release config names another (`places`).
+            Each place serves one model.
         workers: Airflow's queues and pools; by default any worker runs anything.
         computing_at_once: Mapped tasks of one kind (quantize, accuracy, build) that a run has going at a time;
             None leaves it to Airflow's pools and parallelism.

@@ -50,6 +50,11 @@ class LoadedRelease:
     release: ResolvedRelease
     deployment: Deployment
 
+    @property
+    def places(self) -> dict[str, str]:
+        """Names of the deployment's places, by the target that goes there."""
+        return {target: self.config.place_of(target) for target in self.config.targets}
+
 
 def load_yaml(path: Path, model: type[ModelT], **fixed: str) -> ModelT:
     """Read one YAML file into a model; `fixed` are keys that come from the file's name.
@@ -105,7 +110,7 @@ def load_release(path: Path) -> LoadedRelease:
         ladder=config.ladder,
     )
     _check_data_files(path, root, release)
-    _check_places(path, release, deployment)
+    _check_places(path, config, release, deployment)
     return LoadedRelease(path=path, configs_root=root, config=config, release=release, deployment=deployment)
 
 
@@ -294,13 +299,16 @@ def _check_data_file(root: Path, name: str, source: Path, location: Location) ->
         raise ConfigError(f"{key}: {problem}", where=_where(source, location))
 
 
-def _check_places(path: Path, release: ResolvedRelease, deployment: Deployment) -> None:
+def _check_places(path: Path, config: ReleaseConfig, release: ResolvedRelease, deployment: Deployment) -> None:
     for target in release.targets:
-        if target.name not in deployment.places:
+        place = config.place_of(target.name)
+        if place not in deployment.places:
+            key = "places" if target.name in config.places else "targets"
+            named = place if place == target.name else f"{target.name} goes to {place}, which"
             raise ConfigError(
-                f"targets: {target.name} has no place in deployment {deployment.name}",
-                where=_where(path, ("targets",)),
-                hint=f"add places.{target.name} to deployments/{deployment.name}.yaml",
+                f"{key}: {named} has no place in deployment {deployment.name}",
+                where=_where(path, (key,)),
+                hint=f"add places.{place} to deployments/{deployment.name}.yaml",
             )
         if target.environment not in deployment.environments:
             raise ConfigError(

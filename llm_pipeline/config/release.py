@@ -194,6 +194,8 @@ class ReleaseConfig(ConfigModel):
         recipes: Recipes to try; the cheapest one that passes its accuracy gate is released, target by target.
         ladder: In which order they are tried, and whether all of them are.
         targets: Targets to build for, in the order of their promotion.
+        places: The deployment's place for a target, by target name; a target without one goes to the place of its own
+            name. A place serves one model: a second model on the same target needs a place of its own.
         policy: The gate policy.
         deployment: The deployment file that binds the release to places.
         watch: Release by itself what is new on the hub; None for no watching.
@@ -210,6 +212,7 @@ class ReleaseConfig(ConfigModel):
     recipes: Annotated[Names, Field(min_length=1)]
     ladder: Ladder = Ladder()
     targets: Annotated[Names, Field(min_length=1)]
+    places: Annotated[dict[Name, Name], Field(max_length=256)] = Field(default={})
     policy: Name
     deployment: Name
     evaluation: Evaluation
@@ -226,6 +229,19 @@ class ReleaseConfig(ConfigModel):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"{', '.join(twice)} is named twice")
         return names
+
+    @model_validator(mode="after")
+    def _places_are_of_targets(self) -> ReleaseConfig:
+        if unknown := sorted(self.places.keys() - set(self.targets)):
+            raise ValueError(f"places names {', '.join(unknown)}, not among targets")
+        taken = [self.place_of(target) for target in self.targets]
+        if twice := sorted({place for place in taken if taken.count(place) > 1}):
+            raise ValueError(f"several targets go to place {', '.join(twice)}")
+        return self
+
+    def place_of(self, target: str) -> str:
+        """Name of the deployment's place that a target goes to."""
+        return self.places.get(target, target)
 
     @model_validator(mode="after")
     def _expected_tasks_are_asked(self) -> ReleaseConfig:

@@ -21,6 +21,7 @@ from llm_pipeline.stages.contract import ArtifactRef, Frozen, StageResult
 from llm_pipeline.stages.execute import read_stage_record, record_name
 from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
 from llm_pipeline.store.lease import LeaseState, lease_of
+from llm_pipeline.store.places import place_state
 from llm_pipeline.store.references import readable_pointers, release_ids, stage_keys
 from llm_pipeline.verdict import Verdict
 
@@ -73,9 +74,10 @@ class StageRow(Frozen):
 
 
 class PointerRow(Frozen):
-    """A pointer."""
+    """A pointer; `place` says who holds the place, and what is wrong where several models claim it."""
 
     pointer: str
+    place: str
     release_id: str
     repository: ArtifactRef
     slot: str
@@ -229,12 +231,21 @@ def _stage_row(store: ArtifactStore, key: str) -> StageRow | None:
 def pointer_rows(store: ArtifactStore) -> list[PointerRow | DamagedRow]:
     """The pointers."""
     pointers, damaged = readable_pointers(store)
-    rows = [
-        PointerRow(pointer=str(reference), **reference.pointer.model_dump())
+    rows: list[PointerRow | DamagedRow] = [DamagedRow.of(one) for one in damaged]
+    places: dict[str, str] = {}
+    for name in {placed.target for placed in pointers}:
+        try:
+            places[name] = str(place_state(store, name, pointers))
+        except PipelineError as error:
+            places[name] = "cannot be told"
+            if not damaged:
+                rows.append(DamagedRow(document=f"places/{name}.json", problem=str(error)))
+    whole = [
+        PointerRow(pointer=str(reference), place=places.get(placed.target, ""), **reference.pointer.model_dump())
         for placed in pointers
         for reference in placed.references()
     ]
-    return [*rows, *(DamagedRow.of(one) for one in damaged)]
+    return [*whole, *rows]
 
 
 def lease_rows(store: ArtifactStore) -> list[LeaseRow | DamagedRow]:
@@ -325,6 +336,7 @@ LISTINGS: Mapping[str, Listing] = {
             "slot": lambda row: row.slot,
             "recipe": lambda row: row.recipe,
             "since (UTC)": lambda row: readable_time(row.promoted_at),
+            "place": lambda row: row.place,
         },
     ),
     "leases": Listing(

@@ -80,18 +80,18 @@ def missing_signing_keys(deployment: Deployment) -> tuple[str, ...]:
     return tuple(found)
 
 
-def busy_ports(deployment: Deployment, targets: tuple[str, ...]) -> tuple[str, ...]:
-    """Ports of the targets' places that something else listens on, one line each; our own servers are fine."""
+def busy_ports(deployment: Deployment, places: tuple[str, ...]) -> tuple[str, ...]:
+    """Ports of these places that something else listens on, one line each; our own servers are fine."""
     found = []
-    for target in targets:
-        place = deployment.places[target]
+    for name in places:
+        place = deployment.places[name]
         ports: dict[str, tuple[int, ...]] = {
-            name: tuple(server.by_name().values()) for name, server in place.servers_here().items()
+            server: tuple(its.by_name().values()) for server, its in place.servers_here().items()
         }
         ports["router"] = place.router.ports_here()
         for server, numbers in ports.items():
-            if not _runs_here(Path(deployment.state_root) / target / server):
-                found += [f"places.{target}.{server}: {problem}" for problem in map(_port_problem, numbers) if problem]
+            if not _runs_here(Path(deployment.state_root) / name / server):
+                found += [f"places.{name}.{server}: {problem}" for problem in map(_port_problem, numbers) if problem]
     return tuple(found)
 
 

@@ -30,6 +30,7 @@ from llm_pipeline.planning.lanes import judge_lanes
 from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan
 from llm_pipeline.planning.model_shape import ModelShape, known_shape
 from llm_pipeline.planning.patience import Asked
+from llm_pipeline.planning.place_checks import ask_holders, place_warnings
 from llm_pipeline.planning.plan_warnings import (
     gpu_warnings,
     host_warnings,
@@ -56,21 +57,28 @@ _BUCKET_SECONDS, _DIRECTORY_SECONDS = 1.2, 10.0
 """How long a store may take to answer. Buckets are far away, or nobody may see them; directories just answer."""
 
 
-def plan_release(path: Path, *, store_seconds: float | None = None, predict: bool = False) -> Plan:
+def plan_release(
+    path: Path, *, store_seconds: float | None = None, predict: bool = False, replace: bool = False
+) -> Plan:
     """Check a release config and all that it names.
 
     Args:
         path: The release config.
         store_seconds: How long the store may take to tell what it holds; 0 asks it nothing, None waits a moment.
         predict: Ask AIConfigurator, too, which takes seconds for each recipe and target.
+        replace: The release is meant to take its places over from other models.
 
     Raises:
+        PlaceTaken: Another model holds a place of the release.
         ConfigError: A file is missing or wrong, or this machine lacks what the deployment names.
         Unsupported: A recipe is legal on no target, a target has no legal recipe, a task cannot be asked where it is
             to be asked, or a search cannot reach its bits.
     """
     loaded = load_release(path)
     release, deployment = loaded.release, loaded.deployment
+    if store_seconds is None:
+        store_seconds = _DIRECTORY_SECONDS if deployment.store.directory else _BUCKET_SECONDS
+    holders = ask_holders(loaded, store_seconds)
     shape = known_shape(release.model.id)
     check_prices(loaded)
     check_recipes(loaded, shape)
@@ -88,8 +96,6 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
     if here:
         _refuse_obstacles(loaded, obstacles)
     ladders, steps = _ladders(release, targets), tuple(planned_steps(release))
-    if store_seconds is None:
-        store_seconds = _DIRECTORY_SECONDS if deployment.store.directory else _BUCKET_SECONDS
     asked = Asked(partial(ask_store, loaded, steps, ladders), store_seconds) if store_seconds else None
     gates = _gates(release, tasks)
     requests = sample_size(release.workload, release.policy.load_test)
@@ -120,6 +126,7 @@ def plan_release(path: Path, *, store_seconds: float | None = None, predict: boo
         canary=canary,
         gpus=gpus,
         warnings=(
+            *place_warnings(holders, loaded, replace=replace),
             *seen.warnings,
             *shape_warnings(release, shape),
             *target_warnings(targets),

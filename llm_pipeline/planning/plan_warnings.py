@@ -68,7 +68,7 @@ def host_warnings(loaded: LoadedRelease, obstacles: tuple[str, ...], *, here: bo
     release, deployment = loaded.release, loaded.deployment
     found = [*host.missing_credentials(deployment, release.model.source), *host.missing_signing_keys(deployment)]
     if here:
-        found += host.busy_ports(deployment, tuple(target.name for target in release.targets))
+        found += host.busy_ports(deployment, tuple(loaded.places.values()))
     else:
         found += [f"on this machine, {obstacle}" for obstacle in obstacles]
     return tuple(found)

@@ -113,6 +113,7 @@ def _foreseen_record(
         model=newest.model,
         datasets=expected_datasets(loaded, newest),
         ladders=dict(ladders),
+        places=loaded.places,
         created_at=datetime.now(UTC),
     )
 

@@ -22,8 +22,8 @@ def check_routers(loaded: LoadedRelease) -> None:
     problems = [
         f"target {target.name}: {problem}"
         for target in loaded.release.targets
-        if target.name in places
-        for problem in _problems(places[target.name], policy)
+        if (place := loaded.config.place_of(target.name)) in places
+        for problem in _problems(places[place], policy)
     ]
     if problems:
         raise ConfigError(

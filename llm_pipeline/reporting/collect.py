@@ -66,7 +66,7 @@ class _Collector:
     def report(self) -> ReportData:
         record, results = self._record, self._results
         targets = [target.name for target in record.release.targets]
-        pointers = {name: read_pointers(self._store, record.model.id, name)[0] for name in targets}
+        pointers = {name: read_pointers(self._store, record.model.id, record.place_of(name))[0] for name in targets}
         loads, canaries = self._loads(targets), self._canaries(targets)
         accuracy = self._accuracy()
         variants = VariantReader(self._store, record, results, self._try).variants(pointers)

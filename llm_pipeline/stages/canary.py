@@ -26,7 +26,8 @@ from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef, Metric, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointers import Pointer, read_pointers
+from llm_pipeline.store.places import claim_place, serving_at
+from llm_pipeline.store.pointers import Pointer
 from llm_pipeline.trusted_pointers import require_served
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
@@ -39,7 +40,7 @@ class CanaryConfig(ConfigModel):
     Attributes:
         run: The run of the release, as a time: the next run may try a canary again that is over, the same may not.
         model_id: `organisation/name` on the hub.
-        target: The target's name.
+        target: Name of the deployment's place: the target's own, unless the release config names another.
         step_percent: The candidate's share at this step.
         policy: The rules of the canary.
         place: Ports of the slots and of the router.
@@ -69,13 +70,15 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     candidate = context.request.inputs["repository"]
     slots = _slots(context)
     token = slots.newest()  # before the pointers: whoever moves them from here on is newer
-    pointers, _ = read_pointers(context.store, config.model_id, config.target)
-    if pointers.production is not None:
-        require_served(context.store, config.model_id, config.target, pointers.production)
+    claim_place(context.store, config.target, config.model_id, by=context.request.release_id)
+    serving = serving_at(context.store, config.target)
+    production = serving.pointer if serving else None
+    if serving is not None:
+        require_served(context.store, serving.model_id, config.target, serving.pointer)
     started = time.monotonic()
-    router = _router(config, pointers.production)
-    if pointers.production is not None and pointers.production.repository == candidate:
-        slots.ensure(pointers.production.slot, candidate, token)
+    router = _router(config, production)
+    if production is not None and production.repository == candidate:
+        slots.ensure(production.slot, candidate, token)
         return StageOutput(judgement=_already_there(candidate))
     traffic = _traffic(config.place, router)
     plan = CanaryPlan(
@@ -83,7 +86,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         run=config.run,
         target=config.target,
         candidate=candidate,
-        production=pointers.production,
+        production=production,
         policy=config.policy,
         patience=Patience.with_router(config.place.router),
     )

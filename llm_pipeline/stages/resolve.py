@@ -90,6 +90,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         model=model,
         datasets=datasets,
         ladders=plan.ladders,
+        places=loaded.places,
         created_at=datetime.now(UTC),
     )
     write_signed(context.store, record_name(release_id), record.model_dump(mode="json"))

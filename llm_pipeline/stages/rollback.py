@@ -19,7 +19,7 @@ class RollbackConfig(ConfigModel):
 
     Attributes:
         model_id: `organisation/name` on the hub.
-        target: The target's name.
+        target: Name of the deployment's place: the target's own, unless the release config names another.
         place: Ports of the slots and of the router.
         state_root: Directory of the running servers' state.
         triton_home: Directory with the unpacked nvidia-pytriton wheel: a stable that has ended is started anew.

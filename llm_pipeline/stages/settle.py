@@ -12,7 +12,7 @@ class SettleConfig(ConfigModel):
 
     Attributes:
         model_id: `organisation/name` on the hub.
-        target: The target's name.
+        target: Name of the deployment's place: the target's own, unless the release config names another.
         recipe: The quantization recipe that was chosen.
     """
 

@@ -109,7 +109,7 @@ class TrialBench:
             triton_home=Path(deployment.triton_home),
             python=Path(deployment.interpreter("model")),
         )
-        control = open_control(deployment.places[target.name].staging, slot)
+        control = open_control(self._flow.place(target.name).staging, slot)
         candidate = Candidate(directory, repository.digest, links=fetch_links(directory, store))
         wait = self._flow.release.policy.staging.ready_timeout_seconds
         server = control.start(candidate, wait_seconds=wait)

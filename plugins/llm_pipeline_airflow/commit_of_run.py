@@ -126,7 +126,7 @@ def _is_unfinished(claim: Claim, context: Context) -> bool:
 
 def _serving(store: ArtifactStore, loaded: LoadedRelease, target: str) -> Reference | None:
     """What production on a target serves, if it was made from this release config as it is now."""
-    production = read_pointers(store, loaded.config.model.id, target)[0].production
+    production = read_pointers(store, loaded.config.model.id, loaded.config.place_of(target))[0].production
     if production is None:
         return None
     try:

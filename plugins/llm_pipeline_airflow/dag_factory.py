@@ -62,7 +62,7 @@ def release_dag(config_path: Path) -> DAG:
         auto_register=False,  # a DAG file names its own: the check of all of them must add none
         max_active_runs=_RUNS_AT_ONCE[loaded.config.concurrency],
         tags=["llm-release", *loaded.config.targets],
-        params={"revision": _revision_parameter(loaded)},
+        params={"revision": _revision_parameter(loaded), "replace": _replace_parameter(loaded)},
         default_args=task_defaults(),
     )
     with dag:
@@ -193,5 +193,18 @@ def _revision_parameter(loaded: LoadedRelease) -> Param:
         description=(
             f"Branch, tag or commit of {loaded.config.model.id}; "
             f"empty releases the config's own, {loaded.config.model.revision}."
+        ),
+    )
+
+
+def _replace_parameter(loaded: LoadedRelease) -> Param:
+    places = ", ".join(loaded.places.values())
+    return Param(
+        False,
+        type="boolean",
+        title="Replace",
+        description=(
+            f"Take {places} over from the model that holds it: its users get {loaded.config.model.id} once this "
+            "release is promoted. Otherwise a release into another model's place is refused."
         ),
     )

@@ -22,7 +22,7 @@ class UsedDeployment:
     Attributes:
         path: Its file.
         models: Ids of the models, sorted.
-        targets: Names of the targets, in the order of its places.
+        targets: Names of the places that their targets go to, in the order of the deployment.
     """
 
     path: Path
@@ -43,7 +43,7 @@ def used_deployments(directory: Path) -> list[UsedDeployment]:
         file = loaded.configs_root / "deployments" / f"{loaded.deployment.name}.yaml"
         found.setdefault(file, loaded.deployment)
         models.setdefault(file, set()).add(loaded.config.model.id)
-        targets.setdefault(file, set()).update(loaded.config.targets)
+        targets.setdefault(file, set()).update(loaded.places.values())
     return [
         UsedDeployment(
             path=file,

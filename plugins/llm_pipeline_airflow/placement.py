@@ -40,7 +40,9 @@ def placement_arguments(stage: str, loaded: LoadedRelease, *, only: str = "") ->
         return {}
     on_gpus = stage in _ON_GPUS_OF_TARGETS
     table = [
-        _arguments(workers.targets.get(target.name), slots=max(1, target.accelerator_count) if on_gpus else 0)
+        _arguments(
+            workers.targets.get(loaded.places[target.name]), slots=max(1, target.accelerator_count) if on_gpus else 0
+        )
         for target in loaded.release.targets  # the groups are mapped in this order
         if only in ("", target.name)
     ]

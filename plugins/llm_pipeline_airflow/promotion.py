@@ -54,7 +54,7 @@ class TellingOperator(StageOperator):
         if isinstance(loaded, PipelineError):  # the config was changed meanwhile: no reason to end a canary
             log.warning("nobody is told: %s", loaded)
             return
-        tell(loaded.deployment, self.subject, self.release_id)
+        tell(loaded.deployment, loaded.config.place_of(self.subject), self.release_id)
 
 
 class CanaryStepOperator(TellingOperator):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from llm_pipeline.flow import Flow, canary_subject
-from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.store.places import serving_at
 from llm_pipeline.untrusted_text import markdown
 from llm_pipeline_airflow.approvals import DecisionOperator
 from llm_pipeline_airflow.evidence import facts_table
@@ -57,8 +57,8 @@ class StepApprovalOperator(DecisionOperator):
         """Put the question, and wait; a first deployment is compared with nothing, so nobody is asked."""
         self.turn.check(context, self.target)
         flow = self.flow()
-        production = read_pointers(flow.store, flow.record.model.id, self.target)[0].production
-        if production is None or production.repository == flow.artifact("package", self.target, "repository"):
+        serving = serving_at(flow.store, self._place(flow))
+        if serving is None or serving.pointer.repository == flow.artifact("package", self.target, "repository"):
             log.info("there is nothing to compare %s with: nobody is asked", flow.record.release_id)
             return None
         approval = self._question(flow)
@@ -75,12 +75,12 @@ class StepApprovalOperator(DecisionOperator):
         self.check_claim(context)
         flow = self.flow()
         if event.get("timedout"):
-            approval = approvals.time_out(flow.store, flow.record.release_id, self.target, self.step)
+            approval = approvals.time_out(flow.store, flow.record.release_id, self._place(flow), self.step)
         else:
             told = approvals.answer(
                 flow.store,
                 flow.record.release_id,
-                self.target,
+                self._place(flow),
                 self.step,
                 approved=event["chosen_options"] == [self.APPROVE],
                 by=_name(event),
@@ -88,8 +88,11 @@ class StepApprovalOperator(DecisionOperator):
             )
             log.info("%s", told.message)
             approval = told.approval
-        tell(flow.deployment, self.target, flow.record.release_id)
+        tell(flow.deployment, self._place(flow), flow.record.release_id)
         return self._obey(approval)
+
+    def _place(self, flow: Flow) -> str:
+        return flow.record.place_of(self.target)
 
     def _question(self, flow: Flow) -> StepApproval:
         from llm_pipeline.canary import approvals
@@ -97,7 +100,7 @@ class StepApprovalOperator(DecisionOperator):
         return approvals.ask(
             flow.store,
             flow.record.release_id,
-            self.target,
+            self._place(flow),
             self.step,
             runs=[flow.resolved_at.isoformat()],
             question="begin",

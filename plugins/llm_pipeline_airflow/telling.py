@@ -26,7 +26,7 @@ def tell(deployment: Deployment, target: str, release_id: str = "") -> None:
 
     Args:
         deployment: Who is to be told.
-        target: The target's name.
+        target: Name of the place.
         release_id: Whose canary; the one that the target had last by default.
     """
     try:

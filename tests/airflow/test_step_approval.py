@@ -32,7 +32,7 @@ class Released:
     store: object
     resolved_at = RUN
     deployment = None
-    record = SimpleNamespace(release_id="r2", model=SimpleNamespace(id="demo/tiny"))
+    record = SimpleNamespace(release_id="r2", model=SimpleNamespace(id="demo/tiny"), place_of=str)
 
     def artifact(self, *_name) -> ArtifactRef:
         return NEW

@@ -1,0 +1,153 @@
+"""Another model in a place is refused by every act, before a server is touched; a hand-over is a canary over it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from simulated import PATIENCE, POLICY, STABLE, Site
+
+from llm_pipeline.canary.access_log import LogCursor
+from llm_pipeline.canary.attempts import first_attempt
+from llm_pipeline.canary.plan import CanaryPlan
+from llm_pipeline.canary.promotion import ensure_production, settle_production
+from llm_pipeline.canary.record import CanaryJournal, Phase
+from llm_pipeline.canary.served_place import roll_back_at
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.errors import PipelineError
+from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest
+from llm_pipeline.stages.execute import execute
+from llm_pipeline.store.places import PlaceTaken, claim_place, hand_over, holder_of, serving_at
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+
+OURS, THEIRS = "demo/ours", "demo/theirs"
+NEW = ArtifactRef(kind="model_repository", digest="c" * 64)
+PLACE = {
+    "staging": {"http": 18541, "grpc": 18542, "metrics": 18543},
+    "blue": {"http": 18544, "grpc": 18545, "metrics": 18546},
+    "green": {"http": 18547, "grpc": 18548, "metrics": 18549},
+    "router": {"port": 18550, "admin_port": 18551},
+}
+
+
+def pointer(release: str, repository: ArtifactRef, slot: str = "blue") -> Pointer:
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    return Pointer.model_validate(
+        {"release_id": release, "repository": repository, "slot": slot, "recipe": "none", "promoted_at": since}
+    )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """A place that serves our model."""
+    place = Site(tmp_path)
+    write_pointers(place.store, OURS, "cpu", Pointers(production=pointer("r0", STABLE)), None)
+    claim_place(place.store, "cpu", OURS, by="r0")
+    return place
+
+
+@pytest.fixture
+def deployment(site: Site) -> Deployment:
+    return Deployment.model_validate(
+        {
+            "name": "here",
+            "store": site.store.uri,
+            "work_root": str(site.root / "work"),
+            "state_root": str(site.root / "state"),
+            "environments": {"model": "python"},
+            "triton_home": str(site.root),
+            "places": {"cpu": PLACE},
+        }
+    )
+
+
+def canary(site: Site, model_id: str) -> StageFailure:
+    config = {
+        "run": "first run",
+        "model_id": model_id,
+        "target": "cpu",
+        "step_percent": 20,
+        "policy": POLICY,
+        "place": PLACE,
+        "triton_home": str(site.root),
+        "python": "python",
+        "state_root": str(site.root / "state"),
+        "workload": {"prompts": "p.jsonl", "rate_per_second": 1, "duration_seconds": 1},
+    }
+    outcome = execute(
+        StageRequest(
+            release_id="theirs-1",
+            stage="canary",
+            subject="cpu:20",
+            config=config,
+            inputs={"repository": site.store.publish("model_repository", _directory(site.root))},
+            store={"uri": site.store.uri},
+            work_root=str(site.root / "work"),
+        )
+    )
+    assert isinstance(outcome, StageFailure)
+    return outcome
+
+
+def _directory(root: Path) -> Path:
+    directory = root / "repository"
+    directory.mkdir()
+    (directory / "config.pbtxt").write_text("")
+    return directory
+
+
+def test_a_canary_of_another_model_is_refused_before_router_or_slot_is_touched(site: Site) -> None:
+    refused = canary(site, THEIRS)
+    assert refused.error.type == "PlaceTaken"
+    assert refused.error.family == "terminal"
+    assert "--replace" in refused.error.hint
+    assert not (site.root / "state").exists()
+    assert site.effects == ["write pointers ", "write places "]
+
+
+def test_promotion_rollback_and_repair_of_another_model_are_refused(site: Site, deployment: Deployment) -> None:
+    acts = [
+        lambda: settle_production(
+            site.store, model_id=THEIRS, target="cpu", release_id="theirs-1", repository=NEW, recipe="none"
+        ),
+        lambda: roll_back_at(site.store, deployment, THEIRS, "cpu", by="bob"),
+        lambda: ensure_production(site.store, deployment, THEIRS, "cpu"),
+    ]
+    for act in acts:
+        with pytest.raises(PlaceTaken, match=f"belongs to {OURS}"):
+            act()
+    assert not (site.root / "state").exists()
+
+
+def test_a_hand_over_is_a_canary_over_the_model_that_serves_and_leaves_one_in_production(site: Site) -> None:
+    hand_over(site.store, "cpu", THEIRS, by="alice")
+    serving = serving_at(site.store, "cpu")
+    assert serving is not None
+    plan = CanaryPlan(
+        release_id="theirs-1",
+        run="run",
+        target="cpu",
+        candidate=NEW,
+        production=serving.pointer,
+        policy=CanaryPolicy.model_validate(POLICY),
+        patience=PATIENCE,
+    )
+    begun = first_attempt(plan, LogCursor())
+    assert (begun.stable, begun.candidate) == ("blue", "green")
+    CanaryJournal(site.store, "theirs-1", "cpu").save(begun.model_copy(update={"phase": Phase.PROMOTED}))
+
+    for _ in range(2):
+        settled = settle_production(
+            site.store, model_id=THEIRS, target="cpu", release_id="theirs-1", repository=NEW, recipe="none"
+        )
+        assert settled.production is not None
+        assert (settled.production.release_id, settled.production.slot, settled.previous) == ("theirs-1", "green", None)
+    holder = holder_of(site.store, "cpu")
+    assert holder is not None
+    assert (holder.model_id, holder.by) == (THEIRS, "theirs-1")
+    left = read_pointers(site.store, OURS, "cpu")[0]
+    assert (left.production, left.previous) == (None, pointer("r0", STABLE))
+    with pytest.raises(PipelineError, match=f"belongs to {THEIRS}"):
+        settle_production(site.store, model_id=OURS, target="cpu", release_id="r0", repository=STABLE, recipe="none")
