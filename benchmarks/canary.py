@@ -4,7 +4,8 @@
     python benchmarks/canary.py --runs 2000  # tighter
 
 A step is held for an hour and looked at each minute. A cell is the share of runs that are rolled back, and the median
-minute of those; with no change every rollback is a false one. Then the same when users stick to an arm.
+minute of those; with no change every rollback is a false one. Then the same when users stick to an arm, and where
+servers waver by themselves: correlated in time, stalling, cold.
 
 One line a goal; exit code 1 when one is missed.
 """
@@ -21,12 +22,16 @@ from canary_ours import Analysis
 from canary_peers import flagger, kayenta
 from canary_sessions import Sessions, false_roll_backs
 from canary_traffic import LOOK_SECONDS, LOOKS, SAME, TRUTHS, Counts, Truth, draw_arm
+from canary_wavering import wavering
 from goals import at_least, at_most
 
 from llm_pipeline.config.policy import CanaryPolicy
 
 RATES, SHARES = (2.0, 20.0, 200.0), (0.01, 0.05, 0.25)
-POLICY = CanaryPolicy(minimum_bake_seconds=LOOKS * LOOK_SECONDS, maximum_bake_seconds=LOOKS * LOOK_SECONDS)
+_HOLD_SECONDS = LOOKS * LOOK_SECONDS
+POLICY = CanaryPolicy(
+    minimum_bake_seconds=_HOLD_SECONDS, maximum_bake_seconds=_HOLD_SECONDS, block_seconds=LOOK_SECONDS
+)
 _CHECKED_RUNS = 3
 _CAUGHT, _MINUTES = 0.95, 8.0
 _NEVER = float("inf")
@@ -36,11 +41,16 @@ def main() -> int:
     """Simulate, print the table and the goals."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=400, help="simulated canaries of each cell, 300 or more")
+    parser.add_argument("--wavering-runs", type=int, default=200, help="the same where servers waver")
     parser.add_argument("--seed", type=int, default=20_261_121)
     options = parser.parse_args()
     random, started = np.random.default_rng(options.seed), time.monotonic()
     print(f"{'requests/s x share, truth':34} {'ours':>14} {'Flagger':>14} {'Kayenta':>14}")
-    met = [*_cells(options.runs, random), *_sticky(options.runs, random)]
+    met = [
+        *_cells(options.runs, random),
+        *_sticky(options.runs, random),
+        *wavering(POLICY, options.wavering_runs, random),
+    ]
     print(f"{options.runs:,} canaries a cell, seed {options.seed}, {time.monotonic() - started:.0f} s")
     return 0 if all(met) else 1
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from canary_allowance import independence, information
 from canary_peers import first_look
 from canary_traffic import LOOK_SECONDS, LOOKS, SAME, STRATA, Arm, Counts, Numbers
 
-from llm_pipeline.canary.analysis import AnalysisState, MetricState, begin, begin_step, observe
+from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.decision import Outcome, decide
 from llm_pipeline.canary.eprocess import RateTest
 from llm_pipeline.canary.evidence import regression_limit
+from llm_pipeline.canary.metric_tests import MetricState
 from llm_pipeline.canary.slow_limits import SLOW_FACTORS, every_metric
 from llm_pipeline.canary.units import MetricName
 from llm_pipeline.canary.windows import ArmCounts, ArmEvents, MetricCounts, Window
@@ -57,7 +59,7 @@ class Analysis:
             for number, limit in enumerate(metric.limits):
                 mine, theirs = (arm.errors if errors else arm.slow[..., number] for arm in (candidate, stable))
                 asked, served = (arm.requests if errors else arm.answered for arm in (candidate, stable))
-                values += e_values(limit.regressed, (mine, theirs), (asked, served)) / len(metric.limits)
+                values += _tempered(limit.regressed, (mine, theirs), (asked, served)) / len(metric.limits)
             rejected |= values >= regression_limit(metric, self.policy)
         return first_look(rejected)
 
@@ -95,31 +97,56 @@ class Analysis:
             candidate_units=int(candidate.requests[:, run, look].sum()),
             stable_units=int(stable.requests[:, run, look].sum()),
             counts=tuple(metrics),
+            began=1.0 + look * LOOK_SECONDS,
+            until=1.0 + (look + 1) * LOOK_SECONDS,
         )
 
 
 def e_values(test: RateTest, events: tuple[Counts, Counts], requests: tuple[Counts, Counts]) -> Numbers:
-    """A test's e-value at every look of every run.
+    """A test's e-value at every look of every run, as if every unit were a witness of its own.
 
     Args:
         test: Without data.
         events: Of the candidate and of stable; strata by runs by looks.
         requests: Likewise.
     """
-    gained = _gained_by_odds if test.law == "odds" else _gained_by_rates
+    gained, _ = _gained(test, events, requests)
+    return _mean_of_exponentials(gained.cumsum(axis=1))
+
+
+def _tempered(test: RateTest, events: tuple[Counts, Counts], requests: tuple[Counts, Counts]) -> Numbers:
+    """The same with the allowance for servers that waver; each look is a block of time."""
+    gained, told = _gained(test, events, requests)
+    arms = requests[0].sum(axis=0), requests[1].sum(axis=0)
+    seen = arms[1], events[1].sum(axis=0)
+    counted = independence(told, arms, seen, cautious=test.law == "odds")
+    if test.most_a_block is not None:
+        gained = np.minimum(gained, test.most_a_block)
+    return _mean_of_exponentials(counted[..., None] * gained.cumsum(axis=1))
+
+
+def _mean_of_exponentials(logs: Numbers) -> Numbers:
+    return np.exp(np.minimum(logs, _LARGEST_EXPONENT)).mean(axis=2)
+
+
+def _gained(test: RateTest, events: tuple[Counts, Counts], requests: tuple[Counts, Counts]) -> tuple[Numbers, Numbers]:
+    """What each look adds: to the logarithm of each alternative, and to the information."""
+    law = gained_by_odds if test.law == "odds" else _gained_by_rates
     ratios = np.array([*test.alternatives, test.ratio])
     counts = np.stack([*events, *requests]).astype(np.float64)
     _, strata, runs, looks = counts.shape
-    logs, values, waiting = np.zeros((runs, len(ratios) - 1)), np.ones((runs, looks)), np.zeros((4, strata, runs))
+    gained, told_here = np.zeros((runs, looks, len(ratios) - 1)), np.zeros((runs, looks))
+    waiting = np.zeros((4, strata, runs))
     for look in range(looks):
         waiting += counts[..., look]
         for stratum in range(strata):
             told = (waiting[2, stratum] > 0) & (waiting[3, stratum] > 0)
-            shares = gained(ratios, waiting[:, stratum, told])
-            logs[told] += shares[:, :-1] - shares[:, -1:]
+            here = waiting[:, stratum, told]
+            shares = law(ratios, here)
+            gained[told, look] += shares[:, :-1] - shares[:, -1:]
+            told_here[told, look] += information((here[0], here[1]), (here[2], here[3]))
             waiting[:, stratum, told] = 0.0
-        values[:, look] = np.exp(np.minimum(logs, _LARGEST_EXPONENT)).mean(axis=1)
-    return values
+    return gained, told_here
 
 
 def _gained_by_rates(ratios: Numbers, counts: Numbers) -> Numbers:
@@ -129,7 +156,7 @@ def _gained_by_rates(ratios: Numbers, counts: Numbers) -> Numbers:
     return mine * np.log(candidate * ratios / both) + theirs * np.log(stable / both)
 
 
-def _gained_by_odds(ratios: Numbers, counts: Numbers) -> Numbers:
+def gained_by_odds(ratios: Numbers, counts: Numbers) -> Numbers:
     """Log-likelihoods of Fisher's noncentral hypergeometric law; by Laplace's method where many counts are possible."""
     mine, theirs, candidate, stable = counts
     events = mine + theirs

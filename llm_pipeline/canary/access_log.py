@@ -41,10 +41,10 @@ class AccessLog:
         except FileNotFoundError:
             return LogCursor()
 
-    def recent(self, since: float) -> list[ObservedRequest]:
-        """Requests that started at or after `since` and ended, as far back as the newest 4 MiB of the log go."""
+    def recent(self, since: float, most_bytes: int = _RECENT_BYTES) -> list[ObservedRequest]:
+        """Requests that started at or after `since` and ended, as far back as the newest bytes of the log go."""
         end = self.end()
-        found, _ = self.read(LogCursor(inode=end.inode, offset=max(0, end.offset - _RECENT_BYTES)))
+        found, _ = self.read(LogCursor(inode=end.inode, offset=max(0, end.offset - most_bytes)))
         return [request for request in found if request.started_at >= since and not request.in_flight]
 
     def read(self, cursor: LogCursor) -> tuple[list[ObservedRequest], LogCursor]:

@@ -22,6 +22,11 @@ hypergeometric one, P(e_c) proportional to C(n_c, e_c) C(n_s, m - e_c) r^e_c. Fo
 Strata (prompts of one length, say) are windows of their own: each has its own n_c and n_s, and all their likelihood
 ratios are multiplied for each alternative. Arms with different mixes of strata are then no regression.
 
+Blocks. Where events come in bursts or waver with time (latencies do), requests of one moment are no independent
+witnesses. A test with `most_a_block` lets no block of time add more than so much to a logarithm: a smaller likelihood
+ratio keeps the supermartingale. What remains, servers that waver for longer than a block, `tempered` allows for: it
+multiplies the logarithms by what a request's evidence counts (see `spread`), for which `information` is kept.
+
 Shares (`RareTest`). A ratio cannot be proven where nothing ever happens. That the candidate's share of events is below
 a negligible one, whatever stable's is, can: by the Bernoulli likelihood ratio of smaller shares against that one.
 
@@ -65,6 +70,9 @@ class RateTest(BaseModel):
         law: `rates` for events that are rare, `odds` for those that may be common; see the module.
         log_likelihood_ratios: One sum for each alternative of the grid, natural logarithm.
         largest: The largest e-value seen so far; the test rejects on it.
+        most_a_block: The most that one block of time may add to a logarithm; None for no such limit.
+        block: What the block that has begun added to each logarithm, before that limit.
+        information: Fisher's, of the counts about the logarithm of the ratio.
         waiting: By stratum: candidate events, stable events, candidate requests and stable requests of windows in which
             one arm had no requests; they join the next window (at 1 % of little traffic, most windows are like that).
     """
@@ -76,12 +84,16 @@ class RateTest(BaseModel):
     law: Law = "rates"
     log_likelihood_ratios: tuple[float, ...]
     largest: float = 1.0
+    most_a_block: float | None = None
+    block: tuple[float, ...] = ()
+    information: float = 0.0
     waiting: dict[str, Counts] = {}
 
     @classmethod
-    def start(cls, side: Side, ratio: float, law: Law = "rates") -> RateTest:
+    def start(cls, side: Side, ratio: float, law: Law = "rates", most_a_block: float | None = None) -> RateTest:
         """A test without data."""
-        return cls(side=side, ratio=ratio, law=law, log_likelihood_ratios=(0.0,) * len(_FACTORS[side]))
+        none = (0.0,) * len(_FACTORS[side])
+        return cls(side=side, ratio=ratio, law=law, log_likelihood_ratios=none, most_a_block=most_a_block)
 
     @property
     def alternatives(self) -> tuple[float, ...]:
@@ -91,7 +103,15 @@ class RateTest(BaseModel):
     @property
     def value(self) -> float:
         """The current e-value."""
-        return _mean_of_exponentials(self.log_likelihood_ratios)
+        return self.tempered(1.0)
+
+    def tempered(self, independence: float) -> float:
+        """The current e-value where a request's evidence counts for so much, between 0 and 1."""
+        return _mean_of_exponentials(tuple(independence * log for log in self._with_block()))
+
+    def block_ends(self, blocks: int = 1) -> RateTest:
+        """The test after the end of a block of time, or of several that cannot be told apart."""
+        return self.model_copy(update={"log_likelihood_ratios": self._with_block(blocks), "block": ()})
 
     def observe(
         self,
@@ -120,9 +140,19 @@ class RateTest(BaseModel):
         if not any(counts[:2]):  # no events: every alternative says the same of that
             return self.model_copy(update={"waiting": waiting}) if held != (0, 0, 0, 0) else self
         gained = (_gained_by_odds if self.law == "odds" else _gained_by_rates)(self.alternatives, self.ratio, counts)
-        logs = tuple(float(value) for value in np.asarray(self.log_likelihood_ratios) + gained)
-        grown = self.model_copy(update={"log_likelihood_ratios": logs, "waiting": waiting})
+        update = {
+            "block": tuple(float(value) for value in np.asarray(self.block or 0.0) + gained),
+            "information": self.information + _information(counts),
+            "waiting": waiting,
+        }
+        grown = self.model_copy(update=update)
         return grown.model_copy(update={"largest": max(self.largest, grown.value)})
+
+    def _with_block(self, blocks: int = 1) -> tuple[float, ...]:
+        if not self.block:
+            return self.log_likelihood_ratios
+        most = math.inf if self.most_a_block is None else self.most_a_block * blocks
+        return tuple(log + min(new, most) for log, new in zip(self.log_likelihood_ratios, self.block, strict=True))
 
     def rejects(self, alpha: float) -> bool:
         """Whether the null hypothesis is rejected, now or at any earlier look, at level `alpha`."""
@@ -205,6 +235,13 @@ def _mean_of_exponentials(logs: tuple[float, ...]) -> float:
     values = np.asarray(logs)
     top = float(values.max())
     return float(math.exp(min(top, _LARGEST_EXPONENT)) * np.exp(values - top).mean())
+
+
+def _information(counts: Counts) -> float:
+    """Of the hypergeometric law about the logarithm of its ratio, where that ratio is 1."""
+    e_c, e_s, n_c, n_s = counts
+    events, both = e_c + e_s, n_c + n_s
+    return events * (both - events) * n_c * n_s / (both * both * (both - 1.0))
 
 
 def _gained_by_rates(alternatives: tuple[float, ...], null: float, counts: Counts) -> Floats:

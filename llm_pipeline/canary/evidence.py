@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from llm_pipeline.canary.analysis import AnalysisState, MetricState, StepState, parity_proven
+from llm_pipeline.canary.analysis import AnalysisState, StepState, parity_proven
 from llm_pipeline.canary.eprocess import RateTest
+from llm_pipeline.canary.metric_tests import MetricState
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.verdict import Evidence, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llm_pipeline.canary.analysis import AnalysisState, MetricState
+from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.stages.contract import Frozen
 
 MOST_LOOKS = 120
@@ -41,7 +41,7 @@ def with_look(looks: Sequence[Look], state: AnalysisState, *, at: float, percent
     newest = Look(
         at=at,
         percent=percent,
-        regressed=tuple(_short(_regressed(metric)) for metric in state.metrics),
+        regressed=tuple(_short(metric.value) for metric in state.metrics),
         parity=tuple(_short(metric.parity.largest) for metric in state.metrics),
         split=_short(state.step.split.value) if state.step else 1.0,
     )
@@ -61,10 +61,6 @@ def _thinned(looks: list[Look]) -> list[Look]:
         for number, (look, after) in enumerate(zip(looks, following, strict=True))
         if number % 2 == 0 or after is None or after.percent != look.percent
     ]
-
-
-def _regressed(metric: MetricState) -> float:
-    return sum(limit.regressed.value for limit in metric.limits) / len(metric.limits)
 
 
 def _short(value: float) -> float:

@@ -6,9 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
+from pydantic import Field
+
 from llm_pipeline.canary.observations import ObservedRequest, quantile
 from llm_pipeline.canary.sessions import by_session
-from llm_pipeline.canary.units import LATENCIES, RARE, Limit, MetricLimits, MetricName, Unit, unit_of, value_of
+from llm_pipeline.canary.spread import BLOCK_SECONDS, Spread
+from llm_pipeline.canary.units import LATENCIES, RARE, Limit, MetricLimits, MetricName, Unit, beyond, unit_of, value_of
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.stages.contract import Frozen
 
@@ -21,6 +24,9 @@ REQUESTS_BEYOND = 5
 
 LENGTH_QUANTILES: dict[MetricName, float] = {"short answers": 0.1, "long answers": 0.9}
 """Of stable's output tokens: answers below the one are short, beyond the other long."""
+
+_BLOCKS_A_STEP = 6
+_MOST_BLOCKS = 4096
 
 _OTHERS: tuple[MetricName, ...] = tuple(name for name in get_args(MetricName) if name != "errors")
 _MOSTLY = 0.5  # what most of stable's answers do says nothing: a server that gives no finish reasons, say
@@ -36,6 +42,8 @@ class Thresholds(Frozen):
         unit: What counts once.
         session_seconds: How long a session is observed.
         cold_seconds: Latencies of requests that start so soon after a step began are not judged.
+        block_seconds: Length of a block of time, the unit of evidence on latencies.
+        learned: How stable wavered before the first step, by metric; see `spread`.
         left_out: What is not compared, and why, for people.
     """
 
@@ -45,6 +53,8 @@ class Thresholds(Frozen):
     unit: Literal["request", "session"] = "request"
     session_seconds: float = 0.0
     cold_seconds: float = 0.0
+    block_seconds: float = BLOCK_SECONDS
+    learned: dict[MetricName, Spread] = Field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
     @property
@@ -67,7 +77,8 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
     A metric is compared only if stable had enough requests of that kind: first tokens and time per output token need
     streamed answers, and what is said of answers needs ones that the router can read (not those of gRPC).
     """
-    asked = [request for request in requests if not request.error]
+    stable = list(requests)
+    asked = [request for request in stable if not request.error]
     answered = [request for request in asked if not request.cancelled]
     if len(answered) < policy.minimum_requests:
         return None
@@ -77,13 +88,16 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
         units = by_session(asked, units, policy.session_seconds)
     values = {name: [v for unit in units if (v := value_of(unit, name)) is not None] for name in _OTHERS}
     limits = {name: _limits(name, found, policy) for name, found in values.items()}
+    metrics = _metrics(limits)
     return Thresholds(
         requests=len(answered),
-        metrics=_metrics(limits),
+        metrics=metrics,
         strata_bytes=strata,
         unit=policy.unit,
         session_seconds=policy.session_seconds if policy.unit == "session" else 0.0,
         cold_seconds=policy.cold_seconds,
+        block_seconds=block_seconds(policy),
+        learned=_learned(stable, metrics, strata, policy),
         left_out=_left_out({name: len(values[name]) for name in _OTHERS}, limits, policy),
     )
 
@@ -92,6 +106,31 @@ def _baseline_unit(request: ObservedRequest, strata: Sequence[int]) -> Unit:
     """A user who left tells nothing of how long answers take."""
     timed = not request.cancelled
     return unit_of(request, on_trial=False, strata_bytes=strata, first_token=timed, end_to_end=timed)
+
+
+def _learned(
+    requests: Sequence[ObservedRequest], metrics: Iterable[MetricLimits], strata: Sequence[int], policy: CanaryPolicy
+) -> dict[MetricName, Spread]:
+    """How stable wavered, block of time by block of time; a session has its parts in the blocks of its requests."""
+    seconds, until = block_seconds(policy), max(request.started_at for request in requests)
+    blocks: dict[int, list[ObservedRequest]] = {}
+    for request in requests:
+        blocks.setdefault(int((until - request.started_at) / seconds), []).append(request)
+    spreads = {metric.name: (metric, Spread.start(len(metric.limits))) for metric in metrics}
+    for number in reversed(range(min(max(blocks), _MOST_BLOCKS))):  # the oldest one is not complete
+        here = blocks.get(number, [])
+        units = [_baseline_unit(request, strata) for request in here]
+        if policy.unit == "session":
+            units = by_session(here, units, policy.session_seconds)
+        for name, (metric, spread) in spreads.items():
+            values = [value for unit in units if (value := value_of(unit, name)) is not None]
+            spreads[name] = metric, spread.observe(len(values), beyond(values, metric))
+    return {name: spread for name, (_, spread) in spreads.items()}
+
+
+def block_seconds(policy: CanaryPolicy) -> float:
+    """The unit of evidence: so short that a step has some of them, because one alone decides nothing."""
+    return min(policy.block_seconds, policy.minimum_bake_seconds / _BLOCKS_A_STEP)
 
 
 def every_metric(policy: CanaryPolicy) -> Thresholds:

@@ -24,7 +24,13 @@ from llm_pipeline.logging import get_logger
 log = get_logger(__name__)
 
 BASELINE_SECONDS = 120.0
-"""Stable's requests of this long before the first step fix what "slow" means."""
+"""Counts of stable over this long before the first step fix what "slow" means."""
+
+HISTORY_SECONDS = 3600.0
+"""Of single requests, so long a history of stable does, as far as it served already and the log goes back: it shows
+how much one server wavers, too."""
+
+_HISTORY_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,10 @@ class LoggedTraffic:
 
     def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
         """See `Traffic.baseline`."""
-        recent = self._log.recent(time.time() - BASELINE_SECONDS)
+        since = time.time() - HISTORY_SECONDS
+        if record.production_since is not None:
+            since = max(since, record.production_since.timestamp())
+        recent = self._log.recent(since, _HISTORY_BYTES)
         stable = [request for request in recent if request.arm == record.stable and not request.on_trial]
         return Baseline(fix_thresholds(stable, policy), len(stable), record)
 

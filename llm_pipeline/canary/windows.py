@@ -59,6 +59,7 @@ class Window(Frozen):
         counts: Events of those units.
         sessions: Requests that count with their session only, in the order they started.
         in_flight: What had not ended at the window's end.
+        began: When the first request started, seconds since 1970; 0 where single requests are not known.
         until: When the newest line was written, seconds since 1970; 0 without requests.
     """
 
@@ -71,6 +72,7 @@ class Window(Frozen):
     counts: tuple[MetricCounts, ...] = ()
     sessions: tuple[SessionRequest, ...] = ()
     in_flight: InFlight = NOTHING_IN_FLIGHT
+    began: float = 0.0
     until: float = 0.0
 
 
@@ -120,6 +122,7 @@ def window(
         counts=count(alone, thresholds),
         sessions=tuple(sessions),
         in_flight=in_flight,
+        began=min((sighting.request.started_at for sighting in current), default=0.0),
         until=max((sighting.request.seen_at for sighting in current), default=0.0),
     )
 

@@ -228,6 +228,9 @@ class CanaryPolicy(ConfigModel):
         prompt_strata: Requests are compared within so many classes of size, each with as many of stable's requests.
         cold_seconds: Latencies of requests that start so soon after a step began are not judged: the candidate's
             caches do not know the sessions yet that moved to it.
+        block_seconds: The unit of evidence on latencies is a block of so much time: requests of one moment are alike.
+            No single block decides, and as much as stable wavers from block to block, the candidate may, too. At most
+            a sixth of `minimum_bake_seconds`.
         advance_early: A step passes before `minimum_bake_seconds` when parity is proven on every metric by the step's
             own requests.
         negligible_share: Errors and odd answers are no worse, too, where they are shown to be rarer than this.
@@ -264,6 +267,7 @@ class CanaryPolicy(ConfigModel):
     session_seconds: PositiveSeconds = 30.0
     prompt_strata: Annotated[int, Field(ge=1, le=10)] = 3
     cold_seconds: Seconds = 0.0
+    block_seconds: PositiveSeconds = 10.0
     advance_early: bool = False
     negligible_share: ProperFraction = 0.005
     consecutive_failures: Small = 5

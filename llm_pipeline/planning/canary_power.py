@@ -14,10 +14,11 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from llm_pipeline.canary.analysis import MetricState, begin
-from llm_pipeline.canary.analysis import Parity as ParityTests
+from llm_pipeline.canary.analysis import begin
 from llm_pipeline.canary.eprocess import RateTest
 from llm_pipeline.canary.evidence import regression_limit
+from llm_pipeline.canary.metric_tests import MetricState
+from llm_pipeline.canary.metric_tests import Parity as ParityTests
 from llm_pipeline.canary.slow_limits import every_metric
 from llm_pipeline.canary.units import MetricName
 from llm_pipeline.config.policy import CanaryPolicy

@@ -109,8 +109,8 @@ class AccessLog:
     def end(self) -> LogCursor:
         return LogCursor(offset=self.count)
 
-    def recent(self, since: float) -> list[ObservedRequest]:
-        del since
+    def recent(self, since: float, most_bytes: int = 0) -> list[ObservedRequest]:
+        del since, most_bytes
         weights = self.site.router.state.weights
         return [self._request(max(weights, key=lambda slot: weights[slot]), number) for number in range(100)]
 

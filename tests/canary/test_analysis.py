@@ -4,6 +4,7 @@ import math
 import random
 
 import pytest
+from looking import watched
 
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.decision import Decision, Outcome, decide
@@ -53,7 +54,7 @@ def started(share: float = 0.5, thresholds: Thresholds = LIMITS) -> AnalysisStat
 def look(
     state: AnalysisState, requests: list[ObservedRequest], elapsed: float = 30.0
 ) -> tuple[AnalysisState, Decision]:
-    state = observe(state, window(requests, "green", LIMITS, 0.0))
+    state = watched(state, requests) if requests else observe(state, window([], "green", LIMITS, 0.0))
     return state, decide(state, POLICY, elapsed)
 
 

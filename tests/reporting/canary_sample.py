@@ -22,7 +22,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.verdict import Verdict
 
 BEGAN_AT = 1_763_715_600.0
-POLICY = CanaryPolicy(steps_percent=(5, 25, 50, 100), minimum_bake_seconds=60, minimum_requests=20)
+POLICY = CanaryPolicy(steps_percent=(5, 25, 50, 100), minimum_bake_seconds=60, minimum_requests=20, block_seconds=2)
 LOOK_SECONDS = 2.0
 CONTROLLER = "demo-tiny-0a1b2c3d@worker-7.412"
 

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llm_pipeline.canary.router import SlotName, other_slot
-from llm_pipeline.canary.slow_limits import REQUESTS_BEYOND, SLOW_FACTORS, Thresholds, requests_needed
+from llm_pipeline.canary.slow_limits import (
+    REQUESTS_BEYOND,
+    SLOW_FACTORS,
+    Thresholds,
+    block_seconds,
+    requests_needed,
+)
 from llm_pipeline.canary.sources.arm_metrics import ArmWindow, Histogram
 from llm_pipeline.canary.units import Limit, MetricLimits, MetricName
 from llm_pipeline.canary.windows import ArmCounts, ArmEvents, MetricCounts, Window
@@ -41,6 +47,7 @@ def thresholds_from_counts(stable: ArmWindow, policy: CanaryPolicy) -> Threshold
     return Thresholds(
         requests=stable.requests,
         metrics=(MetricLimits(name="errors"), *known),
+        block_seconds=block_seconds(policy),
         left_out=tuple(f"{name}: the source has no such buckets" for name, found in limits.items() if not found),
     )
 

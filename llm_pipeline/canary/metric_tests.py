@@ -1,0 +1,228 @@
+"""The tests of one metric over a whole canary: its limits, how its events waver with time, and whether it is no worse.
+
+An e-value counts what requests say only as far as they are witnesses of their own (see `spread`): stable's blocks of
+time before the first step and since tell how much one server wavers, and no single block of time can say much about
+latencies. Errors are not limited like that: many of them in a moment have to be seen in that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llm_pipeline.canary.eprocess import RareTest, RateTest
+from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
+from llm_pipeline.canary.spread import Pace, Spread, independence
+from llm_pipeline.canary.units import LATENCIES, RARE, MetricLimits, MetricName
+from llm_pipeline.canary.windows import MetricCounts
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.stages.contract import Frozen
+
+MOST_A_BLOCK = 2.0
+"""What one block of time may add to the logarithm of an e-value of common events. Four blocks at least are needed."""
+
+_PARITY_QUANTILES = ("p90", "p95", "p50")
+"""Where non-inferiority is tested: far enough in the tail to matter, near enough to be proven with hours of traffic."""
+
+
+class LimitState(Frozen):
+    """The test of one metric at one limit, over the whole canary.
+
+    Attributes:
+        independence: What the evidence of a request counts, between 0 and 1; see `spread`.
+    """
+
+    regressed: RateTest
+    candidate_events: int = 0
+    stable_events: int = 0
+    independence: float = 1.0
+
+    @property
+    def value(self) -> float:
+        """The e-value that the candidate is worse than tolerated there."""
+        return self.regressed.tempered(self.independence)
+
+    def tempered(self, spread: Spread, blocks: float, at: int, *, cautious: bool) -> LimitState:
+        """With what a request's evidence counts by now."""
+        variance = spread.variance(at, blocks, cautious=cautious)
+        return self.model_copy(update={"independence": independence(self.regressed.information, variance)})
+
+
+class Parity(Frozen):
+    """Whether the candidate is no worse: by the ratio to stable or, where events may never happen, by their rarity.
+
+    Attributes:
+        at: Index of the limit that is tested.
+        ratio_largest: The largest e-value of `non_inferior` so far, tempered.
+    """
+
+    non_inferior: RateTest
+    rare: RareTest | None
+    at: int
+    ratio_largest: float = 1.0
+
+    @property
+    def largest(self) -> float:
+        """The e-value to be compared with 1 / alpha; two ways to prove it share alpha."""
+        if self.rare is None:
+            return self.ratio_largest
+        return max(self.ratio_largest, self.rare.largest) / 2.0
+
+    def proven(self, alpha: float) -> bool:
+        """Whether the candidate is proven to be no worse, at level `alpha`."""
+        return self.largest >= 1.0 / alpha
+
+    def observe(self, counts: MetricCounts) -> Parity:
+        """The tests after one more window of one stratum."""
+        mine, theirs = counts.candidate, counts.stable
+        update = {
+            "non_inferior": self.non_inferior.observe(
+                candidate_events=mine.events[self.at],
+                stable_events=theirs.events[self.at],
+                candidate_requests=mine.units,
+                stable_requests=theirs.units,
+                stratum=counts.stratum,
+            ),
+            "rare": self.rare and self.rare.observe(events=mine.events[self.at], requests=mine.units),
+        }
+        return self.model_copy(update=update)
+
+    def looked_at(self, independence: float, blocks: int) -> Parity:
+        """The tests at the end of a look, with which so many blocks ended; a request's evidence counts for so much."""
+        test = self.non_inferior.block_ends(blocks) if blocks else self.non_inferior
+        largest = max(self.ratio_largest, test.tempered(independence))
+        return self.model_copy(update={"non_inferior": test, "ratio_largest": largest})
+
+
+class MetricState(Frozen):
+    """One metric's tests over the whole canary.
+
+    Attributes:
+        alpha_share: The part of the policy's `alpha` that the metric may spend.
+        limits: One test for each limit.
+        parity: Over the whole canary.
+        parity_here: Over the current step alone.
+        untouched: `parity` without data, to begin a step with.
+        candidate_units: Requests, or sessions, of which the metric could be told.
+        largest: The largest mean of the limits' e-values so far; a mean of e-processes is an e-process.
+        block_seconds: Length of a block of time.
+        spread: How stable wavers, before the canary and since.
+        pace: Where the evidence lies in time.
+    """
+
+    name: MetricName
+    alpha_share: float
+    limits: tuple[LimitState, ...]
+    parity: Parity
+    parity_here: Parity
+    untouched: Parity
+    candidate_units: int = 0
+    stable_units: int = 0
+    largest: float = 1.0
+    block_seconds: float
+    spread: Spread
+    pace: Pace = Pace()
+
+    @property
+    def value(self) -> float:
+        """The e-value that the candidate is worse than tolerated."""
+        return sum(limit.value for limit in self.limits) / len(self.limits)
+
+    @property
+    def telling(self) -> int:
+        """Index of the limit that says most against the candidate; of the one that parity is tested at if none does."""
+        values = [limit.value for limit in self.limits]
+        return values.index(max(values)) if max(values) > 1.0 else self.parity.at
+
+
+def begin_metric(metric: MetricLimits, alpha_share: float, thresholds: Thresholds, policy: CanaryPolicy) -> MetricState:
+    """A metric's tests without data, but for what was learned of stable before."""
+    rare = metric.name in RARE
+    ratio = policy.length_ratio if metric.name in LENGTH_QUANTILES else policy.slow_ratio
+    ratio, law, most = (policy.error_ratio, "rates", None) if rare else (ratio, "odds", MOST_A_BLOCK)
+    labels = [limit.label for limit in metric.limits]
+    parity = Parity(
+        non_inferior=RateTest.start("lo", _above(ratio), law, most),  # type: ignore[arg-type]
+        rare=RareTest(limit=policy.negligible_share) if metric.name not in LATENCIES else None,
+        at=next((labels.index(label) for label in _PARITY_QUANTILES if label in labels), 0),
+    )
+    regressed = RateTest.start("hi", ratio, law, most)  # type: ignore[arg-type]
+    return MetricState(
+        name=metric.name,
+        alpha_share=alpha_share,
+        limits=(LimitState(regressed=regressed),) * len(metric.limits),
+        parity=parity,
+        parity_here=parity,
+        untouched=parity,
+        block_seconds=thresholds.block_seconds,
+        spread=thresholds.learned.get(metric.name) or Spread.start(len(metric.limits)),
+    )
+
+
+def _above(ratio: float) -> float:
+    """The boundary of the non-inferiority test: with a tolerated ratio of exactly 1 nothing could ever be proven."""
+    return max(ratio, 1.1)
+
+
+def observe_metric(metric: MetricState, counts: Iterable[MetricCounts], began: float, until: float) -> MetricState:
+    """All strata of the window first, then the e-value: a look sees whole windows.
+
+    Args:
+        metric: Before the window.
+        counts: Of all metrics.
+        began: The window's beginning, seconds since 1970.
+        until: Its end.
+    """
+    for stratum in counts:
+        if stratum.name == metric.name and (stratum.candidate.units or stratum.stable.units):
+            metric = _observe_stratum(metric, stratum, began)
+    metric = _looked_at(metric, until)
+    return metric.model_copy(update={"largest": max(metric.largest, metric.value)})
+
+
+def _looked_at(metric: MetricState, until: float) -> MetricState:
+    """End the block of time if it is over, and say what the evidence counts by now."""
+    pace, spread, limits = metric.pace, metric.spread, metric.limits
+    if ends := pace.length(until, metric.block_seconds):
+        spread = spread.observe(pace.stable, pace.events, ends) if pace.events else spread
+        pace = pace.closed(ends, metric.block_seconds)
+        limits = tuple(limit.model_copy(update={"regressed": limit.regressed.block_ends(ends)}) for limit in limits)
+    cautious, blocks = metric.name not in RARE, pace.blocks
+    limits = tuple(limit.tempered(spread, blocks, at, cautious=cautious) for at, limit in enumerate(limits))
+    counts = limits[metric.parity.at].independence
+    update = {
+        "limits": limits,
+        "spread": spread,
+        "pace": pace,
+        "parity": metric.parity.looked_at(counts, ends),
+        "parity_here": metric.parity_here.looked_at(counts, ends),
+    }
+    return metric.model_copy(update=update)
+
+
+def _observe_stratum(metric: MetricState, counts: MetricCounts, began: float) -> MetricState:
+    mine, theirs = counts.candidate, counts.stable
+    limits = tuple(
+        limit.model_copy(
+            update={
+                "regressed": limit.regressed.observe(
+                    candidate_events=my_events,
+                    stable_events=their_events,
+                    candidate_requests=mine.units,
+                    stable_requests=theirs.units,
+                    stratum=counts.stratum,
+                ),
+                "candidate_events": limit.candidate_events + my_events,
+                "stable_events": limit.stable_events + their_events,
+            }
+        )
+        for limit, my_events, their_events in zip(metric.limits, mine.events, theirs.events, strict=True)
+    )
+    update = {
+        "limits": limits,
+        "pace": metric.pace.observe(mine.units, theirs.units, theirs.events, began),
+        "parity": metric.parity.observe(counts),
+        "parity_here": metric.parity_here.observe(counts),
+        "candidate_units": metric.candidate_units + mine.units,
+        "stable_units": metric.stable_units + theirs.units,
+    }
+    return metric.model_copy(update=update)
