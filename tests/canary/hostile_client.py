@@ -20,12 +20,17 @@ class Answer:
 
     Attributes:
         status: 0 when the connection ended without an answer.
-        server: Who answered, if a server behind the router did.
+        fields: Its headers.
     """
 
     status: int
-    server: str
+    fields: dict[str, str]
     body: bytes
+
+    @property
+    def server(self) -> str:
+        """Who answered, if a server behind the router did."""
+        return self.fields.get("x-served-by", "")
 
 
 def ask(port: int, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
@@ -80,4 +85,4 @@ def _answer(connection: socket.socket) -> Answer:
     lines = head.decode("latin-1").split("\r\n")
     fields = dict(line.lower().split(": ", 1) for line in lines[1:] if ": " in line)
     status = int(lines[0].split()[1]) if lines[0].startswith("HTTP/1.1 ") else 0
-    return Answer(status=status, server=fields.get("x-served-by", ""), body=body)
+    return Answer(status=status, fields=fields, body=body)

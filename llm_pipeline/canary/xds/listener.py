@@ -17,6 +17,7 @@ BUFFER = "envoy.filters.http.buffer"
 STREAM_IDLE = "300s"
 
 _CERTIFICATE = "server"
+_NOBODY = {"address_prefix": "0.0.0.0", "prefix_len": 32}  # noqa: S104 - an empty list means all private networks
 _LARGEST_HEADERS_KIB = 60
 _STREAM_WINDOW_BYTES = 256 * 1024
 _CONNECTION_WINDOW_BYTES = 1024 * 1024
@@ -119,7 +120,7 @@ def _for_strangers(place: EnvoyPlace | ExistingEnvoyPlace) -> Json:
         "merge_slashes": True,
         "path_with_escaped_slashes_action": "REJECT_REQUEST",
         "use_remote_address": True,  # or everybody could send Envoy's own headers, which set timeouts and retries
-        "internal_address_config": {"cidr_ranges": []},
+        "internal_address_config": {"cidr_ranges": [_NOBODY]},
         "xff_num_trusted_hops": place.trusted_proxies,
         "stream_idle_timeout": STREAM_IDLE,
         "request_timeout": STREAM_IDLE,
