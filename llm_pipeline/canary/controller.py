@@ -63,7 +63,7 @@ class CanaryController(Starting, Watching):
             self._lease.check()
             if (judgement := _finished(record, percent)) is not None:
                 return judgement
-            record = self._turn(record, percent)
+            record = self._turn(self._with_router(record), percent)
 
     def _turn(self, record: CanaryRecord, percent: float) -> CanaryRecord:
         """Do what the phase asks for; returns the record as saved."""

@@ -37,6 +37,7 @@ class EventKind(StrEnum):
     ROLLING_BACK = "rolling back"
     ROLLED_BACK = "rolled back"
     ADOPTED = "adopted"
+    REVIVED = "router revived"
 
 
 class CanaryEvent(Frozen):

@@ -32,7 +32,7 @@ from llm_pipeline.canary.shadow import Shadow
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.canary.watch_clock import WatchClock
-from llm_pipeline.errors import ConfigError, Fenced
+from llm_pipeline.errors import ConfigError, Fenced, PipelineError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease
@@ -74,8 +74,20 @@ class Transitions:
         """What the slots know this controller by."""
         return FencingToken(self._epoch, self._lease.epoch)
 
+    def _with_router(self, record: CanaryRecord) -> CanaryRecord:
+        """Start the router again if it has ended, wherever the canary stands: without one every user is refused."""
+        try:
+            done = self._router.revive()
+        except PipelineError as error:
+            log.error("the router has ended and does not start", reason=str(error))  # noqa: TRY400 - nothing to trace
+            return record
+        if done is None:
+            return record
+        log.warning(done, percent=record.step_percent)
+        return record.with_event(EventKind.REVIVED, done, by=self._owner)
+
     def _begin_step(self, record: CanaryRecord, percent: float, tests: AnalysisState) -> CanaryRecord:
-        want = self._state(record.candidate, percent / 100, on_trial=True)
+        want = self._state(record.candidate, self._policy.share_at(percent), on_trial=True)
         step = analysis.begin_step(tests, want.weights[record.candidate] / ALL)
         begun = {"step_percent": percent, "step_began_at": 0.0, "watched_seconds": 0.0, "pause": None}
         return self._save(record, phase=Phase.SHIFTING, analysis=step, **begun)

@@ -37,7 +37,7 @@ class Watching(Transitions):
         current, revision = self._router.read()
         if (drift := self._drift(record, current)) is not None:
             return self._drifted(record, drift)
-        want = self._state(record.candidate, record.step_percent / 100, on_trial=True)
+        want = self._state(record.candidate, self._policy.share_at(record.step_percent), on_trial=True)
         record = self._save(record, intended=want)
         revision = self._router.write(want, revision)
         if not wait_converged(self._router, revision, self._plan.patience.confirm):

@@ -210,6 +210,8 @@ class CanaryPolicy(ConfigModel):
 
     Attributes:
         steps_percent: Traffic share of the candidate at each step; rising, ending at 100.
+        control_percent: Share of the traffic that stays on stable at the step of 100 %, too: it is what that step is
+            compared with, and stable is there to answer what the candidate fails.
         minimum_bake_seconds: Shortest time at a step.
         maximum_bake_seconds: A step that has not decided by then is INCONCLUSIVE; see `on_undecided`.
         minimum_requests: Candidate requests, or sessions, that a step must have seen before it can pass.
@@ -254,6 +256,7 @@ class CanaryPolicy(ConfigModel):
     """
 
     steps_percent: Annotated[tuple[Percent, ...], Field(max_length=100)] = (5.0, 25.0, 50.0, 100.0)
+    control_percent: Annotated[float, Field(ge=1, le=5)] = 2.0
     minimum_bake_seconds: PositiveSeconds = 60.0
     maximum_bake_seconds: PositiveSeconds = 900.0
     minimum_requests: Items = 50
@@ -280,6 +283,10 @@ class CanaryPolicy(ConfigModel):
     rollback_window_hours: Hours = 24.0
     warm_up_mirror_seconds: Seconds = 0.0
     shadow: ShadowPolicy | None = None
+
+    def share_at(self, percent: float) -> float:
+        """The candidate's share of the traffic at a step: never quite all of it."""
+        return min(percent, _ALL_TRAFFIC - self.control_percent) / _ALL_TRAFFIC
 
     @model_validator(mode="after")
     def _steps_rise_to_all(self) -> CanaryPolicy:

@@ -27,6 +27,7 @@ _KINDS: Mapping[EventKind, NotificationKind] = {
     EventKind.ROLLING_BACK: "rollback",
     EventKind.ROLLED_BACK: "rollback",
     EventKind.ADOPTED: "rollback",
+    EventKind.REVIVED: "pause",
 }
 
 _SLACK_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})

@@ -93,6 +93,14 @@ class Router:
     def usable(self, slot: SlotName) -> bool:
         return slot in self.site.running
 
+    def revive(self) -> str | None:
+        if not self.site.router_ended:
+            return None
+        if not self.site.router_starts:
+            raise ConfigError("its port is in use")
+        self.site.router_ended = False
+        return "the router had ended and was started anew"
+
     def active_requests(self, slot: SlotName) -> int | None:
         meanwhile, self.site.in_drain = self.site.in_drain, None
         if meanwhile is not None:
@@ -125,6 +133,8 @@ class AccessLog:
             self.site.running.clear()
             self.site.both_end_at = 0
         weights, total = self.site.router.state.weights, self.site.requests_per_look
+        if self.site.router_ended:
+            return [], self.end()
         self.count += total
         requests = [
             self._request(slot, number)
@@ -245,6 +255,8 @@ class Site:
     both_end_at: int = 0
     stable_starts: bool = True
     hung_starts: bool = False
+    router_ended: bool = False
+    router_starts: bool = True
     faulty: bool = False
     slow: bool = False
     abandoned: float = 0.0

@@ -1,0 +1,62 @@
+"""The step of 100 %: stable keeps a share to compare with, and the router is kept alive. The site is in memory."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+from simulated import Site
+
+from llm_pipeline.canary import moving
+from llm_pipeline.config.policy import CanaryPolicy
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(moving, "_STEADY_SECONDS", 0.0)
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    return Site(tmp_path)
+
+
+@pytest.mark.parametrize(("control", "kept"), [(None, 200), (1, 100), (5, 500)])
+def test_stable_keeps_a_small_share_and_backs_the_candidate_to_the_end_of_the_step(site, control, kept) -> None:
+    site.policy |= {} if control is None else {"control_percent": control}
+    assert site.steps(20, 50, 100) == ["GO", "GO", "GO"]
+    last = [state for state in site.told if state.candidate is not None][-1]
+    assert (last.candidate, last.weights) == ("green", {"green": 10_000 - kept, "blue": kept})
+    assert site.weights() == {"green": 10_000}
+
+
+def test_a_candidate_that_turns_slow_at_the_last_step_is_compared_with_stable_and_rolled_back(site) -> None:
+    site.requests_per_look = 5_000
+    assert site.steps(20, 50) == ["GO", "GO"]
+    site.slow = True
+    assert site.steps(100) == ["NO_GO"]
+    assert site.weights() == {"blue": 10_000}
+
+
+@pytest.mark.parametrize("share", [0, 0.5, 5.5, 100])
+def test_the_share_is_one_to_five_percent(share) -> None:
+    with pytest.raises(ValidationError, match="control_percent"):
+        CanaryPolicy(control_percent=share)
+
+
+def test_a_step_close_to_all_leaves_stable_its_share_too() -> None:
+    policy = CanaryPolicy(steps_percent=(50, 99, 100), control_percent=3)
+    assert [policy.share_at(percent) for percent in policy.steps_percent] == [0.5, 0.97, 0.97]
+
+
+@pytest.mark.parametrize("percent", [20, 50, 100])
+def test_a_router_that_ended_is_started_by_whoever_owns_the_canary(site, percent) -> None:
+    before = [step for step in (20, 50, 100) if step < percent]
+    assert site.steps(*before) == ["GO"] * len(before)
+    site.router_ended = True
+    assert site.steps(percent) == ["GO"]
+    assert not site.router_ended
+    assert site.kinds().count("router revived") == 1
+
+
+def test_a_router_that_does_not_start_passes_no_step(site) -> None:
+    """Its users are refused, and nothing is seen of them."""
+    assert site.steps(20, 50) == ["GO", "GO"]
+    site.router_ended, site.router_starts = True, False
+    assert site.step(100).verdict != "GO"
