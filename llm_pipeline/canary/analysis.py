@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import model_validator
 
 from llm_pipeline.canary.eprocess import SplitTest
-from llm_pipeline.canary.metric_tests import MetricState, begin_metric, observe_metric
+from llm_pipeline.canary.metric_tests import MetricState, begin_metric, hold, observe_metric
 from llm_pipeline.canary.sessions import Sessions
 from llm_pipeline.canary.slow_limits import SLOW_FACTORS, Thresholds
 from llm_pipeline.canary.units import Limit, MetricLimits, MetricName
@@ -26,6 +26,9 @@ from llm_pipeline.stages.contract import Frozen
 ERRORS_SHARE = 0.5
 """Of `alpha`; the other metrics have equal parts of the rest."""
 
+LAST_SHARE = 0.95
+"""From here on a step leaves too little to stable to compare with it alone."""
+
 
 class StepState(Frozen):
     """What was seen since the current step began.
@@ -33,6 +36,8 @@ class StepState(Frozen):
     Attributes:
         split: Of what counts once: requests, or sessions.
         sessions: Those of the step, where sessions count.
+        looks: How often the step was looked at.
+        silent_looks: How many looks at the end saw nothing at all.
     """
 
     share: float
@@ -41,6 +46,14 @@ class StepState(Frozen):
     stable: ArmCounts = ArmCounts()
     faults_in_a_row: int = 0
     sessions: Sessions = Sessions()
+    looks: int = 0
+    silent_looks: int = 0
+
+    @property
+    def missed(self) -> float:
+        """How many requests should have been seen in the silence at the end, at the step's own rate until then."""
+        spoke = self.looks - self.silent_looks
+        return self.silent_looks * (self.candidate.requests + self.stable.requests) / spoke if spoke else 0.0
 
     @property
     def percent(self) -> str:
@@ -79,10 +92,13 @@ def begin(thresholds: Thresholds, policy: CanaryPolicy) -> AnalysisState:
 
 
 def begin_step(state: AnalysisState, share: float) -> AnalysisState:
-    """The analysis at a new traffic share; the metrics' tests go on, the step's own counts start again."""
-    metrics = state.metrics
-    if share < 1.0:
-        metrics = tuple(metric.model_copy(update={"parity_here": metric.untouched}) for metric in metrics)
+    """The analysis at a new traffic share; the metrics' tests go on, the step's own counts start again.
+
+    The last step leaves little or nothing to stable: there the candidate is held to what stable showed before, too.
+    """
+    metrics = tuple(metric.model_copy(update={"parity_here": metric.untouched}) for metric in state.metrics)
+    if share >= LAST_SHARE:
+        metrics = tuple(map(hold, metrics))
     step = StepState(share=share, split=SplitTest(intended=share))
     return state.model_copy(update={"metrics": metrics, "step": step})
 
@@ -107,12 +123,12 @@ def observe(state: AnalysisState, seen: Window) -> AnalysisState:
         "candidate": step.candidate.plus(seen.candidate),
         "stable": step.stable.plus(seen.stable),
         "faults_in_a_row": run,
+        "looks": step.looks + 1,
+        "silent_looks": 0 if seen.saw_anything else step.silent_looks + 1,
         "sessions": sessions,
     }
-    metrics = state.metrics  # at 100 % there is no concurrent stable traffic to compare with
-    if step.share < 1.0:
-        counts = (*seen.counts, *count(units, state.thresholds))
-        metrics = tuple(observe_metric(metric, counts, seen.began or seen.until, seen.until) for metric in metrics)
+    counts = (*seen.counts, *count(units, state.thresholds))
+    metrics = tuple(observe_metric(metric, counts, seen.began or seen.until, seen.until) for metric in state.metrics)
     return state.model_copy(update={"step": step.model_copy(update=update), "metrics": metrics})
 
 

@@ -54,7 +54,7 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
         return _decision(Outcome.REGRESSED, f"worse than stable at {step.percent} ({worse})", facts)
     if stable_is_bad:
         facts.append(evidence.stable_fails(step))
-    facts += [evidence.requests_enough(step, policy), evidence.requests_lost(step)]
+    facts += [evidence.requests_enough(step, policy), evidence.data_arrive(step), evidence.requests_lost(step)]
     early = policy.advance_early and parity_proven_here(state, policy)
     return _bake(step, policy, elapsed_seconds, facts, early=early)
 

@@ -30,6 +30,9 @@ multiplies the logarithms by what a request's evidence counts (see `spread`), fo
 Shares (`RareTest`). A ratio cannot be proven where nothing ever happens. That the candidate's share of events is below
 a negligible one, whatever stable's is, can: by the Bernoulli likelihood ratio of smaller shares against that one.
 
+Levels (`LevelTest`). Where hardly anything is left to compare with, a share is held to a level that was fixed before,
+by the Bernoulli likelihood ratio of larger odds against it.
+
 Split (`SplitTest`). The number of requests that chose the candidate's arm is Binomial(n, w). With a
 Beta(k w, k (1 - w)) mixture over the alternative, the Bayes factor is an e-process for the same reason.
 
@@ -188,6 +191,38 @@ class RareTest(BaseModel):
     def rejects(self, alpha: float) -> bool:
         """Whether events are proven to be rarer than `limit`, at level `alpha`."""
         return self.largest >= 1.0 / alpha
+
+
+class LevelTest(BaseModel):
+    """State of the test "the candidate's share of events is at most `limit`"; its rejection shows that it is larger.
+
+    Attributes:
+        limit: The share that is tolerated.
+        log_likelihood_ratios: One sum for each larger share of the grid.
+        information: Fisher's, about the logarithm of the odds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    limit: Annotated[float, Field(gt=0.0, lt=1.0)]
+    log_likelihood_ratios: tuple[float, ...] = (0.0,) * len(_FACTORS["hi"])
+    information: float = 0.0
+
+    def observe(self, *, events: int, requests: int, most: float = math.inf) -> LevelTest:
+        """The test after one more window of the candidate's, which adds so much at most to a logarithm."""
+        odds = self.limit / (1.0 - self.limit)
+        shares = tuple(factor * odds / (1.0 + factor * odds) for factor in _FACTORS["hi"])
+        gained = (
+            events * math.log(share / self.limit) + (requests - events) * math.log((1.0 - share) / (1.0 - self.limit))
+            for share in shares
+        )
+        logs = tuple(log + min(new, most) for log, new in zip(self.log_likelihood_ratios, gained, strict=True))
+        information = self.information + requests * self.limit * (1.0 - self.limit)
+        return self.model_copy(update={"log_likelihood_ratios": logs, "information": information})
+
+    def tempered(self, independence: float) -> float:
+        """The current e-value where a request's evidence counts for so much, between 0 and 1."""
+        return _mean_of_exponentials(tuple(independence * log for log in self.log_likelihood_ratios))
 
 
 class SplitTest(BaseModel):

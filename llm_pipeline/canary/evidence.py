@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llm_pipeline.canary.analysis import AnalysisState, StepState, parity_proven
 from llm_pipeline.canary.eprocess import RateTest
-from llm_pipeline.canary.metric_tests import MetricState
+from llm_pipeline.canary.metric_tests import LimitState, MetricState
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.verdict import Evidence, Verdict
@@ -18,6 +18,10 @@ STABLE_BAD_FRACTION = 0.2
 ABSOLUTE_FAULT_FRACTION = 0.5
 ABSOLUTE_FAULT_REQUESTS = 20
 """The second immediate guard: this share of faults in at least this many requests of a step."""
+
+
+MOST_MISSED = 7.0
+"""So many requests do not fail to come by chance: e**-7 is less than 0.001."""
 
 
 def stable_is_bad(step: StepState) -> bool:
@@ -72,7 +76,7 @@ def regression_limit(metric: MetricState, policy: CanaryPolicy) -> float:
 
 
 def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPolicy) -> Evidence:
-    """Judged over the whole canary; at 100 % there is no concurrent stable, and what was seen before stands."""
+    """Judged over the whole canary; the last step holds the candidate to what stable showed before, too."""
     required = regression_limit(metric, policy)
     if metric.largest >= required:
         verdict, words = Verdict.NO_GO, "regressed"
@@ -93,7 +97,8 @@ def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPol
         samples=metric.candidate_units,
         detail=(
             f"{words}: candidate {limit.candidate_events}/{metric.candidate_units}, stable "
-            f"{limit.stable_events}/{metric.stable_units}{limit_in_words(metric, state.thresholds, at)}; e-value "
+            f"{limit.stable_events}/{metric.stable_units}{limit_in_words(metric, state.thresholds, at)}{_held(limit)}; "
+            "e-value "
             f"{metric.largest:.3g} (limit {required:.0f})"
         ),
     )
@@ -108,6 +113,13 @@ def limit_in_words(metric: MetricState, thresholds: Thresholds, at: int) -> str:
     unit = "tokens" if metric.name in LENGTH_QUANTILES else "ms"
     digits = 1 if metric.name == "slow tokens" else 0
     return f" {side} {limit.value:.{digits}f} {unit} ({limit.label})"
+
+
+def _held(limit: LimitState) -> str:
+    """What the candidate was held to, where that says most against it."""
+    if limit.held is None or limit.held_value <= limit.regressed.tempered(limit.independence):
+        return ""
+    return f", held to {100.0 * limit.held.limit:.2g} % since the last step began"
 
 
 def _tolerated(stable: float, test: RateTest) -> float:
@@ -142,6 +154,19 @@ def requests_enough(step: StepState, policy: CanaryPolicy) -> Evidence:
         unit=what,
         samples=seen,
         detail="" if enough else "too little traffic to pass the step",
+    )
+
+
+def data_arrive(step: StepState) -> Evidence:
+    """Whether what the step was judged by kept arriving until now: what happened before says nothing of a silence."""
+    silent = step.missed > MOST_MISSED or not step.looks
+    return Evidence(
+        name="data until the step's end",
+        verdict=Verdict.INCONCLUSIVE if silent else Verdict.GO,
+        measured=float(step.silent_looks),
+        unit="looks in a row that saw nothing",
+        samples=step.looks,
+        detail=f"about {step.missed:.0f} requests should have been seen in them" if silent else "",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.eprocess import SplitTest
-from llm_pipeline.canary.evidence import SPLIT_ALPHA, stable_is_bad
+from llm_pipeline.canary.evidence import MOST_MISSED, SPLIT_ALPHA, stable_is_bad
 from llm_pipeline.canary.router import RouteState
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
@@ -114,11 +114,12 @@ def undecided_and_clean(step: StepState) -> Judgement | None:
     """What lets an undecided step pass where the policy says so; None while anything speaks against the candidate.
 
     The candidate must have answered, and failed no larger a share of its requests than stable did of its own. A stable
-    that fails itself excuses nobody.
+    that fails itself excuses nobody, and what is not seen any more is not clean.
     """
     mine, theirs = step.candidate, step.stable
     if (
         not mine.requests
+        or step.missed > MOST_MISSED
         or stable_is_bad(step)
         or mine.errors * max(1, theirs.requests) > theirs.errors * mine.requests
     ):

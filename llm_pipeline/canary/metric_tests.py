@@ -7,9 +7,10 @@ latencies. Errors are not limited like that: many of them in a moment have to be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from llm_pipeline.canary.eprocess import RareTest, RateTest
+from llm_pipeline.canary.eprocess import LevelTest, RareTest, RateTest
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
 from llm_pipeline.canary.spread import Pace, Spread, independence
 from llm_pipeline.canary.units import LATENCIES, RARE, MetricLimits, MetricName
@@ -20,6 +21,9 @@ from llm_pipeline.stages.contract import Frozen
 MOST_A_BLOCK = 2.0
 """What one block of time may add to the logarithm of an e-value of common events. Four blocks at least are needed."""
 
+_MOST_HELD = 0.95
+"""A level beyond this is none: nothing can exceed it by much."""
+
 _PARITY_QUANTILES = ("p90", "p95", "p50")
 """Where non-inferiority is tested: far enough in the tail to matter, near enough to be proven with hours of traffic."""
 
@@ -29,22 +33,36 @@ class LimitState(Frozen):
 
     Attributes:
         independence: What the evidence of a request counts, between 0 and 1; see `spread`.
+        held: At the last step: that the candidate keeps to what stable showed at the steps before.
+        held_independence: What the evidence of a request counts there.
     """
 
     regressed: RateTest
     candidate_events: int = 0
     stable_events: int = 0
     independence: float = 1.0
+    held: LevelTest | None = None
+    held_independence: float = 1.0
 
     @property
     def value(self) -> float:
-        """The e-value that the candidate is worse than tolerated there."""
-        return self.regressed.tempered(self.independence)
+        """The e-value that the candidate is worse than tolerated there; two ways to show it share it."""
+        compared = self.regressed.tempered(self.independence)
+        return compared if self.held is None else (compared + self.held_value) / 2.0
+
+    @property
+    def held_value(self) -> float:
+        """The e-value that it is worse than its level; 1 where there is none."""
+        return self.held.tempered(self.held_independence) if self.held else 1.0
 
     def tempered(self, spread: Spread, blocks: float, at: int, *, cautious: bool) -> LimitState:
         """With what a request's evidence counts by now."""
         variance = spread.variance(at, blocks, cautious=cautious)
-        return self.model_copy(update={"independence": independence(self.regressed.information, variance)})
+        update = {"independence": independence(self.regressed.information, variance)}
+        if self.held is not None:  # of another time than stable's: nothing may have evened out
+            variance = spread.variance(at, 1.0, cautious=cautious)
+            update["held_independence"] = independence(self.held.information, variance)
+        return self.model_copy(update=update)
 
 
 class Parity(Frozen):
@@ -179,6 +197,30 @@ def observe_metric(metric: MetricState, counts: Iterable[MetricCounts], began: f
     return metric.model_copy(update={"largest": max(metric.largest, metric.value)})
 
 
+def hold(metric: MetricState) -> MetricState:
+    """The metric at the last step, held to what stable showed so far: little is left there to compare with.
+
+    The level is the upper end of what stable's share may be, times the tolerated ratio; squared for latencies, since
+    time has passed and the candidate has all the load now.
+    """
+    limits = tuple(limit.model_copy(update={"held": _level(metric, limit)}) for limit in metric.limits)
+    return metric.model_copy(update={"limits": limits})
+
+
+def _level(metric: MetricState, limit: LimitState) -> LevelTest | None:
+    if not metric.stable_units:
+        return None
+    events, ratio = limit.stable_events, limit.regressed.ratio
+    share = min(_MOST_HELD, (events + 2.0 * (1.0 + math.sqrt(events + 1.0))) / metric.stable_units)
+    if metric.name in RARE:
+        negligible = metric.parity.rare.limit if metric.parity.rare else 0.0
+        level = max(negligible, ratio * share)
+    else:
+        odds = ratio**2 * share / (1.0 - share)
+        level = odds / (1.0 + odds)
+    return LevelTest(limit=level) if level < _MOST_HELD else None
+
+
 def _looked_at(metric: MetricState, until: float) -> MetricState:
     """End the block of time if it is over, and say what the evidence counts by now."""
     pace, spread, limits = metric.pace, metric.spread, metric.limits
@@ -201,6 +243,7 @@ def _looked_at(metric: MetricState, until: float) -> MetricState:
 
 def _observe_stratum(metric: MetricState, counts: MetricCounts, began: float) -> MetricState:
     mine, theirs = counts.candidate, counts.stable
+    most = math.inf if metric.name in RARE else MOST_A_BLOCK
     limits = tuple(
         limit.model_copy(
             update={
@@ -211,6 +254,7 @@ def _observe_stratum(metric: MetricState, counts: MetricCounts, began: float) ->
                     stable_requests=theirs.units,
                     stratum=counts.stratum,
                 ),
+                "held": limit.held and limit.held.observe(events=my_events, requests=mine.units, most=most),
                 "candidate_events": limit.candidate_events + my_events,
                 "stable_events": limit.stable_events + their_events,
             }

@@ -75,6 +75,11 @@ class Window(Frozen):
     began: float = 0.0
     until: float = 0.0
 
+    @property
+    def saw_anything(self) -> bool:
+        """Whether any request was seen, be it in flight."""
+        return self.began > 0.0 or self.candidate.requests + self.stable.requests > 0
+
 
 def window(
     requests: Iterable[ObservedRequest],

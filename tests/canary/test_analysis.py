@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from looking import watched
 
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.decision import Decision, Outcome, decide
+from llm_pipeline.canary.findings import undecided_and_clean
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
 from llm_pipeline.canary.units import Limit, MetricLimits
@@ -196,12 +198,62 @@ def test_a_small_clean_step_says_that_parity_is_not_proven_and_a_large_one_that_
     assert slow.detail.startswith("parity proven")
 
 
-def test_at_100_percent_there_is_nothing_to_compare_with_and_the_earlier_comparison_stands() -> None:
-    state, _ = look(started(0.5), mixed(50, 50))
-    before = state.metrics
-    state, decision = look(begin_step(state, 1.0), [request("green", at=number) for number in range(40)])
-    assert state.metrics == before
+def last_step(**of_candidate: float) -> tuple[AnalysisState, Decision]:
+    """All traffic, or nearly, after a clean comparison; 0.2 % of stable's requests failed, 10 % were slow."""
+    stable = [request("blue", at=n, fault=n == 0, total=150.0 if n % 10 == 1 else 20.0) for n in range(500)]
+    state = watched(started(0.5), [*stable, *(replace(one, arm="green", on_trial=True) for one in stable[1:])])
+    failing = of_candidate.get("errors", 0)
+    times = of_candidate.get("times", 1.0)
+    candidate = [
+        request(
+            "green", at=1000 + n, fault=n % 320 < failing and n % 7 != 0, total=times * (150.0 if n % 10 == 1 else 40.0)
+        )
+        for n in range(320)
+    ]
+    state = watched(begin_step(state, of_candidate.get("share", 0.98)), candidate)
+    return state, decide(state, POLICY, 30.0)
+
+
+@pytest.mark.parametrize("share", [0.98, 1.0])
+@pytest.mark.parametrize(
+    ("change", "worse"),
+    [({"errors": 31}, "errors"), ({"times": 3.0}, "slow end to end")],
+    ids=["8 % fail", "3 x as slow"],
+)
+def test_the_last_step_is_held_to_what_stable_showed_before(share, change, worse) -> None:
+    _, decision = last_step(share=share, **change)
+    assert decision.outcome is Outcome.REGRESSED
+    assert [fact.name for fact in decision.judgement.evidence if fact.verdict is Verdict.NO_GO] == [worse]
+
+
+@pytest.mark.parametrize("share", [0.98, 1.0])
+def test_a_candidate_that_keeps_to_what_stable_showed_passes_the_last_step(share) -> None:
+    assert last_step(share=share)[1].outcome is Outcome.PASS
+    assert last_step(share=share, errors=2)[1].outcome is Outcome.PASS
+
+
+def test_a_step_passes_only_on_data_that_kept_arriving_to_its_end() -> None:
+    state, decision = last_step()
     assert decision.outcome is Outcome.PASS
+    for _ in range(5):
+        state = observe(state, window([], "green", LIMITS, 0.0))
+    decision = decide(state, POLICY, 40.0)
+    assert (decision.outcome, verdicts(decision)["data until the step's end"]) == (
+        Outcome.CONTINUE,
+        Verdict.INCONCLUSIVE,
+    )
+    assert decide(state, POLICY, 60.0).outcome is Outcome.UNDECIDED
+    assert state.step is not None
+    assert undecided_and_clean(state.step) is None
+    state = watched(state, [request("green", at=2000 + number) for number in range(20)])
+    assert decide(state, POLICY, 50.0).outcome is Outcome.PASS
+
+
+def test_a_silence_that_little_traffic_explains_is_none() -> None:
+    state = watched(started(0.5), [request(arm, at=60.0 * number) for number in range(20) for arm in ("blue", "green")])
+    for _ in range(3):
+        state = observe(state, window([], "green", LIMITS, 0.0))
+    assert decide(state, POLICY, 30.0).outcome is Outcome.PASS
 
 
 def test_errors_have_half_of_alpha_and_the_other_metrics_share_the_rest() -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from llm_pipeline.canary.eprocess import RareTest, RateTest, SplitTest
+from llm_pipeline.canary.eprocess import LevelTest, RareTest, RateTest, SplitTest
 
 Windows = list[tuple[int, int, int, int]]
 
@@ -209,3 +209,26 @@ def test_huge_evidence_does_not_overflow() -> None:
     test = after(RateTest.start("hi", 1.5), [(1000, 0, 1000, 100_000)])
     assert math.isfinite(test.value)
     assert RateTest.model_validate_json(test.model_dump_json()) == test
+
+
+def test_a_level_is_exceeded_by_larger_shares_and_by_chance_no_more_often_than_alpha() -> None:
+    draws = np.random.default_rng(20261121)
+
+    def largest(share: float) -> float:
+        test, top = LevelTest(limit=0.1), 1.0
+        for events in draws.binomial(50, share, size=40):
+            test = test.observe(events=int(events), requests=50)
+            top = max(top, test.tempered(1.0))
+        return top
+
+    assert sum(largest(0.1) >= 20.0 for _ in range(100)) <= 5
+    assert all(largest(0.2) >= 20.0 for _ in range(20))
+
+
+def test_no_block_adds_more_than_it_may() -> None:
+    test = RateTest.start("hi", 1.5, "odds", most_a_block=2.0)
+    for _ in range(3):
+        test = after(test, [(50, 5, 50, 50)])
+    assert math.log(test.value) == pytest.approx(2.0)
+    assert math.log(after(test.block_ends(), [(50, 5, 50, 50)]).value) == pytest.approx(4.0)
+    assert math.log(LevelTest(limit=0.1).observe(events=50, requests=50, most=2.0).tempered(1.0)) == pytest.approx(2.0)
