@@ -31,6 +31,8 @@ from llm_pipeline.runners import detached
 log = get_logger(__name__)
 
 USERNAME = "admin"
+_FORKING = frozenset({"scheduler", "dag-processor", "celery"})
+"""Commands whose processes run tasks or parse DAG files in forks of themselves."""
 _COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "api-server": ("api-server",),
     "scheduler": ("scheduler", "--skip-serve-logs"),
@@ -210,9 +212,10 @@ def _migrate(home: Path, environment: Mapping[str, str]) -> None:
 def _start_component(home: Path, component: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
     if _running(home, component):
         return
+    module = "llm_pipeline.demo.airflow_process" if arguments[0] in _FORKING else "airflow"
     detached.start(
         f"airflow {component}",
-        [sys.executable, "-m", "airflow", *arguments],
+        [sys.executable, "-m", module, *arguments],
         _record(home, component),
         log=home / "logs" / f"{component}.log",
         environment=environment,

@@ -207,6 +207,7 @@ def token(url: str, user: str, home: Path) -> dict[str, str]:
 
 def test_a_second_start_finds_the_running_airflow(access, home, release):
     before = detached.load(home / "processes" / "scheduler.json")
+    assert "llm_pipeline.demo.airflow_process" in before.command  # whose forks, the tasks, import little
     again = start_airflow(home, PORT, releases=release.config.parent, settings=USERS)
     assert again == access
     assert detached.load(home / "processes" / "scheduler.json") == before
