@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.canary.observations import ObservedRequest, SlotOfAddress, parse_line
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
 
 _LONGEST_LINE_BYTES = 1024 * 1024
 _RECENT_BYTES = 4 * 1024 * 1024
@@ -23,11 +27,16 @@ class LogCursor(BaseModel):
 
 
 class AccessLog:
-    """Reads an Envoy access log incrementally, whole lines only."""
+    """Reads an Envoy access log incrementally, whole lines only.
+
+    Attributes:
+        damaged: Lines that could not be understood so far.
+    """
 
     def __init__(self, path: Path, slot_of_address: SlotOfAddress) -> None:
         self._path = path
         self._slot_of_address = slot_of_address
+        self.damaged = 0
 
     def end(self) -> LogCursor:
         """The cursor behind the last whole line."""
@@ -75,5 +84,19 @@ class AccessLog:
             stream.seek(start)
             data = stream.read()
         whole = data[: data.rfind(b"\n") + 1]
-        parsed = (parse_line(line, self._slot_of_address) for line in whole.splitlines())
-        return [request for request in parsed if request is not None], start + len(whole)
+        return list(self._requests(whole.splitlines())), start + len(whole)
+
+    def _requests(self, lines: Iterable[bytes]) -> Iterator[ObservedRequest]:
+        """Those that the lines tell of; a damaged line is counted and left out, whatever is wrong with it."""
+        damaged = 0
+        for line in lines:
+            try:
+                request = parse_line(line, self._slot_of_address)
+            except ValueError:
+                damaged += 1
+                continue
+            if request is not None:
+                yield request
+        if damaged:
+            self.damaged += damaged
+            log.warning("damaged lines of the access log are left out", lines=damaged, path=str(self._path))

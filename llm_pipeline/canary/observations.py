@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,8 +22,9 @@ from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.xds.names import FAILOVER_SUFFIX, plain_name
 
 _STREAMING_PATHS = ("/generate_stream", "/ModelStreamInfer")
-# unknown, deadline exceeded, resource exhausted, internal, unavailable, data loss
-_SERVER_GRPC_STATUSES = frozenset({2, 4, 8, 13, 14, 15})
+# invalid argument, not found, already exists, permission denied, failed precondition, out of range, unimplemented,
+# unauthenticated: what both versions would say of the same request. All others but OK are the server's doing.
+_REFUSING_GRPC_STATUSES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
 _FAULT_FLAGS = frozenset({"UF", "UO", "NR", "URX", "NC", "UT", "LR", "UR", "UC", "UPE", "UMSDR", "OM", "NFCF", "UH"})
 _CANCELLED_FLAGS = frozenset({"DC", "DR"})
 _ANSWER_PATHS = ("/generate", "/generate_stream")
@@ -201,57 +202,82 @@ def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
 
 
 def parse_line(line: bytes, slot_of_address: SlotOfAddress) -> ObservedRequest | None:
-    """One line of the log; None for a damaged one and for requests that reached no arm."""
+    """One line of the log; None for a request that reached no arm.
+
+    Raises:
+        ValueError: The line is damaged, or one of its numbers is none.
+    """
     try:
-        entry: dict[str, Any] = json.loads(line)
-        started_at = float(entry["started_at"])
-        path = str(entry["path"] or "").partition("?")[0]
-        code = int(entry["code"] or 0)
-        attempts = int(entry["attempts"] or 0)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    arm, on_trial = _arm(entry.get("cluster"))
-    if arm is None:
-        return None
+        entry = json.loads(line.decode(errors="replace"), parse_constant=_no_number)
+        arm, on_trial = _arm(entry.get("cluster"))
+        return None if arm is None else _request(entry, arm, slot_of_address, on_trial=on_trial)
+    except (AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a line of an access log: {error}") from error
+
+
+def _request(
+    entry: Mapping[str, Any], arm: SlotName, slot_of_address: SlotOfAddress, *, on_trial: bool
+) -> ObservedRequest:
+    path = str(entry["path"] or "").partition("?")[0]
     in_flight = entry.get("type") == _IN_FLIGHT
-    flags = set(str(entry.get("flags") or "-").split(",")) - {"-"}
-    cancelled = bool(flags & _CANCELLED_FLAGS)
-    inside = code == HTTPStatus.OK and entry.get("reported_error") is not None
-    said_no = inside or entry.get("grpc_status") in _SERVER_GRPC_STATUSES
-    broken = not (cancelled or in_flight) and (
-        code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == 0 or bool(flags & _FAULT_FLAGS) or said_no
-    )
-    refused = not (cancelled or in_flight) and HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR
-    hidden = not (cancelled or refused or in_flight) and (attempts > 1 or slot_of_address(entry.get("host")) != arm)
-    read = (
-        not in_flight and code == HTTPStatus.OK and path.endswith(_ANSWER_PATHS) and entry.get("has_text") is not None
-    )
-    reason = str(entry.get("finish_reason") or "")
-    tokens = _number(entry.get("output_tokens"))
+    ending = "in flight" if in_flight else _ending(entry)
+    elsewhere = (_count(entry["attempts"]) or 0) > 1 or slot_of_address(entry.get("host")) != arm
+    broken, refused = ending == "failed", ending == "refused"
+    fault = broken or (ending == "answered" and elsewhere)
     return ObservedRequest(
-        started_at=started_at,
+        started_at=_finite(entry["started_at"]),
         arm=arm,
         on_trial=on_trial,
-        fault=broken or hidden,
-        error=broken or hidden or refused,
+        fault=fault,
+        error=fault or refused,
         lost=broken or refused,
         refused=refused,
-        cancelled=cancelled,
+        cancelled=ending == "abandoned",
         in_flight=in_flight,
         streaming=path.endswith(_STREAMING_PATHS),
-        first_byte_milliseconds=_number(entry.get("first_byte_ms")),
-        total_milliseconds=_number(entry.get("total_ms")) or 0.0,
-        bytes_sent=int(entry.get("bytes") or 0),
-        stream_milliseconds=_number(entry.get("stream_ms")),
-        request_bytes=int(entry.get("request_bytes") or 0),
+        first_byte_milliseconds=_milliseconds(entry.get("first_byte_ms")),
+        total_milliseconds=_milliseconds(entry.get("total_ms")) or 0.0,
+        bytes_sent=_count(entry.get("bytes")) or 0,
+        stream_milliseconds=_milliseconds(entry.get("stream_ms")),
+        request_bytes=_count(entry.get("request_bytes")) or 0,
         session=entry.get("session") or None,
         client=entry.get("client") or None,
         identity=str(entry.get("id") or ""),
-        output_tokens=int(tokens) if read and tokens is not None else None,
-        finish_reason=reason,
-        empty=entry["has_text"] != "1" if read else None,
-        truncated=reason in _GIVEN_UP if read else None,
+        **_content(entry, read=ending in ("answered", "failed") and path.endswith(_ANSWER_PATHS)),
     )
+
+
+def _ending(entry: Mapping[str, Any]) -> Literal["answered", "failed", "refused", "abandoned"]:
+    """How a request ended; who asked what nobody answers was refused, and gRPC says so with a status of its own."""
+    code, status = _count(entry["code"]) or 0, entry.get("grpc_status")
+    flags = set(str(entry.get("flags") or "-").split(",")) - {"-"}
+    if flags & _CANCELLED_FLAGS:
+        return "abandoned"
+    inside = code == HTTPStatus.OK and entry.get("reported_error") is not None
+    if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == 0 or flags & _FAULT_FLAGS or inside:
+        return "failed"
+    if code >= HTTPStatus.BAD_REQUEST or status in _REFUSING_GRPC_STATUSES:
+        return "refused"
+    return "answered" if status in (None, 0) else "failed"
+
+
+class _Content(TypedDict):
+    output_tokens: int | None
+    finish_reason: str
+    empty: bool | None
+    truncated: bool | None
+
+
+def _content(entry: Mapping[str, Any], *, read: bool) -> _Content:
+    """What the router read of an answer, where it read it to its end."""
+    has_text, reason = entry.get("has_text"), str(entry.get("finish_reason") or "")
+    known = read and _count(entry["code"]) == HTTPStatus.OK and has_text is not None
+    return {
+        "output_tokens": _count(entry.get("output_tokens")) if known else None,
+        "finish_reason": reason,
+        "empty": has_text != "1" if known else None,
+        "truncated": reason in _GIVEN_UP if known else None,
+    }
 
 
 def _arm(cluster: object) -> tuple[SlotName | None, bool]:
@@ -260,5 +286,28 @@ def _arm(cluster: object) -> tuple[SlotName | None, bool]:
     return _SLOTS.get(slot), name.endswith(FAILOVER_SUFFIX)
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")
+
+
+def _finite(value: object) -> float:
+    """A number, or what says one."""
+    found = float(value)  # type: ignore[arg-type] - a TypeError says that the line is damaged
+    if not math.isfinite(found):
+        raise ValueError(f"{value} is no number")
+    return found
+
+
+def _milliseconds(value: object) -> float | None:
+    """Raises ValueError for a time that cannot be."""
+    if value is None:
+        return None
+    found = _finite(value)
+    if found < 0:
+        raise ValueError(f"{value} is no time")
+    return found
+
+
+def _count(value: object) -> int | None:
+    found = _milliseconds(value)
+    return None if found is None else int(found)

@@ -207,3 +207,43 @@ def test_the_timeline_shows_both_arms_and_the_intended_share(path) -> None:
     assert points[1].candidate.first_token_p50 == 30.0
     assert points[0].candidate.first_token_p50 is None
     assert points[0].candidate.per_token_p50 is None
+
+
+DAMAGED = [
+    b'{"half":',
+    b"[]",
+    b"7",
+    b"null",
+    b"",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    line(total_ms=float("nan")).encode(),
+    line(first_byte_ms=float("inf")).encode(),
+    line(bytes=float("nan")).encode(),
+    line(request_bytes="many").encode(),
+    line(started_at="nan").encode(),
+    line(started_at="1e999").encode(),
+    line(total_ms=-1).encode(),
+    line(stream_ms=[]).encode(),
+    line(code={}).encode(),
+    line(output_tokens=float("nan"), has_text="1").encode(),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_line_is_counted_and_left_out_and_ends_nothing(path, damage) -> None:
+    path.write_bytes(line(started_at="1").encode() + damage.strip() + b"\n" + line(started_at="2").encode())
+    reader = log(path)
+    assert [request.started_at for request in reader.read(LogCursor())[0]] == [1.0, 2.0]
+    assert reader.damaged == 1
+
+
+def test_a_path_that_is_no_text_hides_no_request(path) -> None:
+    path.write_bytes(line().encode().replace(b"/v2/models", b"/v2/\xff\xfe/models"))
+    assert len(log(path).read(LogCursor())[0]) == 1
+
+
+@pytest.mark.parametrize(("status", "refused"), [(0, None), (3, True), (5, True), (12, True), (1, False), (10, False)])
+def test_a_grpc_status_is_a_refusal_or_a_fault(path, status, refused) -> None:
+    request = one(path, path="/inference.GRPCInferenceService/ModelInfer", cluster="blue_grpc", grpc_status=status)
+    assert (request.error, request.refused, request.fault) == (refused is not None, bool(refused), refused is False)

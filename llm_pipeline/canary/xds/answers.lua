@@ -33,17 +33,54 @@ local function each(tails, pattern, text, found)
   tails[pattern] = string.sub(joined, math.max(from, #joined - KEPT + 1))
 end
 
+-- gRPC messages come as frames: a flag (compressed or not), four bytes of length, the message; cut anywhere. Only the
+-- first field of each message is looked at: in ModelStreamInferResponse number 1 is the error's text, and a stream of
+-- status 0 may be made of nothing else.
+local HEAD, FIRST_FIELD, ERROR_TAG = 5, 7, 10
+
+local function read_stream(handle)
+  local head, skip = "", 0
+  for chunk in handle:bodyChunks() do
+    local at, length = 0, chunk:length()
+    while at < length do
+      if skip > 0 then
+        local step = math.min(skip, length - at)
+        skip, at = skip - step, at + step
+      else
+        local taken = math.min(#head < HEAD and HEAD - #head or FIRST_FIELD - #head, length - at)
+        head, at = head .. chunk:getBytes(at, taken), at + taken
+        if #head >= HEAD then
+          local compressed, a, b, c, d = string.byte(head, 1, HEAD)
+          local size = ((a * 256 + b) * 256 + c) * 256 + d
+          if size < 2 or compressed ~= 0 then
+            head, skip = "", size
+          elseif #head == FIRST_FIELD then
+            local tag, first = string.byte(head, 6, 7)
+            if tag == ERROR_TAG and first > 0 then put(handle, "error", "1") end
+            head, skip = "", size - 2
+          end
+        end
+      end
+    end
+  end
+end
+
 function envoy_on_request(handle)
   local header = handle:metadata():get("session_header")
   local value = header and handle:headers():get(header)
   if value then put(handle, "session", fingerprint(value)) end
   local address = handle:streamInfo():downstreamDirectRemoteAddress()
   put(handle, "client", fingerprint((string.gsub(address, ":%d+$", ""))))
+  if string.find(handle:headers():get(":path"), "/ModelStreamInfer", 1, true) then put(handle, "stream", "1") end
 end
 
 function envoy_on_response(handle)
   local kind = handle:headers():get("content-type") or ""
-  if string.find(kind, "^application/grpc") then return end
+  if string.find(kind, "^application/grpc") then
+    local known = handle:streamInfo():dynamicMetadata():get(FILTER)
+    if known and known["stream"] then read_stream(handle) end
+    return
+  end
   local tails, tokens, reason, has_text = {}, nil, nil, nil
   local function failed() put(handle, "error", "1") end
   local function count(number) tokens = (tokens or 0) + tonumber(number) end
