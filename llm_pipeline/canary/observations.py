@@ -290,15 +290,15 @@ def _no_number(word: str) -> float:
     raise ValueError(f"{word} is no number")
 
 
-def _finite(value: object) -> float:
-    """A number, or what says one."""
-    found = float(value)  # type: ignore[arg-type] - a TypeError says that the line is damaged
+def _finite(value: Any) -> float:
+    """A number, or what says one; a TypeError of anything else says that the line is damaged."""
+    found = float(value)
     if not math.isfinite(found):
         raise ValueError(f"{value} is no number")
     return found
 
 
-def _milliseconds(value: object) -> float | None:
+def _milliseconds(value: Any) -> float | None:
     """Raises ValueError for a time that cannot be."""
     if value is None:
         return None
@@ -308,6 +308,6 @@ def _milliseconds(value: object) -> float | None:
     return found
 
 
-def _count(value: object) -> int | None:
+def _count(value: Any) -> int | None:
     found = _milliseconds(value)
     return None if found is None else int(found)
