@@ -19,6 +19,7 @@ from llm_pipeline.canary.metric_tests import MetricState, begin_metric, hold, ob
 from llm_pipeline.canary.sessions import Sessions
 from llm_pipeline.canary.slow_limits import SLOW_FACTORS, Thresholds
 from llm_pipeline.canary.units import Limit, MetricLimits, MetricName
+from llm_pipeline.canary.votes import Voters
 from llm_pipeline.canary.windows import ArmCounts, Window, count
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.stages.contract import Frozen
@@ -36,6 +37,7 @@ class StepState(Frozen):
     Attributes:
         split: Of what counts once: requests, or sessions.
         sessions: Those of the step, where sessions count.
+        voters: Who had a vote on refusals at the step.
         looks: How often the step was looked at.
         silent_looks: How many looks at the end saw nothing at all.
     """
@@ -46,6 +48,7 @@ class StepState(Frozen):
     stable: ArmCounts = ArmCounts()
     faults_in_a_row: int = 0
     sessions: Sessions = Sessions()
+    voters: Voters = Voters()
     looks: int = 0
     silent_looks: int = 0
 
@@ -113,6 +116,7 @@ def observe(state: AnalysisState, seen: Window) -> AnalysisState:
         raise ValueError("no step has begun")
     step = state.step
     sessions, units = step.sessions.observe(seen.sessions, seen.until, state.thresholds.session_seconds)
+    voters, votes = step.voters.observe(seen.votes)
     of_candidate = sum(unit.on_trial for unit in units)
     run = step.faults_in_a_row + seen.trailing_faults if seen.all_faults else seen.trailing_faults
     update = {
@@ -123,11 +127,12 @@ def observe(state: AnalysisState, seen: Window) -> AnalysisState:
         "candidate": step.candidate.plus(seen.candidate),
         "stable": step.stable.plus(seen.stable),
         "faults_in_a_row": run,
+        "voters": voters,
         "looks": step.looks + 1,
         "silent_looks": 0 if seen.saw_anything else step.silent_looks + 1,
         "sessions": sessions,
     }
-    counts = (*seen.counts, *count(units, state.thresholds))
+    counts = (*seen.counts, *count((*units, *votes), state.thresholds))
     metrics = tuple(observe_metric(metric, counts, seen.began or seen.until, seen.until) for metric in state.metrics)
     return state.model_copy(update={"step": step.model_copy(update=update), "metrics": metrics})
 

@@ -12,6 +12,7 @@ from llm_pipeline.canary.observations import ObservedRequest, quantile
 from llm_pipeline.canary.sessions import by_session
 from llm_pipeline.canary.spread import BLOCK_SECONDS, Spread
 from llm_pipeline.canary.units import LATENCIES, RARE, Limit, MetricLimits, MetricName, Unit, beyond, unit_of, value_of
+from llm_pipeline.canary.votes import Voters, vote_of
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.stages.contract import Frozen
 
@@ -86,6 +87,8 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
     units = [_baseline_unit(request, strata) for request in asked]
     if policy.unit == "session":
         units = by_session(asked, units, policy.session_seconds)
+    votes = (vote_of(request, on_trial=False) for request in stable)
+    units += Voters().observe(vote for vote in votes if vote is not None)[1]
     values = {name: [v for unit in units if (v := value_of(unit, name)) is not None] for name in _OTHERS}
     limits = {name: _limits(name, found, policy) for name, found in values.items()}
     metrics = _metrics(limits)

@@ -24,9 +24,12 @@ MetricName = Literal[
     "short answers",
     "long answers",
     "abandoned requests",
+    "refusals",
 ]
 
-RARE: frozenset[MetricName] = frozenset({"errors", "truncated answers", "empty answers", "abandoned requests"})
+RARE: frozenset[MetricName] = frozenset(
+    {"errors", "truncated answers", "empty answers", "abandoned requests", "refusals"}
+)
 """Metrics whose events happen or do not; the others are values beyond limits."""
 
 LATENCIES: frozenset[MetricName] = frozenset({"slow first token", "slow tokens", "slow end to end"})
@@ -42,6 +45,7 @@ _JUDGED: dict[MetricName, str] = {
     "short answers": "shortest",
     "long answers": "longest",
     "abandoned requests": "abandoned",
+    "refusals": "refused",
 }
 """The value of a unit that each metric is about."""
 
@@ -71,7 +75,7 @@ class Unit(Frozen):
     Attributes:
         on_trial: It belongs to the candidate's arm.
         stratum: Its class of prompt size.
-        error: It failed, or was refused; None while it is in flight, and when its user left.
+        error: It failed; None while it is in flight, and when its user left.
         first_token: Of a streamed answer, milliseconds, or at least so many.
         per_token: Milliseconds for each output token after the first, of a streamed answer.
         end_to_end: Of an answer, milliseconds, or at least so many.
@@ -80,6 +84,7 @@ class Unit(Frozen):
         shortest: Output tokens of the shortest answer.
         longest: Output tokens of the longest answer.
         abandoned: The user left before the answer's end.
+        refused: The request was refused; only of those that have a vote (see `votes`).
     """
 
     on_trial: bool
@@ -93,6 +98,7 @@ class Unit(Frozen):
     shortest: int | None = None
     longest: int | None = None
     abandoned: bool | None = None
+    refused: bool | None = None
 
 
 def unit_of(
@@ -104,7 +110,7 @@ def unit_of(
     first_token: bool = True,
     end_to_end: bool = True,
 ) -> Unit:
-    """One request. The latencies of a failed one are not judged, nor those of a cold one.
+    """One request. The latencies of a failed or refused one are not judged, nor those of a cold one.
 
     Args:
         request: Ended, or in flight.
@@ -116,7 +122,7 @@ def unit_of(
     """
     unit = Unit(on_trial=on_trial, stratum=str(bisect_left(strata_bytes, request.request_bytes)))
     if request.error:
-        return unit.model_copy(update={"error": True})
+        return unit.model_copy(update={"error": not request.refused})
     values: dict[str, object] = {"error": None}
     if not request.in_flight:
         values["abandoned"] = request.cancelled

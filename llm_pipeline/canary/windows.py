@@ -11,6 +11,7 @@ from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.sessions import SessionRequest
 from llm_pipeline.canary.slow_limits import Thresholds
 from llm_pipeline.canary.units import MetricLimits, MetricName, Unit, beyond, unit_of, value_of
+from llm_pipeline.canary.votes import Vote, vote_of
 from llm_pipeline.stages.contract import Frozen
 
 
@@ -58,6 +59,7 @@ class Window(Frozen):
         stable_units: The same in stable's.
         counts: Events of those units.
         sessions: Requests that count with their session only, in the order they started.
+        votes: Which users were refused, in the order their requests started.
         in_flight: What had not ended at the window's end.
         began: When the first request started, seconds since 1970; 0 where single requests are not known.
         until: When the newest line was written, seconds since 1970; 0 without requests.
@@ -71,6 +73,7 @@ class Window(Frozen):
     stable_units: int
     counts: tuple[MetricCounts, ...] = ()
     sessions: tuple[SessionRequest, ...] = ()
+    votes: tuple[Vote, ...] = ()
     in_flight: InFlight = NOTHING_IN_FLIGHT
     began: float = 0.0
     until: float = 0.0
@@ -126,10 +129,17 @@ def window(
         stable_units=units[False],
         counts=count(alone, thresholds),
         sessions=tuple(sessions),
+        votes=_votes(current, candidate),
         in_flight=in_flight,
         began=min((sighting.request.started_at for sighting in current), default=0.0),
         until=max((sighting.request.seen_at for sighting in current), default=0.0),
     )
+
+
+def _votes(sightings: Iterable[Sighting], candidate: SlotName) -> tuple[Vote, ...]:
+    requests = (sighting.request for sighting in sightings)
+    votes = (vote_of(request, on_trial=request.arm == candidate) for request in requests)
+    return tuple(vote for vote in votes if vote is not None)
 
 
 def _unit(sighting: Sighting, candidate: SlotName, thresholds: Thresholds, since: float) -> Unit:
@@ -171,7 +181,7 @@ def _count(sightings: Sequence[Sighting]) -> ArmCounts:
     requests = [sighting.request for sighting in sightings]
     return ArmCounts(
         requests=sum(sighting.started for sighting in sightings),
-        errors=sum(request.error for request in requests),
+        errors=sum(request.error and not request.refused for request in requests),
         faults=sum(request.fault for request in requests),
         lost=sum(request.lost for request in requests),
     )

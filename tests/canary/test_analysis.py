@@ -9,6 +9,7 @@ from looking import watched
 
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.decision import Decision, Outcome, decide
+from llm_pipeline.canary.eprocess import SplitTest
 from llm_pipeline.canary.findings import undecided_and_clean
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
@@ -39,6 +40,7 @@ def request(arm="blue", *, at=0.0, fault=False, refused=False, total=20.0, first
         "on_trial": arm == "green",
         "fault": fault,
         "error": fault or refused,
+        "refused": refused,
         "lost": refused,
         "cancelled": False,
         "streaming": True,
@@ -125,6 +127,45 @@ def test_a_clients_bad_requests_are_nobodys_failures_in_a_row() -> None:
     refused += [request("blue", at=number, refused=True) for number in range(8)]
     _, decision = look(started(), refused, elapsed=0.5)
     assert decision.outcome is Outcome.CONTINUE
+
+
+def refusing(*, candidate: float, users: int, each: int = 1, voter: str = "client") -> Decision:
+    """Stable refuses 2 % of the users, the candidate a share; one more asks the candidate badly all the time."""
+    people = [request(at=n, **{voter: f"{n * 7919:x}"}, refused=n % 50 == 0) for n in range(users)]
+    baseline = fix_thresholds([*people, *(request(at=n) for n in range(100))], POLICY)
+    assert baseline is not None
+    seen = [
+        request(arm, at=n, **{voter: f"{n * 7919:x}"}, refused=n % 100 < 100 * (candidate if arm == "green" else 0.02))
+        for n in range(users)
+        for arm in ("blue", "green")
+    ]
+    seen += [request("green", at=n / each, **{voter: "bad"}, refused=True) for n in range(each * users)]
+    state = watched(begin_step(begin(baseline, POLICY), 0.5), seen)
+    return decide(
+        state.model_copy(update={"step": state.step.model_copy(update={"split": SplitTest(intended=0.5)})}),
+        POLICY,
+        30.0,
+    )
+
+
+@pytest.mark.parametrize("voter", ["client", "session"])
+def test_one_user_whose_requests_are_refused_all_the_time_moves_no_verdict(voter) -> None:
+    assert "refusals" in verdicts(refusing(candidate=0.02, users=200, each=5, voter=voter))
+    decision = refusing(candidate=0.02, users=200, each=5, voter=voter)
+    assert [name for name, verdict in verdicts(decision).items() if verdict is Verdict.NO_GO] == []
+
+
+def test_a_candidate_that_refuses_many_users_regresses_by_that() -> None:
+    decision = refusing(candidate=0.2, users=400)
+    assert [name for name, verdict in verdicts(decision).items() if verdict is Verdict.NO_GO] == ["refusals"]
+
+
+def test_refusals_of_users_that_nobody_can_tell_apart_are_not_compared() -> None:
+    refused = [
+        request(arm, at=n, refused=n % 2 == 0 and arm == "green") for n in range(60) for arm in ("blue", "green")
+    ]
+    _, decision = look(started(), refused)
+    assert decision.outcome is Outcome.PASS
 
 
 def test_half_of_twenty_requests_failing_rolls_back_at_once() -> None:

@@ -115,7 +115,7 @@ def test_what_the_router_cannot_read_is_not_compared_and_said_to_be_missing() ->
         "slow end to end",
         "abandoned requests",
     ]
-    metrics = "slow tokens, truncated answers, empty answers, short answers, long answers"
+    metrics = "slow tokens, truncated answers, empty answers, short answers, long answers, refusals"
     assert f"{metrics}: 0 of stable's requests tell of it, too few or all alike" in thresholds.left_out
 
 
@@ -252,7 +252,7 @@ def test_parity_of_an_earlier_step_does_not_hasten_the_next_one() -> None:
 
 def test_all_metrics_together_spend_alpha() -> None:
     state = begin(every_metric(POLICY), POLICY)
-    assert len(state.metrics) == 9
+    assert len(state.metrics) == 10
     assert sum(metric.alpha_share for metric in state.metrics) == pytest.approx(1.0)
 
 
