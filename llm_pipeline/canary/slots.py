@@ -76,6 +76,9 @@ class SlotControl(Protocol):
     def alive(self, slot: SlotName) -> bool:
         """Whether the slot's server process runs."""
 
+    def ended(self, slot: SlotName) -> bool:
+        """Whether the slot's server is gone without having been stopped: it crashed, or its host was restarted."""
+
     def answers(self, slot: SlotName) -> bool:
         """Whether the slot's server answers a generation now, whatever it serves."""
 
@@ -203,6 +206,12 @@ class TritonSlots:
         from llm_pipeline.serving.triton_server import find_server
 
         return find_server(self._state(slot)) is not None
+
+    def ended(self, slot: SlotName) -> bool:
+        """See `SlotControl.ended`."""
+        from llm_pipeline.serving.triton_server import has_ended
+
+        return has_ended(self._state(slot))
 
     def answers(self, slot: SlotName) -> bool:
         """See `SlotControl.answers`."""

@@ -49,12 +49,12 @@ class DetachedProcess(BaseModel):
     @property
     def alive(self) -> bool:
         """Whether this very process still runs (a zombie does not)."""
-        return _boot_id() == self.boot_id and process_start_ticks(self.pid) == self.start_ticks
+        return boot_id() == self.boot_id and process_start_ticks(self.pid) == self.start_ticks
 
     @property
     def group_alive(self) -> bool:
         """Whether the process or any child in its group still runs."""
-        return self.alive or (_boot_id() == self.boot_id and bool(_group_members(self.pid, self.start_ticks)))
+        return self.alive or (boot_id() == self.boot_id and bool(_group_members(self.pid, self.start_ticks)))
 
 
 def start(
@@ -99,7 +99,7 @@ def start(
         name=name,
         pid=child.pid,
         start_ticks=process_start_ticks(child.pid) or 0,
-        boot_id=_boot_id(),
+        boot_id=boot_id(),
         command=tuple(command),
         log=log,
     )
@@ -150,7 +150,7 @@ def find(argument: str, log: Path) -> DetachedProcess | None:
                 name=" ".join(command[:3]),
                 pid=pid,
                 start_ticks=int(fields[19]),
-                boot_id=_boot_id(),
+                boot_id=boot_id(),
                 command=command,
                 log=log,
             )
@@ -242,8 +242,9 @@ def visible_processes() -> str:
 
     Two containers may share a host's name and see different processes; a host that was restarted has reused its pids.
     """
-    return f"{_boot_id()} {Path('/proc/self/ns/pid').readlink()}"
+    return f"{boot_id()} {Path('/proc/self/ns/pid').readlink()}"
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Tells one boot of one host from every other."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

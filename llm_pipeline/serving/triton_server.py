@@ -196,6 +196,12 @@ def find_server(state: Path) -> RunningServer | None:
     return server if server.alive else None
 
 
+def has_ended(state: Path) -> bool:
+    """Whether a slot's server is gone without having been stopped."""
+    process = detached.load(state / "process.json")
+    return process is not None and not process.alive
+
+
 def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", token: FencingToken | None = None) -> bool:
     """Stop a slot's server with everything it left: its group, orphaned stubs, shared memory. None there is fine.
 

@@ -75,6 +75,11 @@ class LeaseState(Frozen):
         """Expired, released, or held by a process that is gone, if it could be seen from here."""
         if self.expires_at <= time.time():
             return True
+        return self.holder_gone
+
+    @property
+    def holder_gone(self) -> bool:
+        """Whether its holder could be seen from here and is not there any more."""
         return self.pids == visible_processes() and process_start_ticks(self.pid) != self.start_ticks
 
     @property

@@ -59,6 +59,10 @@ class HttpSlots:
         process = detached.load(self.record(slot))
         return process is not None and process.alive
 
+    def ended(self, slot: SlotName) -> bool:
+        process = detached.load(self.record(slot))
+        return process is not None and not process.alive
+
     def answers(self, slot: SlotName) -> bool:
         connection = HTTPConnection("127.0.0.1", self.ports[slot].http, timeout=2)
         try:

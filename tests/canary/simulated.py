@@ -61,6 +61,8 @@ class Store(LocalStore):
     site: Site
 
     def write_document(self, name: str, value: Mapping[str, JsonValue], expect: str | None) -> str:
+        if not self.site.store_takes:
+            raise Transient(f"cannot write {name}: no space left on device")
         with self.site.effect(f"write {name.partition('/')[0]} {value.get('phase', '')}"):
             return super().write_document(name, value, expect)
 
@@ -202,6 +204,9 @@ class Slots:
     def alive(self, slot: SlotName) -> bool:
         return slot in self.site.running
 
+    def ended(self, slot: SlotName) -> bool:
+        return slot in self.site.serves and slot not in self.site.running | self.site.stopped
+
     def answers(self, slot: SlotName) -> bool:
         return self.site.answers(slot)
 
@@ -215,6 +220,7 @@ class Slots:
                 return False
             self.site.running.discard(slot)
             self.site.hung.discard(slot)
+            self.site.stopped.add(slot)
             return True
 
 
@@ -232,6 +238,8 @@ class Site:
         repositories: What releases other than r1 are, by release.
         in_drain: Done once while a controller waits for requests in flight, as if it were frozen there meanwhile.
         hung: Slots whose servers run and answer nothing.
+        stopped: Slots whose servers were stopped on purpose.
+        store_takes: The store takes what is written; otherwise its disk is full.
         in_flight: Requests in flight by slot.
         sent: Requests that users sent: a hundred at each effect, split as the router was told.
         lost: Those of them that met no server that answers; with a slot on trial, each arm fails over to the other.
@@ -248,6 +256,7 @@ class Site:
     repositories: dict[str, ArtifactRef] = field(default_factory=dict)
     in_drain: Callable[[], object] | None = None
     hung: set[str] = field(default_factory=set)
+    stopped: set[str] = field(default_factory=set)
     in_flight: dict[str, int] = field(default_factory=dict)
     sent: int = 0
     lost: int = 0
@@ -262,6 +271,7 @@ class Site:
     abandoned: float = 0.0
     waiting: float = 0.0
     source_down: bool = False
+    store_takes: bool = True
     requests_per_look: int = 200
     policy: dict[str, Any] = field(default_factory=lambda: dict(POLICY))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -14,10 +15,11 @@ from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 from llm_pipeline.canary import guard as guard_module
 from llm_pipeline.canary import moving
 from llm_pipeline.canary.approvals import answer
-from llm_pipeline.canary.guard import GuardAction, GuardedSite, guard_once
-from llm_pipeline.canary.guard_sign import is_guarded
+from llm_pipeline.canary.guard import guard_once
+from llm_pipeline.canary.guarded_site import GuardAction, GuardedSite
 from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.canary.rollback import ensure_rolled_back
+from llm_pipeline.canary.sightings import HostTime
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.runners.detached import process_is_stopped, process_start_ticks
 from llm_pipeline.store.lease import Lease, LeaseState
@@ -34,9 +36,16 @@ def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path)
 
 
-def guard(site: Site, after: float = 0.0) -> list[GuardAction]:
-    guarded = GuardedSite(store=site.store, target="cpu", router=site.router, slots=site.slots, patience=PATIENCE)
-    return guarded.guard(time.time() + after, [MODEL])
+def at(after: float, clock_is_off: float = 0.0) -> HostTime:
+    """The guard's host after so many seconds; its clock may be wrong."""
+    return HostTime(boot="this one", up_seconds=1000.0 + after, wall=time.time() + after + clock_is_off)
+
+
+def guard(site: Site, after: float = 0.0, clock_is_off: float = 0.0) -> list[GuardAction]:
+    guarded = GuardedSite(
+        store=site.store, target="cpu", router=site.router, slots=site.slots, patience=PATIENCE, watch_seconds=0.5
+    )
+    return guarded.guard(at(after, clock_is_off), [MODEL])
 
 
 def killed_at_20_percent(site: Site) -> None:
@@ -47,6 +56,7 @@ def killed_at_20_percent(site: Site) -> None:
         site.step(20)
     site.buried()
     assert (site.record().phase, site.weights()) == (Phase.BAKING, {"blue": 8_000, "green": 2_000})
+    assert guard(site) == []
 
 
 def test_a_canary_without_a_controller_is_rolled_back_once_it_was_silent_for_too_long(site) -> None:
@@ -63,7 +73,7 @@ def test_a_canary_without_a_controller_is_rolled_back_once_it_was_silent_for_too
 
 def test_a_canary_that_a_controller_drives_is_left_alone(site) -> None:
     killed_at_20_percent(site)
-    with Lease(site.store, lease_name("cpu"), seconds=LATER + 50.0):
+    with Lease(site.store, lease_name("cpu"), seconds=0.3):
         assert guard(site, LATER) == []
     assert site.record().phase is Phase.BAKING
 
@@ -71,11 +81,12 @@ def test_a_canary_that_a_controller_drives_is_left_alone(site) -> None:
 def test_a_dead_owner_s_lease_from_before_the_clock_was_set_back_does_not_keep_the_guard_away(site) -> None:
     killed_at_20_percent(site)
     with Lease(site.store, lease_name("cpu"), seconds=3600.0):
-        (action,) = guard(site, -1800.0)
+        assert guard(site, 1.0, clock_is_off=-1800.0) == []
+        (action,) = guard(site, LATER, clock_is_off=-1800.0)
     assert (action.what, site.weights()) == ("rolled back", {"blue": 10_000})
 
 
-def test_a_frozen_owner_is_ended_before_its_canary_is_rolled_back(site) -> None:
+def test_a_frozen_owner_is_ended_before_its_canary_is_rolled_back(site, caplog) -> None:
     killed_at_20_percent(site)
     with subprocess.Popen([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]) as frozen:
         ticks = process_start_ticks(frozen.pid) or 0
@@ -92,9 +103,11 @@ def test_a_frozen_owner_is_ended_before_its_canary_is_rolled_back(site) -> None:
             update={"pid": frozen.pid, "start_ticks": ticks, "expires_at": time.time(), "epoch": 9}
         )
         site.store.write_document(lease_name("cpu"), held.model_dump(), document.revision)
-        (action,) = guard(site, LATER)
-        assert frozen.wait(timeout=5) < 0
-    assert (action.what, site.weights()) == ("rolled back", {"blue": 10_000})
+        actions = [*guard(site), *guard(site, LATER)]
+        frozen.kill()
+        assert [action.what for action in actions] == ["rolled back"]
+        assert "is ended" in caplog.text
+    assert site.weights() == {"blue": 10_000}
 
 
 def test_a_paused_canary_waits_until_its_deadline_and_is_rolled_back_then(site) -> None:
@@ -126,10 +139,10 @@ def test_a_paused_candidate_whose_server_ended_is_not_kept_waiting(site) -> None
 def test_a_pause_that_began_before_the_clock_was_set_back_is_counted_from_now(site) -> None:
     site.policy |= {"approve_before_percent": [50], "pause_deadline_seconds": 1000.0}
     assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
-    (action,) = guard(site, -5000.0)
+    (action,) = guard(site, clock_is_off=-5000.0)
     assert action.what == "pause restarted"
-    assert guard(site, -4100.0) == []
-    assert guard(site, -3900.0)[0].what == "rolled back"
+    assert guard(site, 900.0, clock_is_off=-5000.0) == []
+    assert guard(site, 1100.0, clock_is_off=-5000.0)[0].what == "rolled back"
 
 
 def run_ends(site: Site) -> Phase:
@@ -142,7 +155,13 @@ def run_ends(site: Site) -> Phase:
 
 @pytest.mark.parametrize(
     ("guarded_seconds_ago", "phase"),
-    [(60.0, Phase.PAUSED), (1200.0, Phase.ROLLED_BACK), (-1200.0, Phase.ROLLED_BACK), (None, Phase.ROLLED_BACK)],
+    [
+        (60.0, Phase.PAUSED),
+        (-130.0, Phase.PAUSED),
+        (1200.0, Phase.ROLLED_BACK),
+        (-1200.0, Phase.ROLLED_BACK),
+        (None, Phase.ROLLED_BACK),
+    ],
 )
 def test_a_paused_canary_outlives_its_run_only_while_a_guard_looks(
     site, monkeypatch: pytest.MonkeyPatch, guarded_seconds_ago: float | None, phase: Phase
@@ -161,6 +180,7 @@ def test_a_step_that_was_approved_but_never_begun_is_rolled_back_in_the_end(site
     site.policy["approve_before_percent"] = [50]
     assert site.step(20).verdict == "GO"
     answer(site.store, "r1", "cpu", 50, approved=True, by="alice")
+    assert guard(site) == []
     assert guard(site, 200.0) == []
     assert guard(site, LATER)[0].what == "rolled back"
 
@@ -168,9 +188,9 @@ def test_a_step_that_was_approved_but_never_begun_is_rolled_back_in_the_end(site
 def test_the_guard_of_another_host_moves_nothing_and_says_so(site) -> None:
     killed_at_20_percent(site)
     elsewhere = GuardedSite(store=site.store, target="cpu", router=None, slots=site.slots, patience=PATIENCE)
-    assert elsewhere.guard(time.time(), []) == []
-    assert not is_guarded(site.store, "cpu"), "it leaves no sign: nobody may rely on it"
-    (action,) = elsewhere.guard(time.time() + LATER, [])
+    before = site.store.read_document("guards/cpu.json")
+    (action,) = elsewhere.guard(at(LATER), [])
+    assert site.store.read_document("guards/cpu.json") == before, "it leaves no sign: nobody may rely on it"
     assert (action.what, site.record().phase) == ("failed", Phase.BAKING)
     assert "not on this host" in action.detail
 
@@ -200,6 +220,109 @@ def test_a_slot_with_traffic_is_never_stopped_as_the_version_before(site) -> Non
     assert site.running == {"blue"}
 
 
+def drives(site: Site) -> Lease:
+    """A controller that renews its lease."""
+    return Lease(site.store, lease_name("cpu"), seconds=0.3)
+
+
+@pytest.mark.parametrize("clock_is_off", [-130.0, 130.0, 4000.0, -4000.0])
+@pytest.mark.parametrize("driven", [True, False])
+def test_a_guard_with_a_wrong_clock_leaves_a_healthy_canary_alone(site, clock_is_off: float, driven: bool) -> None:
+    assert site.step(20).verdict == "GO"
+    with drives(site) if driven else contextlib.nullcontext():
+        for seconds in (0.0, 60.0, 120.0):
+            assert guard(site, seconds, clock_is_off) == []
+    assert site.weights() == {"blue": 8_000, "green": 2_000}
+
+
+def test_a_clock_that_is_set_forth_between_two_passes_ends_no_canary(site) -> None:
+    assert site.step(20).verdict == "GO"
+    assert guard(site) == []
+    assert guard(site, 60.0, clock_is_off=4000.0) == []
+    assert guard(site, LATER, clock_is_off=-4000.0)[0].what == "rolled back"
+
+
+def test_each_sign_of_life_starts_the_wait_anew(site) -> None:
+    assert site.steps(20) == ["GO"]
+    assert guard(site) == []
+    assert guard(site, 250.0) == []
+    assert site.steps(50) == ["GO"]
+    assert guard(site, 500.0) == []
+    assert guard(site, 700.0) == []
+    assert guard(site, 900.0)[0].what == "rolled back"
+
+
+def test_a_full_store_keeps_no_traffic_on_a_canary_that_nobody_drives(site) -> None:
+    killed_at_20_percent(site)
+    site.store_takes = False
+    (action,) = guard(site, LATER)
+    assert (action.what, site.weights()) == ("failed", {"blue": 10_000})
+    assert "all traffic was sent to stable" in action.detail
+    assert "no space left on device" in action.detail
+    assert site.running == {"blue", "green"}, "nothing is stopped that cannot be recorded"
+    assert guard(site, LATER)[0].what == "failed"
+    site.store_takes = True
+    (action,) = guard(site, LATER)
+    assert (action.what, site.record().phase, site.running) == ("rolled back", Phase.ROLLED_BACK, {"blue"})
+
+
+def test_a_full_store_from_the_beginning_keeps_no_traffic_there_either(site) -> None:
+    site.policy |= {"minimum_bake_seconds": 60.0, "maximum_bake_seconds": 60.0}
+    site.die_at = 40
+    with pytest.raises(Killed):
+        site.step(20)
+    site.buried().store_takes = False
+    assert guard(site, 200.0) == []
+    assert guard(site, LATER)[0].what == "failed"
+    assert site.weights() == {"blue": 10_000}
+
+
+def test_a_full_store_moves_no_traffic_to_a_stable_that_is_dead(site) -> None:
+    killed_at_20_percent(site)
+    site.store_takes, site.stable_starts = False, False
+    site.running.discard("blue")
+    assert guard(site, LATER)[0].what == "failed"
+    assert site.weights() == {"blue": 8_000, "green": 2_000}
+    site.stable_starts = True
+    assert guard(site, LATER)[0].what == "failed"
+    assert (site.weights(), "blue" in site.running) == ({"blue": 10_000}, True)
+
+
+def test_a_candidate_that_ended_while_nobody_drives_is_not_waited_for(site) -> None:
+    killed_at_20_percent(site)
+    site.running.discard("green")
+    (action,) = guard(site, 10.0)
+    assert (action.what, site.weights()) == ("rolled back", {"blue": 10_000})
+
+
+def test_a_rollback_that_could_not_be_finished_is_gone_on_with(site) -> None:
+    killed_at_20_percent(site)
+    site.running.discard("blue")
+    site.stable_starts = False
+    assert guard(site, LATER)[0].what == "failed"
+    assert (site.record().phase, site.running) == (Phase.ROLLING_BACK, {"green"})
+    site.stable_starts = True
+    assert [action.what for action in guard(site, LATER + 1)] == ["rolled back"]
+    assert (site.weights(), site.running) == ({"blue": 10_000}, {"blue"})
+
+
+def test_a_production_server_that_crashed_is_started_and_one_that_was_stopped_is_not(site) -> None:
+    site.serve_first()
+    site.running.clear()
+    (action,) = guard(site)
+    assert (action.what, action.release_id, site.running) == ("started", "r0", {"blue"})
+    site.running.clear()
+    site.stopped.add("blue")
+    assert guard(site) == []
+
+
+def test_both_servers_dead_while_nobody_drives_stable_is_started(site) -> None:
+    killed_at_20_percent(site)
+    site.running.clear()
+    assert guard(site, 10.0)[0].what == "rolled back"
+    assert (site.weights(), site.running) == ({"blue": 10_000}, {"blue"})
+
+
 def deployment_of(site: Site, root: Path, *targets: str) -> Deployment:
     def place(first: int) -> dict[str, dict[str, int]]:
         servers = [{"http": port, "grpc": port + 1, "metrics": port + 2} for port in range(first, first + 9, 3)]
@@ -227,9 +350,9 @@ def _raise(*_: object, **__: object) -> None:
     raise ZeroDivisionError("a fault")
 
 
-@pytest.mark.parametrize("place", ["current_canary", "leave_sign", "retire_previous"])
+@pytest.mark.parametrize("place", ["current_canary", "leave_sign", "retire_previous", "carry_on"])
 def test_a_fault_at_one_thing_is_told_and_the_guard_goes_on(site, monkeypatch, caplog, place) -> None:
-    monkeypatch.setattr(f"llm_pipeline.canary.guard.{place}", _raise)
+    monkeypatch.setattr(f"llm_pipeline.canary.guarded_site.{place}", _raise)
     (action,) = guard(site)
     assert (action.gpu_target, action.what) == ("cpu", "failed")
     assert "ZeroDivisionError: a fault" in action.detail

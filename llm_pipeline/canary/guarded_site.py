@@ -1,0 +1,301 @@
+"""One target as the guard has it, and what it does there in one pass."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from llm_pipeline.canary import findings
+from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
+from llm_pipeline.canary.guard_sign import GuardSign, leave_sign
+from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.open_router import access_log_of
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
+from llm_pipeline.canary.retirement import retire_previous
+from llm_pipeline.canary.rollback import LEASE_SECONDS, end_canary, move_unrecorded
+from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
+from llm_pipeline.canary.sightings import HostTime, is_driven, silent_seconds
+from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.stable_server import NoWayBack, have_answering
+from llm_pipeline.canary.way_back import ServedPlace, carry_on
+from llm_pipeline.errors import Transient, Unsupported, as_pipeline_error, is_unexpected
+from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.slot_fence import FencingToken
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.documents import understood
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState, lease_of
+from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.trusted_pointers import require_served
+
+log = get_logger(__name__)
+
+GUARD = "guard"
+RECENT_SECONDS = 120.0
+CLOCKS_DIFFER_SECONDS = 900.0
+"""Two hosts' clocks may; a pause that began later than that from now began before a clock was set back."""
+
+
+@dataclass(frozen=True)
+class GuardAction:
+    """What the guard did, or could not do.
+
+    Attributes:
+        gpu_target: The target's name.
+        release_id: The release that it was about.
+        what: A canary or production was rolled back, a router or a server that had ended was started, a slot of before
+            was stopped, a pause's clock was set right, or it failed.
+        detail: Why, in one sentence.
+    """
+
+    gpu_target: str
+    release_id: str
+    what: Literal["rolled back", "started", "stopped previous", "pause restarted", "failed"]
+    detail: str
+
+
+def failed(target: str, about: str, error: Exception) -> GuardAction:
+    """What went wrong, as an action; a traceback is logged if nobody expected it."""
+    if is_unexpected(error):
+        log.error("the guard failed", gpu_target=target, exc_info=error)
+    return GuardAction(target, about, "failed", str(as_pipeline_error(error)))
+
+
+def overdue(
+    record: CanaryRecord, approval: StepApproval | None, *, silent_seconds: float, now: float
+) -> tuple[bool, str]:
+    """Whether an unfinished canary that nobody drives must be rolled back, and why, or why not.
+
+    Args:
+        record: The canary.
+        approval: The question about its next step, or about its pause.
+        silent_seconds: For how long nothing was heard of whoever drove it.
+        now: Seconds since 1970.
+    """
+    if record.phase is Phase.ROLLING_BACK:
+        return True, "its rollback was begun and nobody goes on with it"
+    if approval is not None and approval.answer == "denied" and record.phase in (Phase.PAUSED, Phase.PASSED):
+        return True, f"{approval.by} denied step {approval.percent:g} %"
+    if record.phase is Phase.PAUSED and record.pause is not None:
+        over = record.pause.over(now)
+        return over, f"it was paused ({record.pause.reason}) and nobody answered in time" if over else "it is paused"
+    if record.phase is Phase.PASSED and approval is not None and _may_wait(approval, now):
+        return False, "its next step waits for a person"
+    over = silent_seconds > record.rules.unwatched_seconds
+    return over, f"no controller was heard of for {silent_seconds:.0f} s while it was {record.phase}"
+
+
+def _may_wait(approval: StepApproval, now: float) -> bool:
+    """Whether a canary between two steps may wait for the answer; once there is one, for whoever acts on it."""
+    return approval.answer == "waiting" and now - (approval.asked_at or 0.0) <= approval.deadline_seconds
+
+
+@dataclass(frozen=True)
+class GuardedSite:
+    """One target as the guard has it.
+
+    Attributes:
+        router: None where none ever ran on this host.
+        watch_seconds: A lease that nobody renews for so long is nobody's.
+    """
+
+    store: ArtifactStore
+    target: str
+    router: TrafficRouter | None
+    slots: SlotControl
+    patience: Patience
+    watch_seconds: float = LEASE_SECONDS
+
+    def guard(self, now: HostTime, models: Sequence[str]) -> list[GuardAction]:
+        """Guard the target's canary, then what serves and is kept warm of each model there; what fails is told."""
+        actions = self._attempt(self._release_on_trial(), lambda: self.guard_canary(now))
+        actions += self._attempt("-", self._revive)
+        for model_id in models:
+            actions += self._attempt(model_id, partial(self._carry_on, model_id))
+            actions += self._attempt(model_id, partial(self._keep_serving, model_id))
+            actions += self._attempt(model_id, partial(self._retire, model_id, now))
+        return actions
+
+    def _attempt(self, about: str, act: Callable[[], list[GuardAction]]) -> list[GuardAction]:
+        try:
+            return act()
+        except Exception as error:  # noqa: BLE001 - what else there is to be looked after is, all the same
+            return [failed(self.target, about, error)]
+
+    def _release_on_trial(self) -> str:
+        try:
+            return current_canary(self.store, self.target) or "-"
+        except Exception:  # noqa: BLE001 - whoever reads it next says so
+            return "-"
+
+    def guard_canary(self, now: HostTime) -> list[GuardAction]:
+        """Roll the target's canary back, if nobody drives it and it may not wait any longer.
+
+        Raises:
+            PipelineError: It could not be rolled back; the next pass tries again.
+        """
+        release_id = current_canary(self.store, self.target)
+        record = CanaryJournal(self.store, release_id, self.target).load() if release_id else None
+        if release_id is None or record is None or record.settled:
+            if self.router is not None or release_id is None:
+                leave_sign(self.store, self.target, GuardSign(at=now.wall))
+            return []
+        approval = self._approval(record)
+        said = f"{approval.answer} {approval.answered_at}" if approval is not None else ""
+        mine = self.router is not None or record.intended is None  # or else nobody may rely on this guard
+        silent = silent_seconds(self.store, record, said, now, remember=mine)
+        must, why = self._must_end(record, approval, silent, now.wall)
+        if not must:
+            return self._restart_pause(record, now.wall)
+        if is_driven(self.store, self.target, seconds=self.watch_seconds):
+            return []
+        if not mine:
+            detail = f"{why}, but the target's router is not on this host"
+            return [GuardAction(self.target, release_id, "failed", detail)]
+        return self._end(record, why)
+
+    def _end(self, record: CanaryRecord, why: str) -> list[GuardAction]:
+        """Take the lease, look again, and roll back; a store that takes nothing keeps no traffic on the candidate."""
+        _end_frozen_owner(_read_lease(self.store, self.target))
+        journal = CanaryJournal(self.store, record.release_id, self.target)
+        try:
+            take_over(self.store, self.target)
+            with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS) as held:
+                if journal.load() != record:
+                    return []  # somebody adopted it at this very moment
+                log.warning("rolling an unwatched canary back", release=record.release_id, why=why)
+                reason = findings.unwatched(why, record.share_percent)
+                end_canary(journal, self.router, self.slots, self.patience, lease=held, by=GUARD, reason=reason)
+        except (Conflict, LeaseHeld, LeaseLost):
+            return []
+        except (NoWayBack, RouterUnavailable):
+            raise
+        except Transient as error:
+            moved = move_unrecorded(self.router, self.slots, record.release_id, self.patience, record)
+            traffic = "all traffic was sent to stable" if moved else "traffic is where it was"
+            detail = f"{why}; {traffic}, and nothing could be recorded: {error}"
+            return [GuardAction(self.target, record.release_id, "failed", detail)]
+        return [GuardAction(self.target, record.release_id, "rolled back", why)]
+
+    def _must_end(
+        self, record: CanaryRecord, approval: StepApproval | None, silent: float, now: float
+    ) -> tuple[bool, str]:
+        must, why = overdue(record, approval, silent_seconds=silent, now=now)
+        if must or record.share_percent == 0:
+            return must, why
+        if not self.slots.alive(record.candidate):
+            return True, f"the candidate's server ended while it was {record.phase}"
+        if self._fails_in_a_row(record, now):
+            return True, f"the candidate fails request after request while it is {record.phase}"
+        return must, why
+
+    def _fails_in_a_row(self, record: CanaryRecord, now: float) -> bool:
+        """The immediate guard of a canary that nobody looks at; a router that keeps no log has none."""
+        if self.router is None:
+            return False
+        try:
+            recent = access_log_of(self.router).recent(max(record.step_began_at, now - RECENT_SECONDS))
+        except Unsupported:
+            return False
+        mine = sorted((one for one in recent if one.arm == record.candidate), key=lambda one: one.started_at)
+        last = mine[-record.rules.consecutive_failures :]
+        return len(last) == record.rules.consecutive_failures and all(one.fault for one in last)
+
+    def _approval(self, record: CanaryRecord) -> StepApproval | None:
+        """The question that the canary waits for; by its pause, or else the next one that was asked or answered."""
+        if record.pause is not None:
+            return self._question(record, record.pause.percent)
+        prefix = approval_name(record.release_id, self.target, 0.0).rpartition("/")[0]
+        for name in self.store.list_documents(prefix):
+            document = self.store.read_document(name)
+            found = understood(StepApproval, document.value, name) if document else None
+            if found is not None and name == approval_name(record.release_id, self.target, found.percent):
+                mine = found.run in runs_of(record) and found.question == "begin"
+                if mine and found.percent > record.passed_percent:
+                    return found
+        return None
+
+    def _question(self, record: CanaryRecord, percent: float) -> StepApproval | None:
+        found = read_approval(self.store, record.release_id, self.target, percent)
+        return found if found is not None and found.run in runs_of(record) else None
+
+    def _restart_pause(self, record: CanaryRecord, now: float) -> list[GuardAction]:
+        """A pause that began in the future began before the clock was set back: its deadline is counted from now."""
+        pause = record.pause
+        if record.phase is not Phase.PAUSED or pause is None or pause.since <= now + CLOCKS_DIFFER_SECONDS:
+            return []
+        journal = CanaryJournal(self.store, record.release_id, self.target)
+        try:
+            with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS):
+                again = journal.load()
+                if again is None or again.pause != pause:
+                    return []
+                journal.save(again.model_copy(update={"pause": pause.model_copy(update={"since": now})}))
+        except LeaseHeld:
+            return []
+        return [GuardAction(self.target, record.release_id, "pause restarted", "the clock was set back")]
+
+    def _revive(self) -> list[GuardAction]:
+        """The router, if it has ended."""
+        done = self.router.revive() if self.router is not None else None
+        return [GuardAction(self.target, "-", "started", done)] if done else []
+
+    def _carry_on(self, model_id: str) -> list[GuardAction]:
+        """A way back whose process has ended."""
+        place = ServedPlace(self.store, model_id, self.target, lambda: self.router, self.slots, self.patience)
+        done = carry_on(place)
+        if done is None:
+            return []
+        detail = f"{done.by} asked for it, and it had not been carried out: {done.to} serves"
+        return [GuardAction(self.target, done.left, "rolled back", detail)]
+
+    def _keep_serving(self, model_id: str) -> list[GuardAction]:
+        """The server of what is production, if it has ended and nobody drives a canary there, who would start it."""
+        production = read_pointers(self.store, model_id, self.target)[0].production
+        if production is None or not self.slots.ended(production.slot):
+            return []
+        try:
+            with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS) as lease:
+                require_served(self.store, model_id, self.target, production)
+                token = FencingToken(max(lease.epoch, self.slots.newest().epoch + 1), lease.epoch)
+                seconds = self.patience.prove
+                have_answering(self.slots, production.slot, production.repository, token, seconds=seconds)
+        except LeaseHeld:
+            return []
+        detail = f"production's server in {production.slot} had ended"
+        return [GuardAction(self.target, production.release_id, "started", detail)]
+
+    def _retire(self, model_id: str, now: HostTime) -> list[GuardAction]:
+        stopped = retire_previous(
+            self.store,
+            model_id,
+            self.target,
+            router=self.router,
+            slots=self.slots,
+            patience=self.patience,
+            now=now.wall,
+        )
+        if stopped is None:
+            return []
+        detail = f"its rollback window is over; slot {stopped.slot} is free"
+        return [GuardAction(self.target, stopped.release_id, "stopped previous", detail)]
+
+
+def _read_lease(store: ArtifactStore, target: str) -> LeaseState | None:
+    name = lease_name(target)
+    document = store.read_document(name)
+    return lease_of(document, name) if document else None
+
+
+def _end_frozen_owner(lease: LeaseState | None) -> None:
+    """Kill an owner of this host that is stopped: it may hold the lock of the routes, or of the store, for ever.
+
+    It has lost its lease and would be fenced when it wakes up.
+    """
+    if lease is None or lease.expires_at == 0.0 or not lease.frozen_here:
+        return
+    log.warning("the canary's frozen controller is ended", pid=lease.pid)
+    os.kill(lease.pid, signal.SIGKILL)
