@@ -218,6 +218,8 @@ def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", toke
         Fenced: Somebody with a newer token took the place over; nothing was stopped.
     """
     if not state.is_dir():
+        if token:
+            admit(state.parent, token)
         return True
     with exclusive(state):
         if token:

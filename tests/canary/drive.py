@@ -19,12 +19,14 @@ from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name
+from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.shadow import Shadow
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.logging import write_json_lines
+from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.local import LocalStore
@@ -49,6 +51,18 @@ class DyingJournal(CanaryJournal):
         return saved
 
 
+class FreezingSlots(HttpSlots):
+    """Freezes this process right before it stops a server, when everything was looked at that it looks at."""
+
+    freezes: bool = False
+
+    def stop(self, slot: SlotName, repository: ArtifactRef | None = None, token: FencingToken | None = None) -> bool:
+        if self.freezes:
+            self.freezes = False
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().stop(slot, repository, token)
+
+
 def main() -> int:
     write_json_lines()
     settings = json.loads(Path(sys.argv[1]).read_text())
@@ -56,7 +70,8 @@ def main() -> int:
     router = find_router(root / "router")
     assert router is not None
     store = LocalStore(settings["store"])
-    slots = HttpSlots(root, router.slots, settings.get("drill"), grpc=settings.get("grpc", False))
+    slots = FreezingSlots(root, router.slots, settings.get("drill"), grpc=settings.get("grpc", False))
+    slots.freezes = settings.get("freeze_before_stop", False)
     stable = settings.get("stable", "blue")
     production = None
     if stable:

@@ -8,9 +8,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from live_site import SHORT
 
 from llm_pipeline.canary import approvals
-from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.record import Phase, current_canary, take_over
+from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.router import ALL, RouterRejected, RouterUnavailable, RouteState
 from llm_pipeline.errors import Fenced, PipelineError, Transient
 from llm_pipeline.store.lease import LeaseLost
@@ -136,6 +138,33 @@ def test_a_controller_that_freezes_is_replaced_and_when_it_wakes_up_it_can_do_no
     assert trial.record == after
     assert site.weights() == {trial.stable: ALL - 2500, trial.candidate: 2500}
     assert trial.lost == {}
+
+
+def test_a_controller_frozen_in_its_drain_stops_nothing_of_the_newer_release_when_it_wakes_up(trial) -> None:
+    site = trial.site
+    trial.policy["steps_percent"] = (25.0, 100.0)
+    settings = {"release_id": trial.release_id, "policy": trial.policy, "stable": trial.stable, "grpc": True}
+    drill = {"failure_fraction": 1.0}
+    if (earlier := current_canary(site.store, "cpu")) is not None:  # it would be ended first, in a drain of its own
+        ensure_rolled_back(site.store, earlier, "cpu", router=site.router, slots=site.control, patience=SHORT)
+    frozen = site.start_step(25, freeze_before_stop=True, drill=drill, lease_seconds=30.0, **settings)
+    os.waitpid(frozen.pid, os.WUNTRACED)
+    take_over(site.store, "cpu")  # its lease has expired
+    newer = site.begin_trial()
+    newer.policy["steps_percent"] = (50.0, 100.0)
+    try:
+        newer.reach(50, 100)
+        serving = site.control.pid(newer.candidate)
+        os.kill(frozen.pid, signal.SIGCONT)
+        output, _ = frozen.communicate(timeout=30)
+        assert output.startswith("Fenced"), output
+        site.await_answers(100)
+        assert (site.control.pid(newer.candidate), site.control.alive(newer.candidate)) == (serving, True)
+        assert site.weights() == {newer.candidate: ALL}
+        assert trial.record.phase is Phase.ROLLED_BACK
+        assert newer.lost == {}
+    finally:
+        newer.end()
 
 
 @pytest.mark.parametrize("fault", ["refused", "not applied"])
