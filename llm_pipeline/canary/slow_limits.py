@@ -42,7 +42,7 @@ class Thresholds(Frozen):
         strata_bytes: Largest request sizes of all classes of prompts but the last, rising.
         unit: What counts once.
         session_seconds: How long a session is observed.
-        cold_seconds: Latencies of requests that start so soon after a step began are not judged.
+        cold_seconds: Of requests that start so soon after a step began only errors are judged.
         block_seconds: Length of a block of time, the unit of evidence on latencies.
         learned: How stable wavered before the first step, by metric; see `spread`.
         left_out: What is not compared, and why, for people.

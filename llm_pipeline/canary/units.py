@@ -110,27 +110,28 @@ def unit_of(
     first_token: bool = True,
     end_to_end: bool = True,
 ) -> Unit:
-    """One request. The latencies of a failed or refused one are not judged, nor those of a cold one.
+    """One request. The latencies of a failed or refused one are not judged; of a cold one nothing but errors is.
 
     Args:
         request: Ended, or in flight.
         on_trial: It belongs to the candidate's arm.
         strata_bytes: Largest request sizes of all classes but the last, rising.
-        cold: It started so early that its latencies are not judged.
+        cold: It started so early in a step that only errors are judged.
         first_token: Its time to the first token is to be judged.
         end_to_end: Its whole time is to be judged; see `in_flight`.
     """
     unit = Unit(on_trial=on_trial, stratum=str(bisect_left(strata_bytes, request.request_bytes)))
     if request.error:
         return unit.model_copy(update={"error": not request.refused})
+    if cold:
+        return unit.model_copy(update={"error": None if request.in_flight or request.cancelled else False})
     values: dict[str, object] = {"error": None}
     if not request.in_flight:
         values["abandoned"] = request.cancelled
         if not request.cancelled:
             values |= {"error": False, "truncated": request.truncated, "empty": request.empty}
             values |= {"shortest": request.output_tokens, "longest": request.output_tokens}
-    if not cold:
-        values |= _latencies(request, first_token=first_token, end_to_end=end_to_end)
+    values |= _latencies(request, first_token=first_token, end_to_end=end_to_end)
     return unit.model_copy(update=values)
 
 

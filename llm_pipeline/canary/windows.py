@@ -55,7 +55,7 @@ class Window(Frozen):
     Attributes:
         trailing_faults: Candidate faults in a row at the window's end.
         all_faults: Every candidate request of the window was a fault, so the run of the last window goes on.
-        candidate_units: What counts once, in the candidate's arm.
+        candidate_units: What counts once, in the candidate's arm; without cold requests, as for every test but errors.
         stable_units: The same in stable's.
         counts: Events of those units.
         sessions: Requests that count with their session only, in the order they started.
@@ -114,12 +114,13 @@ def window(
     units: Counter[bool] = Counter()
     for sighting in current:
         request = sighting.request
-        unit = _unit(sighting, candidate, thresholds, since)
+        cold = request.started_at < since + thresholds.cold_seconds
+        unit = _unit(sighting, candidate, thresholds, cold=cold)
         if thresholds.unit == "session" and request.session is not None:
             sessions.append(SessionRequest(session=request.session, started_at=request.started_at, unit=unit))
         else:
             alone.append(unit)
-            units[unit.on_trial] += sighting.started
+            units[unit.on_trial] += sighting.started and not cold
     return Window(
         candidate=_count(mine),
         stable=_count([sighting for sighting in current if sighting.request.arm != candidate]),
@@ -142,13 +143,13 @@ def _votes(sightings: Iterable[Sighting], candidate: SlotName) -> tuple[Vote, ..
     return tuple(vote for vote in votes if vote is not None)
 
 
-def _unit(sighting: Sighting, candidate: SlotName, thresholds: Thresholds, since: float) -> Unit:
+def _unit(sighting: Sighting, candidate: SlotName, thresholds: Thresholds, *, cold: bool) -> Unit:
     request = sighting.request
     return unit_of(
         request,
         on_trial=request.arm == candidate,
         strata_bytes=thresholds.strata_bytes,
-        cold=request.started_at < since + thresholds.cold_seconds,
+        cold=cold,
         first_token=sighting.first_token,
         end_to_end=sighting.end_to_end,
     )

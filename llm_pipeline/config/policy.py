@@ -228,8 +228,8 @@ class CanaryPolicy(ConfigModel):
             log keeps a fingerprint of it that is not a cryptographic one: names should be long and random.
         session_seconds: A session is judged once a step, by its requests of so many seconds from its first.
         prompt_strata: Requests are compared within so many classes of size, each with as many of stable's requests.
-        cold_seconds: Latencies of requests that start so soon after a step began are not judged: the candidate's
-            caches do not know the sessions yet that moved to it.
+        cold_seconds: Of requests that start so soon after a step began only errors are judged, and they are none of
+            `minimum_requests`: the candidate's caches do not know the sessions yet that moved to it.
         block_seconds: The unit of evidence on latencies is a block of so much time: requests of one moment are alike.
             No single block decides, and as much as stable wavers from block to block, the candidate may, too. At most
             a sixth of `minimum_bake_seconds`.
@@ -295,6 +295,8 @@ class CanaryPolicy(ConfigModel):
             raise ValueError("steps_percent must rise and end at 100")
         if self.maximum_bake_seconds < self.minimum_bake_seconds:
             raise ValueError("maximum_bake_seconds is shorter than minimum_bake_seconds")
+        if self.maximum_bake_seconds <= self.cold_seconds:
+            raise ValueError("maximum_bake_seconds must be longer than cold_seconds: nothing would be judged")
         return self
 
     @model_validator(mode="after")
