@@ -35,6 +35,7 @@ def first_attempt(plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
             pause_deadline_seconds=plan.policy.pause_deadline_seconds,
             consecutive_failures=plan.policy.consecutive_failures,
             rollback_window_hours=plan.policy.rollback_window_hours,
+            drain_seconds=plan.policy.drain_seconds,
         ),
         began_at=time.time(),
         began_cursor=cursor,

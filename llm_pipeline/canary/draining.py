@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.moving import DrainLimit
 from llm_pipeline.canary.router import SlotName, TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.logging import get_logger
@@ -31,9 +31,9 @@ class Retired:
     stopped: bool
     cut: int | None
 
-    def words(self, patience: Patience) -> str:
+    def words(self, limit: DrainLimit) -> str:
         """What a person must know of it; empty when all went well."""
-        cut = f"{self.cut} requests still in flight were cut after {patience.drain:g} s" if self.cut else ""
+        cut = f"{self.cut} requests still in flight were cut after {limit.seconds:g} s" if self.cut else ""
         return cut if self.stopped else LEFT_ALONE
 
 
@@ -44,29 +44,29 @@ def retire(
     repository: ArtifactRef,
     *,
     token: FencingToken,
-    patience: Patience,
+    limit: DrainLimit,
 ) -> Retired:
     """Let requests in flight at a slot end, then stop its server of this repository.
 
     Raises:
         Fenced: Somebody else took the slots over meanwhile; nothing was stopped.
     """
-    cut = _drain(router, slots, slot, patience) if slots.alive(slot) else 0
+    cut = _drain(router, slots, slot, limit) if slots.alive(slot) else 0
     retired = Retired(slots.stop(slot, repository, token), cut)
-    if words := retired.words(patience):
+    if words := retired.words(limit):
         log.warning(words, slot=slot, repository=str(repository))
     return retired
 
 
-def _drain(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, patience: Patience) -> int | None:
-    """Wait until nothing is in flight; what still is when patience ends, None when nobody can tell."""
+def _drain(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, limit: DrainLimit) -> int | None:
+    """Wait until nothing is in flight; what still is when the limit is reached, None when nobody can tell."""
     began = told = time.monotonic()
     while (left := _in_flight(router, slots, slot)) != 0 and slots.alive(slot):
         now = time.monotonic()
-        if now - began >= (patience.blind_drain if left is None else patience.drain):
+        if now - began >= (limit.blind_seconds if left is None else limit.seconds):
             return left
         if now - told >= _TOLD_SECONDS:
-            log.info("waiting for requests in flight", slot=slot, requests=left, limit_seconds=patience.drain)
+            log.info("waiting for requests in flight", slot=slot, requests=left, limit_seconds=limit.seconds)
             told = now
         time.sleep(_POLL_SECONDS)
     return 0

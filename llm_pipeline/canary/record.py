@@ -114,6 +114,7 @@ class GuardRules(BaseModel):
     pause_deadline_seconds: float = 14_400.0
     consecutive_failures: int = 5
     rollback_window_hours: float = 24.0
+    drain_seconds: float = 300.0
 
 
 class CanaryRecord(BaseModel):

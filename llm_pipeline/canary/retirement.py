@@ -59,7 +59,8 @@ def retire_previous(
                 return None
             log.info("the rollback window is over", release=previous.release_id, slot=previous.slot)
             token = FencingToken(max(lease.epoch, slots.newest().epoch + 1), lease.epoch)
-            retired = retire(router, slots, previous.slot, previous.repository, token=token, patience=patience)
+            limit = patience.draining((record.rules if record else GuardRules()).drain_seconds)
+            retired = retire(router, slots, previous.slot, previous.repository, token=token, limit=limit)
             if not retired.stopped:
                 return None
     except LeaseHeld:

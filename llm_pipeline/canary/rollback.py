@@ -40,6 +40,7 @@ _NOTHING_TO_DO = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
 _JUDGED = frozenset({Phase.PAUSED, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
 _POLL_SECONDS = 0.05
 _TRIES = 5
+_OTHERS_SECONDS = 15.0
 
 
 def ensure_rolled_back(
@@ -179,8 +180,9 @@ def give_back(
         record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
     record = record.marked("traffic on stable", share=0.0)
     words = "all traffic is on stable" if confirmed else "all traffic was sent to stable, the router did not confirm it"
-    retired = retire(router, slots, record.candidate, record.repository, token=token, patience=patience)
-    words = "; ".join(filter(None, (words, retired.words(patience))))
+    limit = patience.draining(record.rules.drain_seconds)
+    retired = retire(router, slots, record.candidate, record.repository, token=token, limit=limit)
+    words = "; ".join(filter(None, (words, retired.words(limit))))
     record = record.with_event(EventKind.ROLLED_BACK, words, by=by, percent=0.0)
     return record.model_copy(update={"traffic_confirmed": confirmed})
 
@@ -250,7 +252,7 @@ def _despite_others(
         except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
             log.warning("somebody else wrote at the same moment, trying again", reason=str(error))
         time.sleep(random.uniform(_POLL_SECONDS, 5 * _POLL_SECONDS))  # noqa: S311 - so that two do not meet again
-        wait(nobody_rolls_back, patience.confirm + patience.drain)
+        wait(nobody_rolls_back, patience.confirm + _OTHERS_SECONDS)
     return attempt()
 
 

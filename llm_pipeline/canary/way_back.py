@@ -29,6 +29,7 @@ from llm_pipeline.canary.moving import Patience, traffic_to, wait_usable
 from llm_pipeline.canary.record import (
     CanaryJournal,
     CanaryRecord,
+    GuardRules,
     Phase,
     current_canary,
     lease_name,
@@ -260,40 +261,41 @@ class _RollBack:
         since = max(datetime.now(UTC), found.asked_at)  # by another host's clock it may have been asked later than now
         back = previous.model_copy(update={"slot": slot, "promoted_at": since})
         self._write(Pointers(production=back).without_release(production.release_id), revision)
-        self._note_taken_back(production.release_id, token.epoch)
-        retire(router, slots, production.slot, production.repository, token=token, patience=self._place.patience)
+        self._retire(router, production.slot, production.release_id, production.repository, token)
         log.info("production rolled back", release=back.release_id, slot=slot)
 
     def _clear_up(self, production: Pointer, found: WayBack) -> None:
         """The pointers have moved: what is left is to have the traffic there and to stop the server that was left."""
-        router, slots = self._place.router, self._place.slots
+        router = self._place.router
         if router is None or found.repository is None:
             return
         token = self._token(router)
         self._move(router, production.slot, token, f"rollback to {production.release_id}")
-        self._note_taken_back(found.left, token.epoch)
-        retire(
-            router,
-            slots,
-            other_slot(production.slot),
-            found.repository,
-            token=token,
-            patience=self._place.patience,
-        )
+        self._retire(router, other_slot(production.slot), found.left, found.repository, token)
+
+    def _retire(
+        self, router: TrafficRouter, slot: SlotName, release_id: str, repository: ArtifactRef, token: FencingToken
+    ) -> None:
+        """Stop the server of the release that was left, and have its record say so."""
+        record = read_record(self._store, release_id, self._target)
+        limit = self._place.patience.draining((record.rules if record else GuardRules()).drain_seconds)
+        retired = retire(router, self._place.slots, slot, repository, token=token, limit=limit)
+        self._note_taken_back(release_id, token.epoch, retired.words(limit))
 
     def _move(self, router: TrafficRouter, slot: SlotName, token: FencingToken, owner: str) -> None:
         want = all_to(slot, owner=owner, epoch=token.epoch)
         if not router.read()[0].same_traffic(want):
             traffic_to(router, want, self._place.patience)
 
-    def _note_taken_back(self, release_id: str, epoch: int) -> None:
+    def _note_taken_back(self, release_id: str, epoch: int, words: str) -> None:
         """The record of a release's canary says what became of it, for reports and for its next run."""
         journal = CanaryJournal(self._store, release_id, self._target)
         record = journal.load()
         if record is None or record.phase is not Phase.PROMOTED:
             return
         judgement = findings.taken_back("in production", 100.0)
-        record = record.with_event(EventKind.ROLLED_BACK, judgement.summary, by=self._by, percent=0.0)
+        summary = "; ".join(filter(None, (judgement.summary, words)))
+        record = record.with_event(EventKind.ROLLED_BACK, summary, by=self._by, percent=0.0)
         changes = {"phase": Phase.ROLLED_BACK, "judgement": judgement, "traffic_confirmed": True}
         journal.save(record.model_copy(update={**changes, "epoch": max(epoch, record.epoch + 1)}))
 

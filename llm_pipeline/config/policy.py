@@ -250,6 +250,8 @@ class CanaryPolicy(ConfigModel):
             longer than the time between two steps.
         rollback_window_hours: How long the version before stays warm after a promotion, to be brought back in seconds.
             Then its server is stopped, and bringing it back starts it anew.
+        drain_seconds: How long requests in flight at a server that is to be stopped are waited for, while they end;
+            those that are left then are cut, and counted. It must be longer than the longest answer takes.
         warm_up_mirror_seconds: How long a candidate is sent copies of stable's requests before the first step, where
             the router can do that; 0 warms it up by golden prompts only.
         shadow: How the candidate's answers are compared with stable's before the first step; None for no comparison.
@@ -281,6 +283,7 @@ class CanaryPolicy(ConfigModel):
     pause_deadline_seconds: PositiveSeconds = 14_400.0
     unwatched_seconds: PositiveSeconds = 300.0
     rollback_window_hours: Hours = 24.0
+    drain_seconds: Seconds = 300.0
     warm_up_mirror_seconds: Seconds = 0.0
     shadow: ShadowPolicy | None = None
 

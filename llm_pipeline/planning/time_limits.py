@@ -29,4 +29,4 @@ def _canary_step_seconds(release: ResolvedRelease) -> float:
     shadow = canary.shadow
     if shadow is not None:
         start += shadow.prompts / shadow.requests_per_second + shadow.timeout_seconds
-    return _HOUR + start + canary.maximum_bake_seconds + canary.pause_deadline_seconds
+    return _HOUR + start + canary.maximum_bake_seconds + canary.pause_deadline_seconds + canary.drain_seconds
