@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.deployment import Deployment, ServerPorts
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
@@ -101,6 +101,21 @@ def test_all_canary_steps_of_one_run_know_the_same_run_and_the_next_run_is_anoth
     runs = [canary(store, MORNING, percent).run for percent in ("5", "25", "100")]
     assert runs == [MORNING.isoformat()] * 3
     assert canary(store, MORNING + timedelta(seconds=1), "5").run not in ("", runs[0])
+
+
+def test_a_target_that_goes_to_another_place_is_served_judged_and_promoted_there(store) -> None:
+    packaged(store)
+    release = flow(store, MORNING, places={"cpu": "beside"})
+    places = dict(release.deployment.places)
+    moved = {kind: port + 100 for kind, port in places["cpu"].blue.by_name().items()}
+    places["beside"] = places["cpu"].model_copy(update={"blue": ServerPorts.model_validate(moved)})
+    record = release.record.model_copy(update={"deployment": release.deployment.model_copy(update={"places": places})})
+    there = Flow(store, record)
+    config = CanaryConfig.model_validate(there.request("canary", "cpu:25").config)
+    assert (config.target, config.place) == ("beside", places["beside"])
+    assert there.request("rollback", "cpu").config["target"] == "beside"
+    assert there.state_directory("cpu", "staging") == "/state/beside/staging"
+    assert record.target_at("beside") == "cpu"
 
 
 def test_a_canary_before_its_package_is_refused(store) -> None:

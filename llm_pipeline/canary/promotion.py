@@ -14,7 +14,7 @@ from llm_pipeline.errors import Terminal
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.places import claim_place, refuse_stranger, serving_at, settle_place
+from llm_pipeline.store.places import claim_place, require_place, serving_at, settle_place
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 from llm_pipeline.trusted_pointers import require_served
 
@@ -76,7 +76,7 @@ def ensure_production(store: ArtifactStore, deployment: Deployment, model_id: st
     """
     slots = slots_of(store, deployment, target)
     token = slots.newest()  # before the pointers: whoever moves them from here on is newer
-    refuse_stranger(store, target, model_id)
+    require_place(store, target, model_id)
     production = read_pointers(store, model_id, target)[0].production
     if production is not None:
         require_served(store, model_id, target, production)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from simulated import PATIENCE, POLICY, STABLE, Site
+from simulated import PATIENCE, POLICY, STABLE, Killed, Site
 
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.attempts import first_attempt
@@ -19,8 +19,9 @@ from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest
 from llm_pipeline.stages.execute import execute
-from llm_pipeline.store.places import PlaceTaken, claim_place, hand_over, holder_of, serving_at
+from llm_pipeline.store.places import PlaceTaken, claim_place, hand_over, holder_of, place_state, serving_at
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.store.references import placed_pointers
 
 OURS, THEIRS = "demo/ours", "demo/theirs"
 NEW = ArtifactRef(kind="model_repository", digest="c" * 64)
@@ -151,3 +152,37 @@ def test_a_hand_over_is_a_canary_over_the_model_that_serves_and_leaves_one_in_pr
     assert (left.production, left.previous) == (None, pointer("r0", STABLE))
     with pytest.raises(PipelineError, match=f"belongs to {THEIRS}"):
         settle_production(site.store, model_id=OURS, target="cpu", release_id="r0", repository=STABLE, recipe="none")
+
+
+def handed_over(root: Path, **settings: int) -> Site:
+    """The place at the end of another model's canary, before it is settled."""
+    place = Site(root, **settings)  # type: ignore[arg-type]
+    write_pointers(place.store, OURS, "cpu", Pointers(production=pointer("r0", STABLE)), None)
+    hand_over(place.store, "cpu", THEIRS, by="alice")
+    serving = serving_at(place.store, "cpu")
+    assert serving is not None
+    policy = CanaryPolicy.model_validate(POLICY)
+    plan = CanaryPlan("theirs-1", "run", "cpu", NEW, serving.pointer, policy)
+    promoted = first_attempt(plan, LogCursor()).model_copy(update={"phase": Phase.PROMOTED})
+    CanaryJournal(place.store, "theirs-1", "cpu").save(promoted)
+    return place
+
+
+def settle(place: Site) -> None:
+    settle_production(place.store, model_id=THEIRS, target="cpu", release_id="theirs-1", repository=NEW, recipe="none")
+
+
+def test_settling_a_hand_over_that_is_killed_anywhere_is_done_by_the_next_one(tmp_path: Path) -> None:
+    dry = handed_over(tmp_path / "dry")
+    begun = dry.boundary
+    settle(dry)
+    assert dry.boundary - begun == 6, "their pointers, our pointers, the holder"
+    for boundary in range(begun + 1, dry.boundary + 1):
+        place = handed_over(tmp_path / str(boundary), die_at=boundary)
+        with pytest.raises(Killed):
+            settle(place)
+        place.die_at, place.dead = None, False
+        settle(place)
+        found = place_state(place.store, "cpu", placed_pointers(place.store))
+        assert (found.problem, found.in_production) == ("", (THEIRS,)), boundary
+        assert read_pointers(place.store, OURS, "cpu")[0].previous == pointer("r0", STABLE)

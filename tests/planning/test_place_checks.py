@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.cli import main
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, ExitCode
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import ArtifactStore, open_store
@@ -46,6 +47,8 @@ def test_the_demos_config_copied_for_a_second_model_is_refused_once_the_demo_ser
     assert refused.value.message == f"place cpu belongs to {DEMO}: a release of {SECOND} there would take its users"
     assert "--replace" in refused.value.hint
     assert "places:" in refused.value.hint
+    assert main(["plan", str(second)]) == ExitCode.BAD_INPUT
+    assert main(["plan", str(second), "--replace"]) == ExitCode.GO
 
 
 def test_the_holder_releases_as_ever(configs: Path, store) -> None:
