@@ -25,7 +25,7 @@ _STREAMING_PATHS = ("/generate_stream", "/ModelStreamInfer")
 # invalid argument, not found, already exists, permission denied, failed precondition, out of range, unimplemented,
 # unauthenticated: what both versions would say of the same request. All others but OK are the server's doing.
 _REFUSING_GRPC_STATUSES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
-_FAULT_FLAGS = frozenset({"UF", "UO", "NR", "URX", "NC", "UT", "LR", "UR", "UC", "UPE", "UMSDR", "OM", "NFCF", "UH"})
+_FAULT_FLAGS = frozenset({"UF", "UO", "NR", "NC", "UT", "LR", "UR", "UC", "UPE", "UMSDR", "OM", "NFCF", "UH"})
 _CANCELLED_FLAGS = frozenset({"DC", "DR"})
 _ANSWER_PATHS = ("/generate", "/generate_stream")
 _GIVEN_UP = ("", "cancelled")

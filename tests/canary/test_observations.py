@@ -89,9 +89,15 @@ def test_a_failure_that_a_user_saw_is_lost(path, failure) -> None:
     assert (request.fault, request.lost) == (True, True)
 
 
-def test_a_request_that_every_server_refuses_is_an_error_and_no_fault(path) -> None:
-    request = one(path, code=400, attempts=3, reported_error="1", cluster="green_failover")
-    assert (request.error, request.fault, request.lost) == (True, False, True)
+def test_a_request_that_both_versions_refuse_is_nobodys_fault(path) -> None:
+    """The flag says that there were no more retries, not that anything failed."""
+    request = one(path, code=400, attempts=2, flags="URX", reported_error="1", cluster="green_failover")
+    assert (request.fault, request.refused) == (False, True)
+
+
+def test_a_request_that_the_router_refuses_is_nobodys_fault(path) -> None:
+    request = one(path, code=413, attempts=0, host=None, cluster="green_failover")
+    assert (request.fault, request.refused) == (False, True)
 
 
 def test_a_user_who_goes_away_is_no_failure(path) -> None:

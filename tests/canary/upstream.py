@@ -100,6 +100,8 @@ async def generate(request: web.Request) -> web.Response:
 
 async def generate_stream(request: web.Request) -> web.StreamResponse:
     asked = await request.json()
+    if not asked["text_input"]:
+        return web.json_response({"error": "the prompt is empty"}, status=400, headers=HEADERS)
     if not await think():
         return web.json_response({"error": "drill"}, status=400, headers=HEADERS)
     response = web.StreamResponse(headers={"content-type": "text/event-stream", **HEADERS})
@@ -134,7 +136,9 @@ async def start_grpc(port: int) -> grpc.aio.Server:
     """ModelInfer and ModelStreamInfer on their real paths; messages are the server's name, which no proxy reads."""
     import grpc.aio
 
-    async def infer(_: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def infer(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        if message == b"refused":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "it is no request")
         if not await think():
             await context.abort(grpc.StatusCode.INTERNAL, "drill")
         await asyncio.sleep(Faults.drill.token_milliseconds * (GRPC_TOKENS - 1) / 1000)

@@ -13,6 +13,14 @@ from llm_pipeline.canary.xds.names import MIRROR_SUFFIX, ROUTES, Protocol, arm_n
 from llm_pipeline.config.router_place import UserLimits
 
 _LARGEST_LENGTH = 2**62
+_REFUSING_GRPC_STATUSES = (2, 3, 5, 6, 7, 9, 11, 12)
+"""What a server that answers at all says of a request: unknown, invalid argument, not found, and the like."""
+
+_UNBUFFERED: Json = {
+    "typed_per_filter_config": {
+        BUFFER: {"@type": f"{TYPE}.extensions.filters.http.buffer.v3.BufferPerRoute", "disabled": True}
+    }
+}
 
 
 def routes(state: RouteState, version: str, limits: UserLimits) -> Json:
@@ -45,12 +53,10 @@ def _offered(state: RouteState) -> Iterator[Json]:
     """The routes to the servers; those of HTTP are the last, and are read back."""
     common = _for_the_filter(state)
     grpc, http = _weighted(state, "grpc"), _weighted(state, "http")
-    unbuffered = {"@type": f"{TYPE}.extensions.filters.http.buffer.v3.BufferPerRoute", "disabled": True}
     for path in users_paths.GRPC_CALLS:
         yield {"match": {"path": path, "grpc": {}}, "route": grpc, **common}
     for path in users_paths.GRPC_STREAMS:
-        stream = {"match": {"path": path, "grpc": {}}, "route": grpc, **common}
-        yield {**stream, "typed_per_filter_config": {BUFFER: unbuffered}}
+        yield {"match": {"path": path, "grpc": {}}, "route": grpc, **common, **_UNBUFFERED}
     for method, path in (("GET", users_paths.HTTP_READS), ("POST", users_paths.HTTP_ASKS)):
         asked = [{"name": ":method", "string_match": {"exact": method}}]
         yield {"match": {"safe_regex": {"regex": path}, "headers": asked}, "route": http, **common}
@@ -62,8 +68,8 @@ def _longer_than(length: int) -> Json:
 
 
 def _refusal(status: HTTPStatus, match: Json) -> Json:
-    """Envoy's own answer; the listener puts it into words, and gRPC clients get a status of gRPC."""
-    return {"match": {"prefix": "/", **match}, "direct_response": {"status": status.value}}
+    """Envoy's own answer, at once; the listener puts it into words, and gRPC clients get a status of gRPC."""
+    return {"match": {"prefix": "/", **match}, "direct_response": {"status": status.value}, **_UNBUFFERED}
 
 
 def _for_the_filter(state: RouteState) -> Json:
@@ -128,13 +134,13 @@ def _retry_policy(protocol: Protocol, *, on_trial: bool) -> Json:
     """Only before the first byte, and to the next priority: on trial, one slot's failure is answered by the other.
 
     Triton answers every error of a decoupled model with 400, its own internal ones and a full queue too, so while
-    a candidate is on trial a 400 gets a second opinion from the other slot; a request that really is wrong gets it
-    twice.
+    a candidate is on trial a refusal gets a second opinion from the other slot, and only one: a request that really is
+    wrong would otherwise be asked a third time. What both refuse is the user's own mistake.
     """
     conditions = ["reset", "connect-failure", "refused-stream"]
     conditions += ["5xx"] if protocol == "http" else ["unavailable", "internal", "resource-exhausted"]
     policy: Json = {
-        "num_retries": 2,
+        "num_retries": 1 if on_trial else 2,
         "retry_back_off": {"base_interval": "0.02s", "max_interval": "0.2s"},
         "retry_priority": named(
             "envoy.retry_priorities.previous_priorities",
@@ -144,5 +150,9 @@ def _retry_policy(protocol: Protocol, *, on_trial: bool) -> Json:
     }
     if on_trial and protocol == "http":
         conditions.append("retriable-status-codes")
-        policy["retriable_status_codes"] = [HTTPStatus.BAD_REQUEST.value]
+        policy["retriable_status_codes"] = [HTTPStatus.BAD_REQUEST.value, HTTPStatus.NOT_FOUND.value]
+    if on_trial and protocol == "grpc":
+        conditions.append("retriable-headers")
+        refusing = {"safe_regex": {"regex": "|".join(str(status) for status in _REFUSING_GRPC_STATUSES)}}
+        policy["retriable_headers"] = [{"name": "grpc-status", "string_match": refusing}]
     return {**policy, "retry_on": ",".join(conditions)}
