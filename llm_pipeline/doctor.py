@@ -69,6 +69,7 @@ def examine(deployment: Deployment, targets: Sequence[Target] = (), model_id: st
         *_ports(deployment),
         *_pools(deployment, targets),
         *_places(deployment),
+        *_users_ports(deployment),
         *_guards(deployment),
         *_gpus(targets),
         *_engines(deployment, targets, model_id),
@@ -170,6 +171,15 @@ def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]
             yield Check(subject=f"pool {pool}", state="failed", detail=problem, fix=fix)
         else:
             yield Check(subject=f"pool {pool}", state="ok", detail=f"{there[pool]} slots, a task takes {slots} at most")
+
+
+def _users_ports(deployment: Deployment) -> Iterator[Check]:
+    """What users can do at the routers that are not ours to close."""
+    for name, place in deployment.places.items():
+        if left := place.router.left_to_its_operator:
+            detail = f"its {place.router.kind} router has to refuse users {left}"
+            fix = "look at its rules: whoever reaches Triton's model control unloads models for everybody"
+            yield Check(subject=f"users' port of {name}", state="warning", detail=detail, fix=fix)
 
 
 def _places(deployment: Deployment) -> Iterator[Check]:

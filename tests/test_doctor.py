@@ -211,3 +211,12 @@ def test_a_host_without_gpus_is_a_warning_only_where_a_target_has_some(
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpu_checks(deployment_file)["GPUs"].state == "warning"
+
+
+def test_a_router_that_is_not_ours_to_close_is_a_warning(deployment_file: Path, capsys):
+    place = yaml.safe_load(deployment_file.read_text())["places"]["cpu"]
+    backends = {slot: {"name": f"llm-{slot}", "port": 8000} for slot in ("blue", "green")}
+    router = {"kind": "gateway_api", "namespace": "serving", "route": "llm", "backends": backends}
+    _, checks = doctor(broken(deployment_file, places={"cpu": {**place, "router": router}}), capsys)
+    assert checks["users' port of cpu"]["state"] == "warning"
+    assert "gRPC" in checks["users' port of cpu"]["detail"]

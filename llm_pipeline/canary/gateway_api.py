@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llm_pipeline.canary import users_paths
 from llm_pipeline.canary.kubernetes_object import Document, KubernetesObject, Resource
 from llm_pipeline.canary.kubernetes_routes import KubernetesRouter, generation_of, revision_of
 from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, SlotName
@@ -20,6 +21,9 @@ ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
 
 _ACCEPTED, _RESOLVED = "Accepted", "ResolvedRefs"
 _IN_PART = "PartiallyInvalid"
+_EVERYTHING = [{"path": {"type": "PathPrefix", "value": "/"}}]
+"""What the API fills in for a rule without matches."""
+
 _PARENT_KEYS = ("group", "kind", "namespace", "name", "sectionName", "port")
 
 
@@ -68,12 +72,20 @@ class GatewayApiRouter(KubernetesRouter):
         endpoints = [endpoint for one in found for endpoint in one.get("endpoints") or ()]
         return any((endpoint.get("conditions") or {}).get("ready") is not False for endpoint in endpoints)
 
-    def _backends(self, document: Document) -> list[Document]:
-        rules = document["spec"].get("rules") or []
+    def _rule(self, document: Document) -> Document:
+        rules: list[Document] = document["spec"].get("rules") or []
         if len(rules) <= self._place.rule:
             raise RouterRejected(f"the route has no rule {self._place.rule}", where=self._where)
-        backends: list[Document] = rules[self._place.rule].setdefault("backendRefs", [])
+        return rules[self._place.rule]
+
+    def _backends(self, document: Document) -> list[Document]:
+        backends: list[Document] = self._rule(document).setdefault("backendRefs", [])
         return backends
+
+    def _limit(self, document: Document) -> None:
+        rule = self._rule(document)
+        if (rule.get("matches") or _EVERYTHING) == _EVERYTHING:
+            rule["matches"] = [{"path": {"type": "Exact", "value": path}} for path in users_paths.HTTP_PATHS]
 
     def _slot_of(self, backend: Document) -> SlotName | None:
         if backend.get("group") or backend.get("kind", "Service") != "Service":

@@ -8,6 +8,7 @@ Consistent hashing belongs to a DestinationRule and works within one destination
 
 from __future__ import annotations
 
+from llm_pipeline.canary import users_paths
 from llm_pipeline.canary.kubernetes_object import Document, KubernetesObject, Resource
 from llm_pipeline.canary.kubernetes_routes import KubernetesRouter, revision_of
 from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, SlotName
@@ -38,8 +39,8 @@ class IstioRouter(KubernetesRouter):
         except RouterUnavailable:
             return None
 
-    def _backends(self, document: Document) -> list[Document]:
-        routes = document["spec"].get("http") or []
+    def _route(self, document: Document) -> Document:
+        routes: list[Document] = document["spec"].get("http") or []
         name = self._place.route
         found = [route for route in routes if name is None or route.get("name") == name]
         if len(found) != 1:
@@ -47,8 +48,16 @@ class IstioRouter(KubernetesRouter):
             raise RouterRejected(
                 f"it has {len(found)} {what}, not one", where=self._where, hint="name one of its routes in the place"
             )
-        backends: list[Document] = found[0].setdefault("route", [])
+        return found[0]
+
+    def _backends(self, document: Document) -> list[Document]:
+        backends: list[Document] = self._route(document).setdefault("route", [])
         return backends
+
+    def _limit(self, document: Document) -> None:
+        route = self._route(document)
+        if not route.get("match"):
+            route["match"] = [{"uri": {"exact": path}} for path in users_paths.HTTP_PATHS]
 
     def _slot_of(self, backend: Document) -> SlotName | None:
         found = backend["destination"]

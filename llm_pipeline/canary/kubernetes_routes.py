@@ -63,6 +63,15 @@ class KubernetesRouter(ABC):
         """A backend that leads to the slot, without a weight."""
 
     @abstractmethod
+    def _limit(self, document: Document) -> None:
+        """Have the rule match users' paths only (`users_paths`), unless its operator says which it matches."""
+
+    def _limited(self, document: Document) -> Document:
+        limited = copy.deepcopy(document)
+        self._limit(limited)
+        return limited
+
+    @abstractmethod
     def _shares(self, backends: list[Document]) -> list[int]:
         """The weights in force, with the defaults of the kind."""
 
@@ -91,7 +100,7 @@ class KubernetesRouter(ABC):
                 owner = _annotations(document).get(OWNER)
                 raise Fenced(f"epoch {want.epoch} is over: {owner} writes with {epoch}")
             revision = revision_of(document)
-            if self._says(document, want):
+            if self._says(document, want) and self._limited(document) == document:
                 return revision
             if expect is not None and expect != revision:
                 raise RouterConflict(f"it is at {revision}, not at {expect}", where=self._where)
@@ -156,7 +165,7 @@ class KubernetesRouter(ABC):
 
     def _changed(self, document: Document, want: RouteState) -> Document:
         """The document with our weights; whatever else it holds is kept, and every other backend gets nothing."""
-        changed = copy.deepcopy(document)
+        changed = self._limited(document)
         backends = self._backends(changed)
         open_slots = dict(want.weights)
         for backend in backends:

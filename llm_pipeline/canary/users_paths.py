@@ -11,7 +11,7 @@ protocol, version 2.
 
 from __future__ import annotations
 
-from llm_pipeline.serving.repository_layout import MODEL_NAME
+from llm_pipeline.serving.repository_layout import MODEL_NAME, MODEL_VERSION
 
 _MODEL = f"/v2/models/{MODEL_NAME}"
 _VERSION = r"(/versions/[0-9]+)?"
@@ -25,6 +25,16 @@ HTTP_READS = rf"/v2(/health/(live|ready))?|{_MODEL}{_VERSION}(/ready)?"
 
 HTTP_ASKS = rf"{_MODEL}{_VERSION}/({'|'.join(ASKING)})"
 """Paths that are posted to, alike."""
+
+HTTP_PATHS = (
+    *("/v2", "/v2/health/live", "/v2/health/ready"),
+    *(
+        f"{_MODEL}{version}{verb}"
+        for version in ("", f"/versions/{MODEL_VERSION}")
+        for verb in ("", "/ready", *(f"/{asking}" for asking in ASKING))
+    ),
+)
+"""The same one by one, for routers whose APIs know no regular expressions."""
 
 GRPC_STREAMS = (f"{_GRPC_SERVICE}ModelStreamInfer",)
 """Methods that are a stream of requests and of answers."""

@@ -48,12 +48,14 @@ class _Router(ConfigModel):
         keeps_sessions: Requests with the same value of a header can be kept in one slot.
         logs_requests: It keeps a record of single requests that we can read.
         acts_within_seconds: Longest wait for its word that new weights are in force.
+        left_to_its_operator: What users have to be kept from there, which its API does not let us do.
     """
 
     share_unit: ClassVar[int] = 1
     keeps_sessions: ClassVar[bool] = False
     logs_requests: ClassVar[bool] = False
     acts_within_seconds: ClassVar[float] = 60.0
+    left_to_its_operator: ClassVar[str] = ""
 
     def ports_here(self) -> tuple[int, ...]:
         """Ports that it takes on this host."""
@@ -191,6 +193,11 @@ class GatewayApiPlace(_Router):
         context: Context of the kubeconfig; None for the pod's own service account, or the current context.
     """
 
+    left_to_its_operator: ClassVar[str] = (
+        "paths beyond inference, health and metadata, where the rule has matches of its own and for gRPC; too large "
+        "requests, and too many connections"
+    )
+
     kind: Literal["gateway_api"]
     namespace: Name
     route: Name
@@ -235,6 +242,11 @@ class IstioPlace(_Router):
 
     share_unit: ClassVar[int] = 100
 
+    left_to_its_operator: ClassVar[str] = (
+        "paths beyond inference, health and metadata, where the route has matches of its own and for gRPC; too large "
+        "requests, and too many connections"
+    )
+
     kind: Literal["istio"]
     namespace: Name
     virtual_service: Name
@@ -278,6 +290,11 @@ class AwsAlbPlace(_Router):
     """
 
     share_unit: ClassVar[int] = 10
+
+    left_to_its_operator: ClassVar[str] = (
+        "every path but those of inference, health and metadata: its rule's conditions are yours; too large requests, "
+        "and too many connections"
+    )
 
     kind: Literal["aws_alb"]
     rule: ListenerRuleArn

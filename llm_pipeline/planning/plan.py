@@ -42,7 +42,7 @@ from llm_pipeline.planning.prior import with_predictions
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.recipe_checks import check_recipes, recipe_warnings
 from llm_pipeline.planning.reuse import Step
-from llm_pipeline.planning.router_checks import check_routers
+from llm_pipeline.planning.router_checks import check_routers, router_warnings
 from llm_pipeline.planning.stage_cost import StepCost, check_prices, step_costs, total_cost
 from llm_pipeline.planning.stage_graph import PlannedStage, planned_steps
 from llm_pipeline.planning.stage_time import predicted_seconds
@@ -136,6 +136,7 @@ def plan_release(
             *(line for gate in gates for line in gate.warnings),
             *load_test_warnings(requests),
             *canary.warnings,
+            *router_warnings(loaded),
             *gpu_warnings(loaded, gpus, shape, here=here),
             *time_warnings(release, costs),
             *host_warnings(loaded, obstacles, here=here),

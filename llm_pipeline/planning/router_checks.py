@@ -33,6 +33,15 @@ def check_routers(loaded: LoadedRelease) -> None:
         )
 
 
+def router_warnings(loaded: LoadedRelease) -> Iterator[str]:
+    """What the routers of a release's targets leave open to users, and only their operators can close."""
+    for target in loaded.release.targets:
+        place = loaded.deployment.places.get(loaded.config.place_of(target.name))
+        if place is not None and place.router.left_to_its_operator:
+            left = place.router.left_to_its_operator
+            yield f"{target.name}: the operator of its {place.router.kind} router has to refuse users {left}"
+
+
 def _problems(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:
     router, metrics = place.router, place.metrics
     if policy.session_header is not None and not router.keeps_sessions:

@@ -149,3 +149,47 @@ def test_without_a_way_to_the_cluster_the_error_says_how_to_get_one(cluster, mon
     with pytest.raises(Unsupported, match="Kubernetes client") as raised:
         GatewayApiRouter(GATEWAY_PLACE)
     assert "llm-pipeline[kubernetes]" in raised.value.hint
+
+
+def paths_of(subject) -> list[str]:
+    """The whole paths that its rule matches."""
+    spec = subject.document["spec"]
+    if "rules" in spec:
+        matches = spec["rules"][0]["matches"]
+        return [one["path"]["value"] for one in matches if one["path"]["type"] == "Exact"]
+    return [one["uri"]["exact"] for one in spec["http"][0]["match"]]
+
+
+def test_a_rule_that_matches_everything_is_limited_to_what_is_for_users(subject):
+    subject.router.write(split(500), None)
+    assert "/v2/models/llm/generate_stream" in paths_of(subject)
+    assert "/v2/health/ready" in paths_of(subject)
+    assert not [path for path in paths_of(subject) if "repository" in path or path.endswith(("config", "stats"))]
+
+
+def test_a_rule_that_says_what_it_matches_is_its_operators(subject):
+    own = [{"path": {"type": "PathPrefix", "value": "/v2/models/llm"}}], [{"uri": {"prefix": "/v2/models/llm"}}]
+
+    def limit(document):
+        spec = document["spec"]
+        if "rules" in spec:
+            spec["rules"][0]["matches"] = own[0]
+        else:
+            spec["http"][0]["match"] = own[1]
+
+    subject.edit(limit)
+    subject.router.write(split(500), None)
+    spec = subject.document["spec"]
+    assert (spec["rules"][0]["matches"] if "rules" in spec else spec["http"][0]["match"]) in own
+
+
+def test_a_rule_that_was_opened_since_is_limited_by_the_same_write(subject):
+    subject.router.write(split(500), None)
+
+    def open_again(document):
+        spec = document["spec"]
+        spec["rules"][0].pop("matches") if "rules" in spec else spec["http"][0].pop("match")
+
+    subject.edit(open_again)
+    subject.router.write(split(500), None)
+    assert paths_of(subject)

@@ -9,7 +9,7 @@ import pytest
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.plan import plan_release
-from llm_pipeline.planning.router_checks import check_routers
+from llm_pipeline.planning.router_checks import check_routers, router_warnings
 
 ROUTER = "    router: { port: 18000, admin_port: 18001 }"
 MESH = """    router:
@@ -75,3 +75,14 @@ def test_what_a_router_can_do_is_no_problem(configs: Path, edit) -> None:
     edit("deployments/local.yaml", ROUTER, BALANCER + COUNTED)
     edit("policies/demo.yaml", STEPS, "  steps_percent: [0.1, 0.3, 5, 100]")
     check_routers(load_release(configs / "releases" / "demo.yaml"))
+
+
+def test_what_users_can_reach_at_somebody_elses_router_is_told(configs: Path, edit) -> None:
+    edit("deployments/local.yaml", ROUTER, BALANCER + COUNTED)
+    (told,) = router_warnings(load_release(configs / "releases" / "demo.yaml"))
+    assert told.startswith("cpu: the operator of its aws_alb router has to refuse users every path but ")
+    assert told in plan_release(configs / "releases" / "demo.yaml", store_seconds=0).warnings
+
+
+def test_nothing_is_left_to_the_operator_of_an_envoy(configs: Path) -> None:
+    assert list(router_warnings(load_release(configs / "releases" / "demo.yaml"))) == []
