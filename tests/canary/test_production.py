@@ -25,6 +25,7 @@ from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
 from llm_pipeline.store import open_store
+from llm_pipeline.store.places import PlaceTaken, hand_over
 from llm_pipeline.store.pointers import Pointers, read_pointers
 from llm_pipeline.verdict import Verdict
 
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 TRITON_HOME, MODEL_PYTHON = ROOT / ".envs" / "triton", ROOT / ".envs" / "model" / "bin" / "python"
 TOY = ROOT / "tests" / "serving" / "toy_repository"
-MODEL = "demo/tiny"
+MODEL, SECOND = "demo/tiny", "demo/second"
 POLICY = {
     "steps_percent": [50, 100],
     "minimum_bake_seconds": 1.0,
@@ -50,6 +51,7 @@ class Production:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.model = MODEL
         ports = iter(free_ports(11))
         servers = {
             name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in ("staging", "blue", "green")
@@ -76,6 +78,9 @@ class Production:
         return self.root / "state" / "cpu" / name
 
     def canary(self, release: str, percent: float, *, run: str = "first run") -> StageResult:
+        return result(self.ask_canary(release, percent, run=run))
+
+    def ask_canary(self, release: str, percent: float, *, run: str = "first run") -> StageResult | StageFailure:
         config = {
             **self._place(),
             "run": run,
@@ -83,28 +88,28 @@ class Production:
             "policy": POLICY,
             "workload": {"prompts": "p.jsonl", "rate_per_second": 1, "duration_seconds": 1},
         }
-        return result(self._run(release, "canary", f"cpu:{percent:g}", config))
+        return self._run(release, "canary", f"cpu:{percent:g}", config)
 
     def settle(self, release: str) -> StageResult | StageFailure:
-        return self._run(release, "settle", "cpu", {"model_id": MODEL, "target": "cpu", "recipe": "int8"})
+        return self._run(release, "settle", "cpu", {"model_id": self.model, "target": "cpu", "recipe": "int8"})
 
     def rollback(self, release: str) -> StageResult:
         return result(self._run(release, "rollback", "cpu", self._place()))
 
     def roll_back(self, leaving: str = "") -> None:
         """As a person asks for it."""
-        roll_back_at(self.store, self.deployment, MODEL, "cpu", by="anna: it answers nonsense", leaving=leaving)
+        roll_back_at(self.store, self.deployment, self.model, "cpu", by="anna: it answers nonsense", leaving=leaving)
 
     def deploy_first(self) -> None:
         assert verdict(self.canary("r1", 50)) is Verdict.GO
         result(self.settle("r1"))
 
-    def promote(self, release: str) -> None:
-        assert [verdict(self.canary(release, percent)) for percent in (50, 100)] == [Verdict.GO] * 2
+    def promote(self, release: str, *, run: str = "first run") -> None:
+        assert [verdict(self.canary(release, percent, run=run)) for percent in (50, 100)] == [Verdict.GO] * 2
         result(self.settle(release))
 
     def pointers(self) -> Pointers:
-        return read_pointers(self.store, MODEL, "cpu")[0]
+        return read_pointers(self.store, self.model, "cpu")[0]
 
     def releases(self) -> tuple[str, str | None]:
         pointers = self.pointers()
@@ -142,7 +147,7 @@ class Production:
 
     def _place(self) -> dict[str, Any]:
         place = self.deployment.places["cpu"].model_dump(mode="json")
-        where = {"model_id": MODEL, "target": "cpu", "place": place, "state_root": self.deployment.state_root}
+        where = {"model_id": self.model, "target": "cpu", "place": place, "state_root": self.deployment.state_root}
         return {**where, "triton_home": str(TRITON_HOME), "python": str(MODEL_PYTHON)}
 
     def _run(self, release: str, stage: str, subject: str, config: dict[str, Any]) -> StageResult | StageFailure:
@@ -296,6 +301,42 @@ def test_between_promotion_and_settlement_the_way_back_loses_nothing(production)
     assert (production.serves("blue"), production.serves("green")) == ("r1", None)
     refused = production.settle("r2")
     assert isinstance(refused, StageFailure)
+    users = production.users_go()
+    assert users.failed == 0, users.reasons
+    assert users.sent == users.ok
+
+
+@pytest.mark.thorough
+def test_a_second_model_takes_nobody_s_users_unless_the_place_is_handed_over_and_then_loses_none(production) -> None:
+    production.deploy_first()
+    production.users()
+    production.model = SECOND
+    for act in (lambda: production.ask_canary("r2", 50), lambda: production.settle("r2")):
+        refused = act()
+        assert isinstance(refused, StageFailure)
+        assert (refused.error.type, refused.error.exit_code) == ("PlaceTaken", 4)
+    with pytest.raises(PlaceTaken, match=f"belongs to {MODEL}"):
+        production.roll_back()
+    assert (production.weights(), production.serves("blue"), production.serves("green")) == (
+        {"blue": 10_000},
+        "r1",
+        None,
+    )
+
+    hand_over(production.store, "cpu", SECOND, by="alice")
+    assert verdict(production.canary("r2", 50)) is Verdict.GO
+    production.roll_back()
+    assert (production.weights(), production.serves("blue"), production.serves("green")) == (
+        {"blue": 10_000},
+        "r1",
+        None,
+    )
+    production.promote("r2", run="second run")
+    assert (production.releases(), production.weights()) == (("r2", None), {"green": 10_000})
+    left = read_pointers(production.store, MODEL, "cpu")[0]
+    assert left.production is None
+    assert left.previous is not None
+    assert left.previous.release_id == "r1"
     users = production.users_go()
     assert users.failed == 0, users.reasons
     assert users.sent == users.ok
