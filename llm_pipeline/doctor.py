@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from llm_pipeline.airflow_pools import airflow_pools, pool_problem, slots_needed
+from llm_pipeline.canary.agreement import look_at_place
 from llm_pipeline.canary.guard_sign import RECENT_SECONDS, is_guarded
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter
@@ -70,6 +71,7 @@ def examine(deployment: Deployment, targets: Sequence[Target] = (), model_id: st
         *_pools(deployment, targets),
         *_places(deployment),
         *_users_ports(deployment),
+        *_production(deployment),
         *_guards(deployment),
         *_gpus(targets),
         *_engines(deployment, targets, model_id),
@@ -198,6 +200,30 @@ def _places(deployment: Deployment) -> Iterator[Check]:
             continue
         fix = "release the one that keeps it with `llm-pipeline run --replace`" if found.problem else ""
         yield Check(subject=subject, state="failed" if found.problem else "ok", detail=str(found), fix=fix)
+
+
+def _production(deployment: Deployment) -> Iterator[Check]:
+    """Whether pointers, router and servers of this host say the same of what users get."""
+    try:
+        store = open_store(deployment.store)
+        pointers = readable_pointers(store)[0]
+    except PipelineError:
+        return  # said of the store
+    for placed in pointers:
+        if placed.target not in deployment.places or placed.pointers.production is None:
+            continue
+        subject = f"production {placed.target}"
+        try:
+            problems = look_at_place(store, deployment, placed)
+        except PipelineError as error:
+            yield Check(subject=subject, state="failed", detail=str(error), fix=error.hint)
+            continue
+        fix = "the guard carries out what was begun: `llm-pipeline guard`; or release what should serve again"
+        for problem in problems or ():
+            yield Check(subject=subject, state="failed", detail=problem, fix=fix)
+        if problems == []:
+            detail = f"users get {placed.pointers.production.release_id} of {placed.model_id}, as the pointers say"
+            yield Check(subject=subject, state="ok", detail=detail)
 
 
 def _guards(deployment: Deployment) -> Iterator[Check]:
