@@ -1,29 +1,144 @@
-"""The router's access log, read piece by piece while it is written and rotated."""
+"""The router's access log, read piece by piece while it is written, rotated, deleted and truncated."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.canary.observations import ObservedRequest, SlotOfAddress, parse_line
+from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 
 _LONGEST_LINE_BYTES = 1024 * 1024
 _RECENT_BYTES = 4 * 1024 * 1024
+_MARK_BYTES = 2048
 
 
 class LogCursor(BaseModel):
-    """How far the access log has been read; survives rotation and restarts of the reader."""
+    """How far the access log has been read; survives rotation and restarts of the reader.
+
+    Attributes:
+        inode: The file; 0 before the first.
+        offset: Bytes of it that were read, whole lines.
+        mark: What the last bytes before the offset are known by, so that another file of the same number, or the same
+            one truncated and grown again, is noticed.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     inode: int = 0
     offset: int = 0
+    mark: str = ""
+
+
+class FollowedFile:
+    """A file that another process appends to, followed when it is renamed, deleted or truncated.
+
+    The file is held open, so that what is written to it after it was moved or deleted is read all the same.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._held: BinaryIO | None = None
+
+    def end(self) -> LogCursor:
+        """The cursor behind the last whole line."""
+        try:
+            with self.path.open("rb") as stream:
+                status = os.fstat(stream.fileno())
+                begin = max(0, status.st_size - _LONGEST_LINE_BYTES)
+                stream.seek(begin)
+                data = stream.read(status.st_size - begin)
+                whole = data[: data.rfind(b"\n") + 1]
+                return LogCursor(inode=status.st_ino, offset=begin + len(whole), mark=_mark(whole))
+        except FileNotFoundError:
+            return LogCursor()
+
+    def tail(self, most_bytes: int) -> bytes:
+        """The newest whole lines, those of the file that was rotated last included."""
+        newest = _last_lines(self.path, most_bytes)
+        return _last_lines(self._rotated, most_bytes - len(newest)) + newest
+
+    def read(self, cursor: LogCursor, most_bytes: int) -> tuple[bytes, LogCursor]:
+        """Whole lines since the cursor, and the cursor behind them. A file that was moved is read to its end first."""
+        stream, before = self._stream(cursor), b""
+        if stream is None:
+            return b"", cursor
+        if os.fstat(stream.fileno()).st_ino != cursor.inode:
+            cursor = LogCursor(inode=os.fstat(stream.fileno()).st_ino)
+        elif not _continues(stream, cursor):
+            before = self._copied(cursor, most_bytes)
+            cursor = LogCursor(inode=cursor.inode)
+        lines, cursor = _lines(stream, cursor, most_bytes)
+        if self.moved and not self.behind(cursor) and (follows := _open(self.path)) is not None:
+            if os.fstat(follows.fileno()).st_size == 0:  # the writer has not gone over to it
+                follows.close()
+            else:
+                self._hold(follows)
+                more, cursor = _lines(follows, LogCursor(inode=os.fstat(follows.fileno()).st_ino), most_bytes)
+                lines += more
+        return before + lines, cursor
+
+    @property
+    def moved(self) -> bool:
+        """Whether the path leads to another file than the one that is read, or to none."""
+        try:
+            found = self.path.stat().st_ino
+        except FileNotFoundError:
+            return True
+        return self._held is not None and os.fstat(self._held.fileno()).st_ino != found
+
+    def behind(self, cursor: LogCursor) -> bool:
+        """Whether there is more than an unfinished line after the cursor."""
+        if self._held is None:
+            return False
+        return bool(_lines(self._held, cursor, _LONGEST_LINE_BYTES)[0])
+
+    @property
+    def _rotated(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.1")
+
+    def _hold(self, stream: BinaryIO) -> BinaryIO:
+        if self._held is not None:
+            self._held.close()
+        self._held = stream
+        return stream
+
+    def _stream(self, cursor: LogCursor) -> BinaryIO | None:
+        """The file that the cursor is in, wherever it is now; else the one at the path, None without one."""
+        if self._held is not None and os.fstat(self._held.fileno()).st_ino == cursor.inode:
+            return self._held
+        for path in (self.path, *self._siblings()):
+            stream = _open(path)
+            if stream is None:
+                continue
+            if cursor.inode in (0, os.fstat(stream.fileno()).st_ino):
+                return self._hold(stream)
+            stream.close()
+        stream = _open(self.path)
+        if stream is not None:
+            log.warning("a file of the access log is gone, and what was not read of it", path=str(self.path))
+        return stream and self._hold(stream)
+
+    def _copied(self, cursor: LogCursor, most_bytes: int) -> bytes:
+        """What a copy holds that was made before the file was truncated, after the cursor."""
+        for path in self._siblings():
+            stream = _open(path)
+            if stream is not None:
+                with stream:
+                    if cursor.mark and _continues(stream, cursor):
+                        return _lines(stream, cursor, most_bytes)[0]
+        return b""
+
+    def _siblings(self) -> list[Path]:
+        return [path for path in sorted(self.path.parent.glob(f"{self.path.name}?*")) if path.is_file()]
 
 
 class AccessLog:
@@ -31,60 +146,73 @@ class AccessLog:
 
     Attributes:
         damaged: Lines that could not be understood so far.
+        behind: Whether the last read left lines unread.
     """
 
-    def __init__(self, path: Path, slot_of_address: SlotOfAddress) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        slot_of_address: SlotOfAddress,
+        *,
+        reopen: Callable[[], object] | None = None,
+        largest_bytes: int | None = None,
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            path: Of the log.
+            slot_of_address: The slot of an upstream address.
+            reopen: Tells the router to open its log again, once its file was moved or deleted.
+            largest_bytes: A longer log is put aside, as `<name>.1`; None leaves that to somebody else.
+        """
+        self._file = FollowedFile(path)
         self._slot_of_address = slot_of_address
+        self._reopen = reopen
+        self._largest = largest_bytes
         self.damaged = 0
+        self.behind = False
 
     def end(self) -> LogCursor:
         """The cursor behind the last whole line."""
-        try:
-            with self._path.open("rb") as stream:
-                status = os.fstat(stream.fileno())
-                begin = max(0, status.st_size - _LONGEST_LINE_BYTES)
-                stream.seek(begin)
-                last = stream.read(status.st_size - begin).rfind(b"\n")
-                return LogCursor(inode=status.st_ino, offset=begin + last + 1)
-        except FileNotFoundError:
-            return LogCursor()
+        return self._file.end()
 
     def recent(self, since: float, most_bytes: int = _RECENT_BYTES) -> list[ObservedRequest]:
         """Requests that started at or after `since` and ended, as far back as the newest bytes of the log go."""
-        end = self.end()
-        found, _ = self.read(LogCursor(inode=end.inode, offset=max(0, end.offset - most_bytes)))
+        found = self._requests(self._file.tail(most_bytes).splitlines())
         return [request for request in found if request.started_at >= since and not request.in_flight]
 
-    def read(self, cursor: LogCursor) -> tuple[list[ObservedRequest], LogCursor]:
+    def read(self, cursor: LogCursor, most_bytes: int = 2**62) -> tuple[list[ObservedRequest], LogCursor]:
         """Requests written since `cursor`, and the cursor behind them.
 
-        A log that was rotated to `<name>.1` is read to its end first; a truncated one is read from its start.
+        A log that was moved, or deleted while this object read it, is read to its end first; one that was truncated is
+        read from its start. The router is told to open its log again.
+
+        Args:
+            cursor: Where an earlier call ended.
+            most_bytes: Of the log that are read in one call; what is left is for the next one (see `behind`).
         """
+        self._put_aside()
+        lines, cursor = self._file.read(cursor, most_bytes)
+        self.behind = self._file.behind(cursor)
+        if self._file.moved:
+            self._ask_to_reopen()
+        return list(self._requests(lines.splitlines())), cursor
+
+    def _put_aside(self) -> None:
+        path = self._file.path
+        if self._largest is None or self._file.moved or path.stat().st_size <= self._largest:
+            return
+        path.rename(path.with_name(f"{path.name}.1"))
+        self._ask_to_reopen()
+
+    def _ask_to_reopen(self) -> None:
+        """It is asked again at the next read, until it writes to the path."""
+        if self._reopen is None:
+            return
         try:
-            current = self._path.stat()
-        except FileNotFoundError:
-            return [], cursor
-        requests: list[ObservedRequest] = []
-        if cursor.inode not in (0, current.st_ino):
-            requests += self._read_rotated(cursor)
-            cursor = LogCursor(inode=current.st_ino)
-        start = cursor.offset if cursor.offset <= current.st_size else 0
-        found, end = self._read_lines(self._path, start)
-        return requests + found, LogCursor(inode=current.st_ino, offset=end)
-
-    def _read_rotated(self, cursor: LogCursor) -> list[ObservedRequest]:
-        rotated = self._path.with_name(f"{self._path.name}.1")
-        if not rotated.exists() or rotated.stat().st_ino != cursor.inode:
-            return []
-        return self._read_lines(rotated, cursor.offset)[0]
-
-    def _read_lines(self, path: Path, start: int) -> tuple[list[ObservedRequest], int]:
-        with path.open("rb") as stream:
-            stream.seek(start)
-            data = stream.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        return list(self._requests(whole.splitlines())), start + len(whole)
+            self._reopen()
+        except Transient as error:
+            log.warning("the router cannot be told to open its log again", reason=str(error))
 
     def _requests(self, lines: Iterable[bytes]) -> Iterator[ObservedRequest]:
         """Those that the lines tell of; a damaged line is counted and left out, whatever is wrong with it."""
@@ -99,4 +227,53 @@ class AccessLog:
                 yield request
         if damaged:
             self.damaged += damaged
-            log.warning("damaged lines of the access log are left out", lines=damaged, path=str(self._path))
+            log.warning("damaged lines of the access log are left out", lines=damaged, path=str(self._file.path))
+
+
+def _open(path: Path) -> BinaryIO | None:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        return None
+
+
+def _mark(lines: bytes) -> str:
+    """What the last bytes are known by: how many, and their digest."""
+    last = lines[-_MARK_BYTES:]
+    return f"{len(last)}:{hashlib.sha256(last).hexdigest()[:16]}" if last else ""
+
+
+def _continues(stream: BinaryIO, cursor: LogCursor) -> bool:
+    """Whether the file still has what was read of it."""
+    if os.fstat(stream.fileno()).st_size < cursor.offset:
+        return False
+    length = int(cursor.mark.partition(":")[0] or 0)
+    stream.seek(cursor.offset - length)
+    return _mark(stream.read(length)) == cursor.mark
+
+
+def _lines(stream: BinaryIO, cursor: LogCursor, most_bytes: int) -> tuple[bytes, LogCursor]:
+    """Whole lines after the cursor; what is longer than a line can be is no line, and is left out."""
+    size = os.fstat(stream.fileno()).st_size
+    stream.seek(cursor.offset)
+    data = stream.read(max(0, min(size - cursor.offset, most_bytes)))
+    whole = data[: data.rfind(b"\n") + 1]
+    if not whole and len(data) >= min(most_bytes, _LONGEST_LINE_BYTES):
+        return b"", LogCursor(inode=cursor.inode, offset=cursor.offset + len(data), mark=_mark(data))
+    if not whole:
+        return b"", cursor
+    return whole, LogCursor(inode=cursor.inode, offset=cursor.offset + len(whole), mark=_mark(whole))
+
+
+def _last_lines(path: Path, most_bytes: int) -> bytes:
+    """The last whole lines of a file; none without one."""
+    stream = _open(path) if most_bytes > 0 else None
+    if stream is None:
+        return b""
+    with stream:
+        size = os.fstat(stream.fileno()).st_size
+        stream.seek(max(0, size - most_bytes))
+        data = stream.read(min(size, most_bytes))
+    if size > most_bytes:
+        data = data[data.find(b"\n") + 1 :]
+    return data[: data.rfind(b"\n") + 1]

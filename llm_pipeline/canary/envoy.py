@@ -240,7 +240,15 @@ class EnvoyRouter:
         except RouterUnavailable:
             return False
 
-    def admin(self, path: str) -> str:
+    def reopen_log(self) -> None:
+        """Make Envoy open its access log by its name again.
+
+        Raises:
+            RouterUnavailable: The admin interface does not answer.
+        """
+        self.admin("/reopen_logs", method="POST")
+
+    def admin(self, path: str, *, method: str = "GET") -> str:
         """What the admin interface answers.
 
         Raises:
@@ -248,7 +256,7 @@ class EnvoyRouter:
         """
         parts = urlsplit(self.place.admin_url)
         try:
-            return call(f"{parts.scheme}://{parts.netloc}{path}", seconds=self._admin_timeout).text
+            return call(f"{parts.scheme}://{parts.netloc}{path}", seconds=self._admin_timeout, method=method).text
         except OSError as error:
             raise RouterUnavailable(f"the admin interface does not answer: {error}", where=self._where) from error
 

@@ -72,10 +72,12 @@ def access_log_of(router: TrafficRouter) -> AccessLog:
         Unsupported: It keeps none.
     """
     from llm_pipeline.canary.envoy import EnvoyRouter
+    from llm_pipeline.canary.envoy_process import LARGEST_ACCESS_LOG_BYTES
 
     if not isinstance(router, EnvoyRouter):
         raise Unsupported("this router keeps no record of single requests", hint="its analysis needs a metric source")
-    return AccessLog(router.files.access_log, router.slot_of_address)
+    largest = LARGEST_ACCESS_LOG_BYTES if isinstance(router.place, EnvoyPlace) else None
+    return AccessLog(router.files.access_log, router.slot_of_address, reopen=router.reopen_log, largest_bytes=largest)
 
 
 def _remote_router(place: GatewayApiPlace | IstioPlace | AwsAlbPlace) -> TrafficRouter:

@@ -3,7 +3,8 @@
 Requests of one session are alike, so when a session stays in one arm its requests are no independent evidence: counted
 one by one, they roll good candidates back. A session is observed for some seconds from its first request of the step
 and counts when they are over; later requests of it are left out. What must be remembered is bounded: the sessions
-that are observed now, and one bit for each that was counted. Two sessions that share a bit count as one.
+that are observed now, up to `MOST_OBSERVED`, and one bit for each that was counted. Two sessions that share a bit count
+as one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from llm_pipeline.canary.units import Unit, joined
 from llm_pipeline.stages.contract import Frozen
 
 _BITS = 2**17
+
+MOST_OBSERVED = 1000
+"""So many sessions are observed at a time; of more, those that come later are left out, in both arms alike."""
 
 
 class SessionRequest(Frozen):
@@ -53,7 +57,7 @@ class Sessions(Frozen):
         counted, observed = bytearray.fromhex(self.counted) or bytearray(_BITS // 8), dict(self.observed)
         for request in requests:
             first = observed.get(request.session)
-            if first is None and not _is_set(counted, request.session):
+            if first is None and len(observed) < MOST_OBSERVED and not _is_set(counted, request.session):
                 observed[request.session] = request
             elif first is not None and request.started_at < first.started_at + seconds:
                 observed[request.session] = first.model_copy(update={"unit": joined(first.unit, request.unit)})

@@ -23,6 +23,9 @@ from llm_pipeline.verdict import Evidence
 TIMELINE_FILE = "timeline.jsonl"
 SUMMARY_FILE = "canary.json"
 
+MOST_BYTES = 32 * 1024 * 1024
+"""Of the access log in one timeline, about 45,000 lines: the work at a step's end does not grow with the canary."""
+
 MOST_INTERVALS = 7200
 """Of one second each for two hours; those of a longer canary are longer."""
 
@@ -89,9 +92,11 @@ class CanarySummary(BaseModel):
 def write_timeline(
     directory: Path, record: CanaryRecord, access_log: AccessLog | None, policy: CanaryPolicy
 ) -> list[TimelinePoint]:
-    """Write the canary so far to `directory`: its record, and the access log since its beginning, if there is one."""
-    lines = access_log.read(record.began_cursor)[0] if access_log else []
-    requests = [request for request in lines if not request.in_flight]
+    """Write the canary so far to `directory`: its record, and the access log since its beginning, if there is one.
+
+    Of a long log only the newest part is read (`MOST_BYTES`): each step writes a timeline of its own.
+    """
+    requests = access_log.recent(record.began_at, MOST_BYTES) if access_log else []
     shares = [(mark.at, mark.share) for mark in record.marks]
     points = timeline(
         requests,

@@ -33,6 +33,10 @@ how much one server wavers, too."""
 _HISTORY_BYTES = 64 * 1024 * 1024
 
 
+MOST_BYTES_A_LOOK = 4 * 1024 * 1024
+"""Of the log that one look reads, about 6,000 lines; what is left is for the next one."""
+
+
 @dataclass(frozen=True)
 class Baseline:
     """Stable before the first step.
@@ -100,9 +104,10 @@ class LoggedTraffic:
 
     def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
         """See `Traffic.look`."""
-        requests, cursor = self._log.read(record.cursor)
+        requests, cursor = self._log.read(record.cursor, MOST_BYTES_A_LOOK)
         seen = window(requests, record.candidate, thresholds, record.step_began_at, record.in_flight)
-        return seen, record.model_copy(update={"cursor": cursor, "in_flight": seen.in_flight})
+        read = record.model_copy(update={"cursor": cursor, "in_flight": seen.in_flight})
+        return seen.model_copy(update={"behind": self._log.behind}), read
 
     def step_arms(self, record: CanaryRecord) -> StepArms:
         """See `Traffic.step_arms`: bounded, because a rollback must not wait for a long log."""

@@ -76,7 +76,10 @@ class Watching(Transitions):
         tests = analysis.observe(tests, seen)
         looks = with_look(record.looks, tests, at=time.time(), percent=record.step_percent)
         record = seeing.model_copy(update={"analysis": tests, "looks": looks})
-        return self._act_on(record, self._decide(record))
+        decision = self._decide(record)
+        if seen.behind and decision.outcome is Outcome.PASS:  # what is not read yet may say otherwise
+            return self._save(record)
+        return self._act_on(record, decision)
 
     def _without_source(self, record: CanaryRecord, error: Transient) -> CanaryRecord:
         """Nothing is concluded from silence; it is waited for, outside of the bake, and then the canary pauses."""

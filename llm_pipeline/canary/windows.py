@@ -63,6 +63,7 @@ class Window(Frozen):
         in_flight: What had not ended at the window's end.
         began: When the first request started, seconds since 1970; 0 where single requests are not known.
         until: When the newest line was written, seconds since 1970; 0 without requests.
+        behind: There is more in the log than a look reads.
     """
 
     candidate: ArmCounts
@@ -77,6 +78,7 @@ class Window(Frozen):
     in_flight: InFlight = NOTHING_IN_FLIGHT
     began: float = 0.0
     until: float = 0.0
+    behind: bool = False
 
     @property
     def saw_anything(self) -> bool:

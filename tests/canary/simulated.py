@@ -124,8 +124,10 @@ class AccessLog:
         weights = self.site.router.state.weights
         return [self._request(max(weights, key=lambda slot: weights[slot]), number) for number in range(100)]
 
-    def read(self, cursor: LogCursor) -> tuple[list[ObservedRequest], LogCursor]:
-        del cursor
+    behind = False
+
+    def read(self, cursor: LogCursor, most_bytes: int = 0) -> tuple[list[ObservedRequest], LogCursor]:
+        del cursor, most_bytes
         if self.site.source_down:
             raise Transient("no metrics")
         if self.site.stable_ends and self.site.router.state.weights.get("green"):

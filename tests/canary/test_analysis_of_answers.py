@@ -205,6 +205,15 @@ def test_a_session_counts_when_its_time_is_over_and_then_no_more() -> None:
     assert counted == [(0, 0), (0, 0), (1, 1), (1, 1), (1, 1)]
 
 
+def test_what_is_remembered_of_sessions_does_not_grow_with_their_number() -> None:
+    thresholds = fixed(tokens(100), BY_SESSION)
+    state = begin_step(begin(thresholds, BY_SESSION), 0.5)
+    for look in range(3):
+        many = [request(at=look + n / 1e5, session=f"{look:02x}{n:06x}") for n in range(20_000)]
+        state = observe(state, window(many, "green", thresholds, 0.0))
+    assert len(state.model_dump_json()) < 1_000_000
+
+
 def test_stables_limits_are_those_of_its_sessions() -> None:
     visits = [
         request(at=float(n), session=f"{session:x}", total_milliseconds=100.0 if n == 3 else 10.0)

@@ -191,7 +191,7 @@ def jump_after_looks(site: Site, monkeypatch: pytest.MonkeyPatch, seconds: float
     """In mid-step the wall clock jumps, and the candidate may begin to fail then."""
     really, read, looks = time.time, site.log.read, []
 
-    def counted(cursor: LogCursor) -> tuple[list[ObservedRequest], LogCursor]:
+    def counted(cursor: LogCursor, most_bytes: int) -> tuple[list[ObservedRequest], LogCursor]:
         looks.append(cursor)
         site.faulty = faulty and len(looks) > 3
         return read(cursor)

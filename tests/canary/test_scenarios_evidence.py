@@ -22,10 +22,10 @@ class SourceOff(AccessLog):
 
     down = False
 
-    def read(self, cursor):
+    def read(self, cursor, most_bytes=2**62):
         if self.down:
             raise Transient("connection refused")
-        return super().read(cursor)
+        return super().read(cursor, most_bytes)
 
 
 class Mislabelled(AccessLog):
@@ -33,8 +33,8 @@ class Mislabelled(AccessLog):
 
     wrong = True
 
-    def read(self, cursor):
-        found, end = super().read(cursor)
+    def read(self, cursor, most_bytes=2**62):
+        found, end = super().read(cursor, most_bytes)
         return [self._named(request) for request in found], end
 
     def _named(self, request):

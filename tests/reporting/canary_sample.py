@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_pipeline.canary import analysis
-from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.decision import Outcome, decide
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.looks import with_look
@@ -64,9 +63,10 @@ class SimulatedCanary:
                 break
         return self.directories
 
-    def read(self, _: LogCursor) -> tuple[list[ObservedRequest], LogCursor]:
-        """As `AccessLog.read`: the whole canary's requests."""
-        return self._log, LogCursor()
+    def recent(self, since: float, most_bytes: int) -> list[ObservedRequest]:
+        """As `AccessLog.recent`: the whole canary's requests."""
+        del since, most_bytes
+        return self._log
 
     def _step(self, percent: float) -> bool:
         assert self.record.analysis is not None
