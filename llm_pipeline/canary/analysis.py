@@ -9,16 +9,16 @@ says whether parity was proven or only no regression seen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from llm_pipeline.canary.eprocess import SplitTest
 from llm_pipeline.canary.metric_tests import MetricState, begin_metric, hold, observe_metric
 from llm_pipeline.canary.sessions import Sessions
 from llm_pipeline.canary.slow_limits import SLOW_FACTORS, Thresholds
-from llm_pipeline.canary.units import Limit, MetricLimits, MetricName
+from llm_pipeline.canary.units import LATENCIES, Limit, MetricLimits, MetricName
 from llm_pipeline.canary.votes import Voters
 from llm_pipeline.canary.windows import ArmCounts, Window, count
 from llm_pipeline.config.policy import CanaryPolicy
@@ -26,6 +26,8 @@ from llm_pipeline.stages.contract import Frozen
 
 ERRORS_SHARE = 0.5
 """Of `alpha`; the other metrics have equal parts of the rest."""
+
+_MOST_CLIENTS = 32
 
 LAST_SHARE = 0.95
 """From here on a step leaves too little to stable to compare with it alone."""
@@ -36,6 +38,9 @@ class StepState(Frozen):
 
     Attributes:
         split: Of what counts once: requests, or sessions.
+        clients: They are told apart, and none may decide alone; see `Thresholds`.
+        failed_in_a_row: Two clients of the candidate's failures in a row, if there are so many.
+        failed: How many requests of each client the candidate failed; of clients that came late, under no name.
         sessions: Those of the step, where sessions count.
         voters: Who had a vote on refusals at the step.
         looks: How often the step was looked at.
@@ -47,6 +52,9 @@ class StepState(Frozen):
     candidate: ArmCounts = ArmCounts()
     stable: ArmCounts = ArmCounts()
     faults_in_a_row: int = 0
+    clients: bool = False
+    failed_in_a_row: tuple[str, ...] = ()
+    failed: dict[str, int] = Field(default_factory=dict)
     sessions: Sessions = Sessions()
     voters: Voters = Voters()
     looks: int = 0
@@ -78,8 +86,12 @@ class AnalysisState(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _read_earlier_form(cls, stored: Any) -> Any:
-        earlier = isinstance(stored, Mapping) and isinstance(stored.get("thresholds"), Mapping)
-        return dict(_begun_anew(stored)) if earlier and "metrics" not in stored["thresholds"] else stored
+        if not (isinstance(stored, Mapping) and isinstance(stored.get("thresholds"), Mapping)):
+            return stored
+        if "metrics" not in stored["thresholds"]:
+            return dict(_begun_anew(stored))
+        tests = [metric["limits"][0]["regressed"] for metric in stored["metrics"] if isinstance(metric, Mapping)]
+        return dict(_with_blocks(stored)) if any("sums" not in test for test in tests) else stored
 
 
 def begin(thresholds: Thresholds, policy: CanaryPolicy) -> AnalysisState:
@@ -102,7 +114,7 @@ def begin_step(state: AnalysisState, share: float) -> AnalysisState:
     metrics = tuple(metric.model_copy(update={"parity_here": metric.untouched}) for metric in state.metrics)
     if share >= LAST_SHARE:
         metrics = tuple(map(hold, metrics))
-    step = StepState(share=share, split=SplitTest(intended=share))
+    step = StepState(share=share, split=SplitTest(intended=share), clients=state.thresholds.clients)
     return state.model_copy(update={"metrics": metrics, "step": step})
 
 
@@ -119,6 +131,8 @@ def observe(state: AnalysisState, seen: Window) -> AnalysisState:
     voters, votes = step.voters.observe(seen.votes)
     of_candidate = sum(unit.on_trial for unit in units)
     run = step.faults_in_a_row + seen.trailing_faults if seen.all_faults else seen.trailing_faults
+    of_run = seen.fault_clients[len(seen.fault_clients) - min(seen.trailing_faults, len(seen.fault_clients)) :]
+    of_run = (*step.failed_in_a_row, *of_run) if seen.all_faults else of_run
     update = {
         "split": step.split.observe(
             candidate_requests=seen.candidate_units + of_candidate,
@@ -127,6 +141,8 @@ def observe(state: AnalysisState, seen: Window) -> AnalysisState:
         "candidate": step.candidate.plus(seen.candidate),
         "stable": step.stable.plus(seen.stable),
         "faults_in_a_row": run,
+        "failed_in_a_row": tuple(dict.fromkeys(of_run))[:2],
+        "failed": _failed(step.failed, seen.fault_clients),
         "voters": voters,
         "looks": step.looks + 1,
         "silent_looks": 0 if seen.saw_anything else step.silent_looks + 1,
@@ -135,6 +151,14 @@ def observe(state: AnalysisState, seen: Window) -> AnalysisState:
     counts = (*seen.counts, *count((*units, *votes), state.thresholds))
     metrics = tuple(observe_metric(metric, counts, seen.began or seen.until, seen.until) for metric in state.metrics)
     return state.model_copy(update={"step": step.model_copy(update=update), "metrics": metrics})
+
+
+def _failed(before: Mapping[str, int], clients: Iterable[str]) -> dict[str, int]:
+    failed = dict(before)
+    for client in clients:
+        name = client if client in failed or len(failed) < _MOST_CLIENTS else ""
+        failed[name] = failed.get(name, 0) + 1
+    return failed
 
 
 def parity_proven(state: AnalysisState, policy: CanaryPolicy) -> tuple[MetricName, ...]:
@@ -169,4 +193,13 @@ def _begun_anew(stored: Mapping[str, Any]) -> AnalysisState:
         slow_ratio=ratios["slow end to end"]["regressed"]["ratio"],
     )
     state = begin(thresholds, policy)
+    return state if stored.get("step") is None else begin_step(state, stored["step"]["share"])
+
+
+def _with_blocks(stored: Mapping[str, Any]) -> AnalysisState:
+    """An analysis whose tests knew no blocks of time: the same limits and ratios."""
+    ratios = {metric["name"]: metric["limits"][0]["regressed"]["ratio"] for metric in stored["metrics"]}
+    slow = next((ratio for name, ratio in ratios.items() if name in LATENCIES), 1.5)
+    policy = CanaryPolicy(error_ratio=ratios["errors"], slow_ratio=slow)
+    state = begin(Thresholds.model_validate(stored["thresholds"]), policy)
     return state if stored.get("step") is None else begin_step(state, stored["step"]["share"])

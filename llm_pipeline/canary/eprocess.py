@@ -22,10 +22,10 @@ hypergeometric one, P(e_c) proportional to C(n_c, e_c) C(n_s, m - e_c) r^e_c. Fo
 Strata (prompts of one length, say) are windows of their own: each has its own n_c and n_s, and all their likelihood
 ratios are multiplied for each alternative. Arms with different mixes of strata are then no regression.
 
-Blocks. Where events come in bursts or waver with time (latencies do), requests of one moment are no independent
-witnesses. A test with `most_a_block` lets no block of time add more than so much to a logarithm: a smaller likelihood
-ratio keeps the supermartingale. What remains, servers that waver for longer than a block, `tempered` allows for: it
-multiplies the logarithms by what a request's evidence counts (see `spread`), for which `information` is kept.
+Blocks and clients. Where events come in bursts or waver with time (latencies do), requests of one moment are no
+independent witnesses, and neither are those of one client. So no block of time adds more than `most_a_block` to a
+logarithm, and no client decides (see `sums`). What remains, servers that waver for longer than a block, `tempered`
+allows for: it multiplies the logarithms by what a request's evidence counts (see `spread`), by their `information`.
 
 Shares (`RareTest`). A ratio cannot be proven where nothing ever happens. That the candidate's share of events is below
 a negligible one, whatever stable's is, can: by the Bernoulli likelihood ratio of smaller shares against that one.
@@ -51,6 +51,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from llm_pipeline.canary.sums import Sums, mean_of_exponentials
+
 Side = Literal["hi", "lo"]
 Law = Literal["rates", "odds"]
 Counts = tuple[int, int, int, int]
@@ -71,10 +73,9 @@ class RateTest(BaseModel):
         side: `hi` tests "not worse than `ratio` times"; `lo` tests "at least `ratio` times as bad".
         ratio: The boundary `r0` of the null hypothesis.
         law: `rates` for events that are rare, `odds` for those that may be common; see the module.
-        log_likelihood_ratios: One sum for each alternative of the grid, natural logarithm.
+        sums: Natural logarithms, one for each alternative of the grid.
         largest: The largest e-value seen so far; the test rejects on it.
         most_a_block: The most that one block of time may add to a logarithm; None for no such limit.
-        block: What the block that has begun added to each logarithm, before that limit.
         information: Fisher's, of the counts about the logarithm of the ratio.
         waiting: By stratum: candidate events, stable events, candidate requests and stable requests of windows in which
             one arm had no requests; they join the next window (at 1 % of little traffic, most windows are like that).
@@ -85,18 +86,17 @@ class RateTest(BaseModel):
     side: Side
     ratio: Annotated[float, Field(gt=0.0)]
     law: Law = "rates"
-    log_likelihood_ratios: tuple[float, ...]
+    sums: Sums
     largest: float = 1.0
     most_a_block: float | None = None
-    block: tuple[float, ...] = ()
     information: float = 0.0
     waiting: dict[str, Counts] = {}
 
     @classmethod
     def start(cls, side: Side, ratio: float, law: Law = "rates", most_a_block: float | None = None) -> RateTest:
         """A test without data."""
-        none = (0.0,) * len(_FACTORS[side])
-        return cls(side=side, ratio=ratio, law=law, log_likelihood_ratios=none, most_a_block=most_a_block)
+        none = Sums(total=(0.0,) * len(_FACTORS[side]))
+        return cls(side=side, ratio=ratio, law=law, sums=none, most_a_block=most_a_block)
 
     @property
     def alternatives(self) -> tuple[float, ...]:
@@ -110,11 +110,11 @@ class RateTest(BaseModel):
 
     def tempered(self, independence: float) -> float:
         """The current e-value where a request's evidence counts for so much, between 0 and 1."""
-        return _mean_of_exponentials(tuple(independence * log for log in self._with_block()))
+        return self.sums.tempered(independence, self._most(1))
 
     def block_ends(self, blocks: int = 1) -> RateTest:
         """The test after the end of a block of time, or of several that cannot be told apart."""
-        return self.model_copy(update={"log_likelihood_ratios": self._with_block(blocks), "block": ()})
+        return self.model_copy(update={"sums": self.sums.block_ends(self._most(blocks))})
 
     def observe(
         self,
@@ -124,8 +124,9 @@ class RateTest(BaseModel):
         candidate_requests: int,
         stable_requests: int,
         stratum: str = "",
+        group: str = "",
     ) -> RateTest:
-        """The test after one more window of one stratum.
+        """The test after one more window of one stratum, and of one group of clients.
 
         A window in which one arm has no requests says nothing by itself and waits for the next one.
 
@@ -135,27 +136,27 @@ class RateTest(BaseModel):
         if not (0 <= candidate_events <= candidate_requests and 0 <= stable_events <= stable_requests):
             raise ValueError("events must be between 0 and the arm's requests")
         new = (candidate_events, stable_events, candidate_requests, stable_requests)
+        stratum = f"{stratum}/{group}" if group else stratum
         held = self.waiting.get(stratum, (0, 0, 0, 0))
         counts = (held[0] + new[0], held[1] + new[1], held[2] + new[2], held[3] + new[3])
         waiting = {name: waits for name, waits in self.waiting.items() if name != stratum}
         if not all(counts[2:]):
             return self.model_copy(update={"waiting": {**waiting, stratum: counts}})
         if not any(counts[:2]):  # no events: every alternative says the same of that
-            return self.model_copy(update={"waiting": waiting}) if held != (0, 0, 0, 0) else self
+            sums = self.sums.seen(group)
+            changed = held != (0, 0, 0, 0) or sums is not self.sums
+            return self.model_copy(update={"waiting": waiting, "sums": sums}) if changed else self
         gained = (_gained_by_odds if self.law == "odds" else _gained_by_rates)(self.alternatives, self.ratio, counts)
         update = {
-            "block": tuple(float(value) for value in np.asarray(self.block or 0.0) + gained),
+            "sums": self.sums.add(gained.tolist(), group),
             "information": self.information + _information(counts),
             "waiting": waiting,
         }
         grown = self.model_copy(update=update)
         return grown.model_copy(update={"largest": max(self.largest, grown.value)})
 
-    def _with_block(self, blocks: int = 1) -> tuple[float, ...]:
-        if not self.block:
-            return self.log_likelihood_ratios
-        most = math.inf if self.most_a_block is None else self.most_a_block * blocks
-        return tuple(log + min(new, most) for log, new in zip(self.log_likelihood_ratios, self.block, strict=True))
+    def _most(self, blocks: int) -> float:
+        return math.inf if self.most_a_block is None else self.most_a_block * blocks
 
     def rejects(self, alpha: float) -> bool:
         """Whether the null hypothesis is rejected, now or at any earlier look, at level `alpha`."""
@@ -185,7 +186,7 @@ class RareTest(BaseModel):
             + (requests - events) * math.log((1 - factor * self.limit) / (1 - self.limit))
             for log, factor in zip(self.log_likelihood_ratios, _RARER, strict=True)
         )
-        largest = max(self.largest, _mean_of_exponentials(logs))
+        largest = max(self.largest, mean_of_exponentials(logs))
         return self.model_copy(update={"log_likelihood_ratios": logs, "largest": largest})
 
     def rejects(self, alpha: float) -> bool:
@@ -198,31 +199,34 @@ class LevelTest(BaseModel):
 
     Attributes:
         limit: The share that is tolerated.
-        log_likelihood_ratios: One sum for each larger share of the grid.
+        sums: Natural logarithms, one for each larger share of the grid.
         information: Fisher's, about the logarithm of the odds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     limit: Annotated[float, Field(gt=0.0, lt=1.0)]
-    log_likelihood_ratios: tuple[float, ...] = (0.0,) * len(_FACTORS["hi"])
+    sums: Sums = Sums(total=(0.0,) * len(_FACTORS["hi"]))
     information: float = 0.0
 
-    def observe(self, *, events: int, requests: int, most: float = math.inf) -> LevelTest:
-        """The test after one more window of the candidate's, which adds so much at most to a logarithm."""
+    def observe(self, *, events: int, requests: int, group: str = "") -> LevelTest:
+        """The test after one more window of the candidate's, of one group of clients."""
         odds = self.limit / (1.0 - self.limit)
         shares = tuple(factor * odds / (1.0 + factor * odds) for factor in _FACTORS["hi"])
-        gained = (
+        gained = [
             events * math.log(share / self.limit) + (requests - events) * math.log((1.0 - share) / (1.0 - self.limit))
             for share in shares
-        )
-        logs = tuple(log + min(new, most) for log, new in zip(self.log_likelihood_ratios, gained, strict=True))
+        ]
         information = self.information + requests * self.limit * (1.0 - self.limit)
-        return self.model_copy(update={"log_likelihood_ratios": logs, "information": information})
+        return self.model_copy(update={"sums": self.sums.add(gained, group), "information": information})
 
-    def tempered(self, independence: float) -> float:
+    def block_ends(self, most: float) -> LevelTest:
+        """The test after a block of time, which adds so much at most to a logarithm."""
+        return self.model_copy(update={"sums": self.sums.block_ends(most)})
+
+    def tempered(self, independence: float, most: float) -> float:
         """The current e-value where a request's evidence counts for so much, between 0 and 1."""
-        return _mean_of_exponentials(tuple(independence * log for log in self.log_likelihood_ratios))
+        return self.sums.tempered(independence, most)
 
 
 class SplitTest(BaseModel):
@@ -264,12 +268,6 @@ class SplitTest(BaseModel):
     def rejects(self, alpha: float) -> bool:
         """Whether the measured split contradicts the intended one at level `alpha`."""
         return self.largest >= 1.0 / alpha
-
-
-def _mean_of_exponentials(logs: tuple[float, ...]) -> float:
-    values = np.asarray(logs)
-    top = float(values.max())
-    return float(math.exp(min(top, _LARGEST_EXPONENT)) * np.exp(values - top).mean())
 
 
 def _information(counts: Counts) -> float:

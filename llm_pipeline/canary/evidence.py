@@ -31,11 +31,17 @@ def stable_is_bad(step: StepState) -> bool:
 
 
 def guard(step: StepState, policy: CanaryPolicy) -> Evidence | None:
-    """The immediate guard, if the candidate fails request after request; None while it does not."""
+    """The immediate guard, if the candidate fails request after request; None while it does not.
+
+    Where clients are told apart, two at least must have met the failures, and half of what the others asked.
+    """
     candidate = step.candidate
-    in_a_row = step.faults_in_a_row >= policy.consecutive_failures
-    many = candidate.requests >= ABSOLUTE_FAULT_REQUESTS and (
-        candidate.faults >= ABSOLUTE_FAULT_FRACTION * candidate.requests
+    alone = step.clients and len(set(step.failed_in_a_row)) == 1
+    in_a_row = step.faults_in_a_row >= policy.consecutive_failures and not alone
+    of_one = max(step.failed.values(), default=0) if step.clients else 0
+    requests, faults = candidate.requests - of_one, candidate.faults - of_one
+    many = candidate.requests >= ABSOLUTE_FAULT_REQUESTS and faults >= max(
+        ABSOLUTE_FAULT_FRACTION * requests, policy.consecutive_failures if step.clients else 0
     )
     if not (in_a_row or many):
         return None

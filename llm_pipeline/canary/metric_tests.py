@@ -53,7 +53,16 @@ class LimitState(Frozen):
     @property
     def held_value(self) -> float:
         """The e-value that it is worse than its level; 1 where there is none."""
-        return self.held.tempered(self.held_independence) if self.held else 1.0
+        return self.held.tempered(self.held_independence, self._most(1)) if self.held else 1.0
+
+    def block_ends(self, blocks: int) -> LimitState:
+        """The test after so many blocks of time ended."""
+        held = self.held and self.held.block_ends(self._most(blocks))
+        return self.model_copy(update={"regressed": self.regressed.block_ends(blocks), "held": held})
+
+    def _most(self, blocks: int) -> float:
+        most = self.regressed.most_a_block
+        return math.inf if most is None else most * blocks
 
     def tempered(self, spread: Spread, blocks: float, at: int, *, cautious: bool) -> LimitState:
         """With what a request's evidence counts by now."""
@@ -227,7 +236,7 @@ def _looked_at(metric: MetricState, until: float) -> MetricState:
     if ends := pace.length(until, metric.block_seconds):
         spread = spread.observe(pace.stable, pace.events, ends) if pace.events else spread
         pace = pace.closed(ends, metric.block_seconds)
-        limits = tuple(limit.model_copy(update={"regressed": limit.regressed.block_ends(ends)}) for limit in limits)
+        limits = tuple(limit.block_ends(ends) for limit in limits)
     cautious, blocks = metric.name not in RARE, pace.blocks
     limits = tuple(limit.tempered(spread, blocks, at, cautious=cautious) for at, limit in enumerate(limits))
     counts = limits[metric.parity.at].independence
@@ -243,7 +252,6 @@ def _looked_at(metric: MetricState, until: float) -> MetricState:
 
 def _observe_stratum(metric: MetricState, counts: MetricCounts, began: float) -> MetricState:
     mine, theirs = counts.candidate, counts.stable
-    most = math.inf if metric.name in RARE else MOST_A_BLOCK
     limits = tuple(
         limit.model_copy(
             update={
@@ -253,8 +261,9 @@ def _observe_stratum(metric: MetricState, counts: MetricCounts, began: float) ->
                     candidate_requests=mine.units,
                     stable_requests=theirs.units,
                     stratum=counts.stratum,
+                    group=counts.group,
                 ),
-                "held": limit.held and limit.held.observe(events=my_events, requests=mine.units, most=most),
+                "held": limit.held and limit.held.observe(events=my_events, requests=mine.units, group=counts.group),
                 "candidate_events": limit.candidate_events + my_events,
                 "stable_events": limit.stable_events + their_events,
             }

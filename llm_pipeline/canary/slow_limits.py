@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
@@ -11,7 +12,19 @@ from pydantic import Field
 from llm_pipeline.canary.observations import ObservedRequest, quantile
 from llm_pipeline.canary.sessions import by_session
 from llm_pipeline.canary.spread import BLOCK_SECONDS, Spread
-from llm_pipeline.canary.units import LATENCIES, RARE, Limit, MetricLimits, MetricName, Unit, beyond, unit_of, value_of
+from llm_pipeline.canary.units import (
+    LATENCIES,
+    RARE,
+    Limit,
+    MetricLimits,
+    MetricName,
+    Unit,
+    beyond,
+    client_of,
+    group_of,
+    unit_of,
+    value_of,
+)
 from llm_pipeline.canary.votes import Voters, vote_of
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.stages.contract import Frozen
@@ -30,6 +43,7 @@ _BLOCKS_A_STEP = 6
 _MOST_BLOCKS = 4096
 
 _OTHERS: tuple[MetricName, ...] = tuple(name for name in get_args(MetricName) if name != "errors")
+_ONE = "without each client in turn: the router tells none apart, or one of them sends most requests"
 _MOSTLY = 0.5  # what most of stable's answers do says nothing: a server that gives no finish reasons, say
 
 
@@ -45,6 +59,7 @@ class Thresholds(Frozen):
         cold_seconds: Of requests that start so soon after a step began only errors are judged.
         block_seconds: Length of a block of time, the unit of evidence on latencies.
         learned: How stable wavered before the first step, by metric; see `spread`.
+        clients: No single client decides: they are told apart, and none sends most of the requests.
         left_out: What is not compared, and why, for people.
     """
 
@@ -56,6 +71,7 @@ class Thresholds(Frozen):
     cold_seconds: float = 0.0
     block_seconds: float = BLOCK_SECONDS
     learned: dict[MetricName, Spread] = Field(default_factory=dict)
+    clients: bool = False
     left_out: tuple[str, ...] = ()
 
     @property
@@ -91,7 +107,7 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
     units += Voters().observe(vote for vote in votes if vote is not None)[1]
     values = {name: [v for unit in units if (v := value_of(unit, name)) is not None] for name in _OTHERS}
     limits = {name: _limits(name, found, policy) for name, found in values.items()}
-    metrics = _metrics(limits)
+    metrics, clients = _metrics(limits), _told_apart(stable)
     return Thresholds(
         requests=len(answered),
         metrics=metrics,
@@ -101,8 +117,20 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
         cold_seconds=policy.cold_seconds,
         block_seconds=block_seconds(policy),
         learned=_learned(stable, metrics, strata, policy),
-        left_out=_left_out({name: len(values[name]) for name in _OTHERS}, limits, policy),
+        clients=clients,
+        left_out=(
+            *_left_out({name: len(values[name]) for name in _OTHERS}, limits, policy),
+            *([] if clients else [_ONE]),
+        ),
     )
+
+
+def _told_apart(requests: Sequence[ObservedRequest]) -> bool:
+    """Whether requests are known to be of several clients, none of whom sends most of them (as a gateway does)."""
+    clients = Counter(map(client_of, requests))
+    known = len(requests) - clients.pop(None, 0)
+    groups = {group_of(client) for client in clients}
+    return known > _MOSTLY * len(requests) and len(groups) > 1 and max(clients.values()) < _MOSTLY * len(requests)
 
 
 def _baseline_unit(request: ObservedRequest, strata: Sequence[int]) -> Unit:

@@ -49,6 +49,11 @@ _JUDGED: dict[MetricName, str] = {
 }
 """The value of a unit that each metric is about."""
 
+CLIENT_GROUPS = 4
+"""What one client may take from the evidence of all others; fewer groups would cost more of it."""
+
+_UNMIXED_BITS = 2**8  # the lowest bits of a fingerprint say little of names that differ in their last letter
+
 
 class Limit(Frozen):
     """Beyond what a unit has an event.
@@ -75,6 +80,7 @@ class Unit(Frozen):
     Attributes:
         on_trial: It belongs to the candidate's arm.
         stratum: Its class of prompt size.
+        group: That of its client, by fingerprint; empty where nobody knows whose it is.
         error: It failed; None while it is in flight, and when its user left.
         first_token: Of a streamed answer, milliseconds, or at least so many.
         per_token: Milliseconds for each output token after the first, of a streamed answer.
@@ -89,6 +95,7 @@ class Unit(Frozen):
 
     on_trial: bool
     stratum: str = ""
+    group: str = ""
     error: bool | None = False
     first_token: float | None = None
     per_token: float | None = None
@@ -120,7 +127,8 @@ def unit_of(
         first_token: Its time to the first token is to be judged.
         end_to_end: Its whole time is to be judged; see `in_flight`.
     """
-    unit = Unit(on_trial=on_trial, stratum=str(bisect_left(strata_bytes, request.request_bytes)))
+    stratum = str(bisect_left(strata_bytes, request.request_bytes))
+    unit = Unit(on_trial=on_trial, stratum=stratum, group=group_of(client_of(request)))
     if request.error:
         return unit.model_copy(update={"error": not request.refused})
     if cold:
@@ -148,11 +156,22 @@ def _latencies(request: ObservedRequest, *, first_token: bool, end_to_end: bool)
     }
 
 
+def client_of(request: ObservedRequest) -> str | None:
+    """Who asked, as far as the router tells: the address behind all its sessions, or else the session."""
+    return request.client or request.session
+
+
+def group_of(client: str | None) -> str:
+    """One of a few groups of clients; no client is in two."""
+    return "" if client is None else str(int(client, 16) // _UNMIXED_BITS % CLIENT_GROUPS)
+
+
 def joined(one: Unit, other: Unit) -> Unit:
     """Both as one: what either showed, in the arm and the stratum of the first."""
     return Unit(
         on_trial=one.on_trial,
         stratum=one.stratum,
+        group=one.group,
         error=_either(one.error, other.error),
         first_token=_largest(one.first_token, other.first_token),
         per_token=_largest(one.per_token, other.per_token),

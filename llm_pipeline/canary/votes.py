@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llm_pipeline.canary.observations import ObservedRequest
-from llm_pipeline.canary.units import Unit
+from llm_pipeline.canary.units import Unit, group_of
 from llm_pipeline.stages.contract import Frozen
 
 _BITS = 2**15
@@ -46,7 +46,7 @@ class Voters(Frozen):
             mask = 1 << number % 8
             if not bits[number // 8] & mask:
                 bits[number // 8] |= mask
-                units.append(Unit(on_trial=vote.on_trial, error=None, refused=vote.refused))
+                units.append(Unit(on_trial=vote.on_trial, group=group_of(vote.voter), error=None, refused=vote.refused))
         return Voters(voted=bits.hex()), tuple(units)
 
 

@@ -10,7 +10,7 @@ from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.sessions import SessionRequest
 from llm_pipeline.canary.slow_limits import Thresholds
-from llm_pipeline.canary.units import MetricLimits, MetricName, Unit, beyond, unit_of, value_of
+from llm_pipeline.canary.units import MetricLimits, MetricName, Unit, beyond, client_of, unit_of, value_of
 from llm_pipeline.canary.votes import Vote, vote_of
 from llm_pipeline.stages.contract import Frozen
 
@@ -41,12 +41,13 @@ class ArmEvents(Frozen):
 
 
 class MetricCounts(Frozen):
-    """One metric in one stratum of one window."""
+    """One metric in one stratum of one window, of one group of clients where they are told apart."""
 
     name: MetricName
     stratum: str
     candidate: ArmEvents
     stable: ArmEvents
+    group: str = ""
 
 
 class Window(Frozen):
@@ -54,6 +55,7 @@ class Window(Frozen):
 
     Attributes:
         trailing_faults: Candidate faults in a row at the window's end.
+        fault_clients: Whose requests the candidate failed, in the order they started; empty where it is not known.
         all_faults: Every candidate request of the window was a fault, so the run of the last window goes on.
         candidate_units: What counts once, in the candidate's arm; without cold requests, as for every test but errors.
         stable_units: The same in stable's.
@@ -74,6 +76,7 @@ class Window(Frozen):
     stable_units: int
     counts: tuple[MetricCounts, ...] = ()
     sessions: tuple[SessionRequest, ...] = ()
+    fault_clients: tuple[str, ...] = ()
     votes: tuple[Vote, ...] = ()
     in_flight: InFlight = NOTHING_IN_FLIGHT
     began: float = 0.0
@@ -132,6 +135,7 @@ def window(
         stable_units=units[False],
         counts=count(alone, thresholds),
         sessions=tuple(sessions),
+        fault_clients=tuple(client_of(request) or "" for request in ended if request.fault),
         votes=_votes(current, candidate),
         in_flight=in_flight,
         began=min((sighting.request.started_at for sighting in current), default=0.0),
@@ -158,19 +162,20 @@ def _unit(sighting: Sighting, candidate: SlotName, thresholds: Thresholds, *, co
 
 
 def count(units: Iterable[Unit], thresholds: Thresholds) -> tuple[MetricCounts, ...]:
-    """The events of every metric, stratum by stratum."""
-    strata: dict[str, list[Unit]] = {}
+    """The events of every metric, stratum by stratum and group by group."""
+    strata: dict[tuple[str, str], list[Unit]] = {}
     for unit in units:
-        strata.setdefault(unit.stratum, []).append(unit)
+        strata.setdefault((unit.stratum, unit.group if thresholds.clients else ""), []).append(unit)
     return tuple(
         MetricCounts(
             name=metric.name,
             stratum=stratum,
+            group=group,
             candidate=_events(metric, [unit for unit in found if unit.on_trial]),
             stable=_events(metric, [unit for unit in found if not unit.on_trial]),
         )
         for metric in thresholds.metrics
-        for stratum, found in sorted(strata.items())
+        for (stratum, group), found in sorted(strata.items())
     )
 
 

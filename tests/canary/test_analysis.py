@@ -168,6 +168,45 @@ def test_refusals_of_users_that_nobody_can_tell_apart_are_not_compared() -> None
     assert decision.outcome is Outcome.PASS
 
 
+def one_of_many(**bad: object) -> Decision:
+    """Forty users whom both arms serve well, and one whose every request goes wrong; its session is the candidate's."""
+    clients = [f"{n * 104_729 * 256:x}" for n in range(40)]
+    baseline = fix_thresholds([request(at=n, client=clients[n % 40], total=20.0 + n % 7) for n in range(200)], POLICY)
+    assert baseline is not None
+    seen = [
+        request(arm, at=n, client=clients[n % 40], total=20.0 + n % 7) for n in range(120) for arm in ("blue", "green")
+    ]
+    seen += [request("green", at=n / 2, client="badbad00", **bad) for n in range(240)]
+    state = begin_step(begin(baseline, POLICY), 0.75)
+    return decide(watched(state, seen), POLICY, 30.0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"fault": True}, {"total": 9000.0, "first": 8000.0}, {"cancelled": True, "total": 9000.0}, {"refused": True}],
+    ids=["fails", "is slow", "leaves", "is refused"],
+)
+def test_nothing_that_a_single_client_does_decides(bad) -> None:
+    decision = one_of_many(**bad)
+    assert decision.outcome is Outcome.PASS
+
+
+def test_what_all_clients_meet_decides_at_once_where_they_are_told_apart() -> None:
+    baseline = fix_thresholds([request(at=n, client=f"{n % 40 * 104_729 * 256:x}") for n in range(200)], POLICY)
+    assert baseline is not None
+    assert baseline.clients
+    failing = [request("green", at=n / 10, client=f"{n * 104_729 * 256:x}", fault=True) for n in range(5)]
+    decision = decide(watched(begin_step(begin(baseline, POLICY), 0.5), failing), POLICY, 0.5)
+    assert verdicts(decision) == {"immediate guard": Verdict.NO_GO}
+
+
+def test_a_gateway_that_sends_most_requests_is_no_single_client() -> None:
+    baseline = fix_thresholds([request(at=n, client="abc00" if n % 4 else f"{n:x}00") for n in range(200)], POLICY)
+    assert baseline is not None
+    assert not baseline.clients
+    assert any("each client" in what for what in baseline.left_out)
+
+
 def test_half_of_twenty_requests_failing_rolls_back_at_once() -> None:
     alternating = [request("green", at=number, fault=number % 2 == 0) for number in range(20)]
     _, decision = look(started(), alternating + [request("blue", at=n) for n in range(20)], elapsed=0.5)

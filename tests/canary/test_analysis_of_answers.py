@@ -306,3 +306,16 @@ def test_a_canary_in_flight_over_an_upgrade_goes_on_with_the_same_limits_and_beg
     assert [limit.value for limit in state.thresholds.metrics[1].limits] == [50.0, 100.0, 200.0, 400.0]
     assert {metric.limits[0].regressed.ratio for metric in state.metrics} == {1.7}
     assert AnalysisState.model_validate_json(state.model_dump_json()) == state
+
+
+def test_a_canary_in_flight_whose_tests_knew_no_blocks_of_time_goes_on_with_the_same_limits() -> None:
+    thresholds = fixed(tokens(100))
+    stored = begin_step(begin(thresholds, POLICY), 0.25).model_dump(mode="json")
+    for metric in stored["metrics"]:
+        for limit in metric["limits"]:
+            del limit["regressed"]["sums"]
+            limit["regressed"]["log_likelihood_ratios"] = [0.5] * 8
+        del metric["spread"], metric["pace"], metric["block_seconds"]
+    state = AnalysisState.model_validate(stored)
+    assert state.step is not None
+    assert (state.step.share, state.thresholds.metrics) == (0.25, thresholds.metrics)

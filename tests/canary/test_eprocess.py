@@ -218,7 +218,7 @@ def test_a_level_is_exceeded_by_larger_shares_and_by_chance_no_more_often_than_a
         test, top = LevelTest(limit=0.1), 1.0
         for events in draws.binomial(50, share, size=40):
             test = test.observe(events=int(events), requests=50)
-            top = max(top, test.tempered(1.0))
+            top = max(top, test.tempered(1.0, math.inf))
         return top
 
     assert sum(largest(0.1) >= 20.0 for _ in range(100)) <= 5
@@ -231,4 +231,25 @@ def test_no_block_adds_more_than_it_may() -> None:
         test = after(test, [(50, 5, 50, 50)])
     assert math.log(test.value) == pytest.approx(2.0)
     assert math.log(after(test.block_ends(), [(50, 5, 50, 50)]).value) == pytest.approx(4.0)
-    assert math.log(LevelTest(limit=0.1).observe(events=50, requests=50, most=2.0).tempered(1.0)) == pytest.approx(2.0)
+    level = LevelTest(limit=0.1).observe(events=50, requests=50)
+    assert (
+        math.log(level.tempered(1.0, 2.0)) == math.log(level.block_ends(2.0).tempered(1.0, 2.0)) == pytest.approx(2.0)
+    )
+
+
+def test_what_one_group_of_clients_shows_alone_is_no_evidence_and_what_all_show_is() -> None:
+    def shown(*groups: str) -> float:
+        test = RateTest.start("hi", 1.5)
+        for _ in range(5):
+            for group in "0123":
+                events = 3 if group in groups else 0
+                test = test.observe(
+                    candidate_events=events, stable_events=0, candidate_requests=20, stable_requests=60, group=group
+                )
+            test = test.block_ends()
+        return test.value
+
+    assert shown("2") <= 1.0
+    assert 20.0 < shown("0", "2") < shown("0", "1", "2", "3")
+    alone = RateTest.start("hi", 1.5)
+    assert after(alone, [(15, 0, 400, 1200)]).value > 20.0
