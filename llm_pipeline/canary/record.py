@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from datetime import datetime
 from enum import StrEnum
@@ -16,11 +18,15 @@ from llm_pipeline.canary.looks import Look
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
 from llm_pipeline.errors import Fenced
+from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
+from llm_pipeline.store.file_lock import HolderStopped
 from llm_pipeline.store.lease import lease_of
 from llm_pipeline.verdict import Evidence, Judgement, Verdict
+
+log = get_logger(__name__)
 
 
 class Phase(StrEnum):
@@ -288,6 +294,9 @@ def lease_name(target: str) -> str:
 def take_over(store: ArtifactStore, target: str) -> None:
     """End whoever's lease on the target's canary: their next renewal finds a higher epoch. For rollbacks only.
 
+    An owner of this host that was stopped in the middle of a renewal keeps the lease's document locked: it is ended. It
+    would be fenced if it ever woke up, and a rollback does not wait for that.
+
     Raises:
         Conflict: The lease changed hands at this very moment; try again.
     """
@@ -295,7 +304,14 @@ def take_over(store: ArtifactStore, target: str) -> None:
     if (document := store.read_document(name)) is not None:
         held = lease_of(document, name)
         released = held.model_copy(update={"epoch": held.epoch + 1, "expires_at": 0.0})
-        store.write_document(name, released.model_dump(), document.revision)
+        try:
+            store.write_document(name, released.model_dump(), document.revision)
+        except HolderStopped as error:
+            if not held.frozen_here or error.pid != held.pid:
+                raise
+            log.warning("the canary's frozen controller holds its lease's lock: it is ended", pid=held.pid)
+            os.kill(held.pid, signal.SIGKILL)
+            raise Conflict("the lease's owner was stopped in a renewal", hint="try again") from error
 
 
 def read_record(store: ArtifactStore, release_id: str, target: str) -> CanaryRecord | None:

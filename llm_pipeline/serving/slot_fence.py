@@ -7,7 +7,6 @@ the lock of its slot: nobody starts or stops anything between the check and the 
 
 from __future__ import annotations
 
-import fcntl
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from llm_pipeline.errors import Fenced, IntegrityError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.store.durable import replace_durably
+from llm_pipeline.store.file_lock import flocked
 
 log = get_logger(__name__)
 
@@ -70,8 +70,7 @@ def admit(place: Path, token: FencingToken) -> None:
         IntegrityError: See `newest_token`.
     """
     place.mkdir(parents=True, exist_ok=True)
-    with (place / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with flocked(place / _LOCK):
         newest = newest_token(place)
         if token < newest:
             raise Fenced(

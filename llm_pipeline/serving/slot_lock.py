@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llm_pipeline.store.file_lock import flocked
+
 
 @contextmanager
 def exclusive(state: Path) -> Iterator[None]:
-    """Hold a slot's lock; it is free again when the process ends, however it does."""
+    """Hold a slot's lock; it is free again when the process ends, however it does.
+
+    Raises:
+        HolderStopped: Whoever starts or stops the slot's server is stopped itself.
+    """
     state.mkdir(parents=True, exist_ok=True)
-    with (state / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with flocked(state / "lock"):
         yield

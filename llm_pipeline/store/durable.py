@@ -1,13 +1,11 @@
-"""Changes to a disk that outlast a power cut, and locks that do not outlast their holder."""
+"""Changes to a disk that outlast a power cut."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 from llm_pipeline.digest import write_all
@@ -72,19 +70,4 @@ def sync_file_system(directory: Path) -> None:
         if system.syncfs(descriptor) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(directory))
     finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def flocked(path: Path) -> Iterator[None]:
-    """Hold a lock on a file, made if need be; the kernel frees it when its holder dies.
-
-    Waits for as long as somebody else holds it.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child process that inherited the descriptor does not keep it
         os.close(descriptor)

@@ -25,13 +25,13 @@ from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import Conflict, Difference, Document, Leftover, StoredArtifact
 from llm_pipeline.store.documents import unwrapped
 from llm_pipeline.store.durable import (
-    flocked,
     make_directory,
     replace_durably,
     sync_directory,
     sync_file_system,
     write_durably,
 )
+from llm_pipeline.store.file_lock import flocked
 from llm_pipeline.store.manifest import (
     COMPLETE_FILE,
     MANIFEST_FILE,

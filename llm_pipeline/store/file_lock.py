@@ -1,0 +1,88 @@
+"""Locks on files, held for a moment by one process of a host; the kernel frees them when their holder dies.
+
+A holder that is stopped (SIGSTOP, a debugger) keeps its lock, and whoever waits for it would wait for ever: it is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from llm_pipeline.errors import Transient
+
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.05
+_STOPPED_SECONDS = 2.0
+"""A holder that has been stopped for so long is not about to go on."""
+
+_LOCK_FIELDS = 6
+
+
+class HolderStopped(Transient):
+    """The process that holds a lock is stopped.
+
+    Attributes:
+        pid: That process.
+    """
+
+    def __init__(self, pid: int, where: str) -> None:
+        hint = f"let it go on (kill -CONT {pid}) or end it (kill -KILL {pid}), then run this again"
+        super().__init__(f"process {pid} holds the lock and is stopped", where=where, hint=hint)
+        self.pid = pid
+
+
+@contextlib.contextmanager
+def flocked(path: Path) -> Iterator[None]:
+    """Hold a lock on a file, made if need be. Waits for as long as somebody who runs holds it.
+
+    Raises:
+        HolderStopped: Whoever holds it is stopped.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _take(descriptor, path)
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child process that inherited the descriptor does not keep it
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path) -> None:
+    pause, stopped_since = _SHORTEST_PAUSE_SECONDS, None
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        if pause == _LONGEST_PAUSE_SECONDS:  # not for the moment that a lock is usually held
+            pid, now = _stopped_holder(descriptor), time.monotonic()
+            stopped_since = None if pid is None else stopped_since or now
+            if pid is not None and stopped_since is not None and now - stopped_since >= _STOPPED_SECONDS:
+                raise HolderStopped(pid, str(path))
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _stopped_holder(descriptor: int) -> int | None:
+    """The process that holds the lock of a file, if it can be seen from here and is stopped."""
+    status = os.fstat(descriptor)
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        held = Path("/proc/locks").read_text()
+    except OSError:  # some containers have none
+        return None
+    for line in held.splitlines():
+        fields = line.split()
+        if len(fields) >= _LOCK_FIELDS and fields[1] == "FLOCK" and fields[5] == file and _is_stopped(int(fields[4])):
+            return int(fields[4])
+    return None
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text[text.rindex(")") + 2 :].startswith("T")
