@@ -112,6 +112,12 @@ class ProcessRunner:
 
 
 def _yield_to_servers(pid: int) -> None:
-    """Let production on the same machine go first: stages that compute never start servers, which would inherit it."""
+    """Let production on the same machine go first: stages that compute never start servers, which would inherit it.
+
+    Where Linux shares a CPU between sessions first (`sched_autogroup`), a niceness counts among the processes of one
+    session only, and the session has one of its own.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.setpriority(os.PRIO_PROCESS, pid, _BATCH_NICENESS)
+    with contextlib.suppress(OSError):  # no such file where sessions do not count
+        Path(f"/proc/{pid}/autogroup").write_text(str(_BATCH_NICENESS), encoding="ascii")

@@ -94,7 +94,7 @@ def deployment(tmp_path: Path) -> Callable[..., Deployment]:
             store=f"file://{tmp_path / 'store'}",
             work_root=str(tmp_path / "work"),
             state_root=str(tmp_path / "state"),
-            environments={"control": control, "nowhere": nowhere},
+            environments={"control": control, "model": control, "nowhere": nowhere},
             triton_home=str(tmp_path),
         )
 

@@ -1,5 +1,8 @@
 """What only the process runner does; what every runner does is in `test_runner_contract.py`."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from llm_pipeline.errors import ConfigError, StageCrashed
@@ -21,6 +24,20 @@ def test_output_after_the_last_whole_line_waits_for_its_end(process_place) -> No
     assert runner.read_log(job, 0) == (["whole"], 6)
     job.log.write_text("whole\npartial\n")
     assert runner.read_log(job, 6) == (["partial"], 14)
+
+
+def test_a_stage_that_computes_yields_to_servers_in_sessions_of_their_own(process_place) -> None:
+    runner = ProcessRunner(process_place.deployment)
+    job = runner.submit(process_place.request(seconds=60), Placement(environment="model"))
+    try:
+        process = detached.load(job.record)
+        assert process is not None
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 10
+        session = Path(f"/proc/{process.pid}/autogroup")
+        if session.exists():  # the kernel shares a CPU between sessions first
+            assert session.read_text().split()[1:] == ["nice", "10"]
+    finally:
+        runner.cancel(job)
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"pid": 1'], ids=["missing", "empty", "torn"])
