@@ -16,7 +16,7 @@ from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
 from llm_pipeline.canary.retirement import retire_previous
-from llm_pipeline.canary.rollback import LEASE_SECONDS, end_canary, move_unrecorded
+from llm_pipeline.canary.rollback import LEASE_SECONDS, UNRECORDED, end_canary, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.sightings import HostTime, is_driven, silent_seconds
 from llm_pipeline.canary.slots import SlotControl
@@ -186,11 +186,19 @@ class GuardedSite:
         must, why = overdue(record, approval, silent_seconds=silent, now=now)
         if must or record.share_percent == 0:
             return must, why
+        if self._moved_unrecorded():
+            return True, "all traffic was sent to stable while the store took nothing"
         if not self.slots.alive(record.candidate):
             return True, f"the candidate's server ended while it was {record.phase}"
         if self._fails_in_a_row(record, now):
             return True, f"the candidate fails request after request while it is {record.phase}"
         return must, why
+
+    def _moved_unrecorded(self) -> bool:
+        try:
+            return self.router is not None and self.router.read()[0].owner.startswith(UNRECORDED)
+        except RouterUnavailable:
+            return False
 
     def _fails_in_a_row(self, record: CanaryRecord, now: float) -> bool:
         """The immediate guard of a canary that nobody looks at; a router that keeps no log has none."""

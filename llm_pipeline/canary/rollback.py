@@ -40,6 +40,9 @@ _NOTHING_TO_DO = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
 _JUDGED = frozenset({Phase.PAUSED, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
 _POLL_SECONDS = 0.05
 _TRIES = 5
+UNRECORDED = "unrecorded rollback of "
+"""So begins the name of the router's owner where the store could not be told that traffic was moved to stable."""
+
 _OTHERS_SECONDS = 15.0
 
 
@@ -283,7 +286,7 @@ def move_unrecorded(
         repository = record.stable_repository if record is not None and record.stable == stable else None
         have_answering(slots, stable, repository, slots.newest(), seconds=patience.prove)
         epoch = max(state.epoch, record.epoch if record else 0) + 1
-        confirmed = traffic_to(router, all_to(stable, owner=f"rollback of {release_id}", epoch=epoch), patience)
+        confirmed = traffic_to(router, all_to(stable, owner=f"{UNRECORDED}{release_id}", epoch=epoch), patience)
     except (RouterUnavailable, NoWayBack) as error:
         log.warning("traffic stays where it is", reason=str(error))
         return False

@@ -19,7 +19,7 @@ from llm_pipeline.canary.record import (
     PauseReason,
     Phase,
 )
-from llm_pipeline.canary.rollback import give_back
+from llm_pipeline.canary.rollback import UNRECORDED, give_back
 from llm_pipeline.canary.router import (
     ALL,
     RouteState,
@@ -120,6 +120,8 @@ class Transitions:
         return findings.changed_from_outside(current, known)
 
     def _drifted(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
+        if self._router.read()[0].owner.startswith(UNRECORDED):  # by the guard, while the store took nothing
+            return self._condemn(record, findings.taken_back(record.phase.value, record.step_percent))
         return self._pause(record, judgement, PauseReason.CHANGED_OUTSIDE)
 
     def _pause(

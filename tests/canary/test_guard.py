@@ -266,6 +266,27 @@ def test_a_full_store_keeps_no_traffic_on_a_canary_that_nobody_drives(site) -> N
     assert (action.what, site.record().phase, site.running) == ("rolled back", Phase.ROLLED_BACK, {"blue"})
 
 
+def moved_by_the_guard_alone(site: Site) -> None:
+    killed_at_20_percent(site)
+    site.store_takes = False
+    assert guard(site, LATER)[0].what == "failed"
+    site.store_takes = True
+    assert (site.record().phase, site.weights()) == (Phase.BAKING, {"blue": 10_000})
+
+
+def test_a_controller_that_comes_back_after_that_ends_the_canary_too(site) -> None:
+    moved_by_the_guard_alone(site)
+    assert site.step(20).summary == "rolled back on request at 20 %"
+    assert (site.record().phase, site.weights(), site.running) == (Phase.ROLLED_BACK, {"blue": 10_000}, {"blue"})
+
+
+def test_what_was_moved_without_a_record_is_recorded_by_the_next_pass(site) -> None:
+    moved_by_the_guard_alone(site)
+    site.store_takes = True
+    (action,) = guard(site, 1.0)
+    assert (action.what, site.record().phase, site.running) == ("rolled back", Phase.ROLLED_BACK, {"blue"})
+
+
 def test_a_full_store_from_the_beginning_keeps_no_traffic_there_either(site) -> None:
     site.policy |= {"minimum_bake_seconds": 60.0, "maximum_bake_seconds": 60.0}
     site.die_at = 40

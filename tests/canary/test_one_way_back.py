@@ -16,7 +16,7 @@ from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.stable_server import NoWayBack
 from llm_pipeline.canary.way_back import ServedPlace, carry_on, roll_back
 from llm_pipeline.canary.way_back_record import read_way_back
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
@@ -148,6 +148,17 @@ def killed_everywhere(root: Path, reach: Callable[[Served], None]) -> list[Serve
         sites.append(site)
     assert len(sites) > 10
     return sites
+
+
+def test_a_store_that_takes_nothing_keeps_no_traffic_on_what_is_on_trial(site) -> None:
+    in_the_middle(site)
+    site.store_takes = False
+    with pytest.raises(Transient, match="no space left"):
+        site.roll_back()
+    assert site.weights() == {"green": 10_000}
+    site.store_takes = True
+    site.roll_back()
+    assert (site.serving(), site.record("r2").phase) == ("r1", Phase.ROLLED_BACK)
 
 
 def test_what_was_taken_back_is_never_gone_back_to(site) -> None:
