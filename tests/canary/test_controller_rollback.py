@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import aiohttp
 import pytest
+from canary_site import FAST_POLICY
 
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.record import Phase
@@ -79,3 +84,44 @@ def test_stable_is_started_before_traffic_goes_back_to_it_and_the_server_that_an
     users = site.users_go()
     assert users["failed"] == 0, users
     assert users["sent"] == users["ok"]
+
+
+async def streams(url: str, count: int, tokens: int) -> list[tuple[str, bool]]:
+    """Which server each of as many streams was answered by, and whether it came to its end."""
+
+    async def one(session: aiohttp.ClientSession) -> tuple[str, bool]:
+        asked = {"text_input": "a long one", "max_tokens": tokens, "stream": True}
+        async with session.post(f"{url}/v2/models/llm/generate_stream", json=asked) as response:
+            try:
+                body = await response.text()
+            except aiohttp.ClientError:
+                body = ""
+            return response.headers["x-served-by"], '"length"' in body
+
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        return list(await asyncio.gather(*(one(session) for _ in range(count))))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("limit_seconds", "cut"), [(90.0, False), (4.0, True)])
+def test_streams_of_20_seconds_are_waited_for_up_to_the_policy_s_limit_and_told_if_cut(
+    site, limit_seconds: float, cut: bool
+) -> None:
+    site.users(rate=40)
+    policy = {**FAST_POLICY, "drain_seconds": limit_seconds}
+    assert site.step(20, policy=policy).verdict is Verdict.GO
+    site.control.fault("green", token_milliseconds=500)
+    site.users_go()
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(asyncio.run, streams(site.url, count=40, tokens=40))
+        time.sleep(2.0)
+        patience = Patience(write=5, confirm=3)
+        ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.control, patience=patience)
+        answered = sent.result()
+    theirs = [whole for served_by, whole in answered if served_by == "green"]
+    assert len(theirs) > 1
+    assert all(whole for served_by, whole in answered if served_by == "blue")
+    assert theirs.count(False) == (len(theirs) if cut else 0), answered
+    told = f"; {len(theirs)} requests still in flight were cut after 4 s" if cut else ""
+    assert site.record().events[-1].summary == f"all traffic is on stable{told}"
