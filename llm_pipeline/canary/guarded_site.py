@@ -28,6 +28,7 @@ from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState, lease_of
+from llm_pipeline.store.places import PlaceTaken, holder_of, refuse_stranger
 from llm_pipeline.store.pointers import read_pointers
 from llm_pipeline.trusted_pointers import require_served
 
@@ -252,7 +253,11 @@ class GuardedSite:
         return [GuardAction(self.target, "-", "started", done)] if done else []
 
     def _carry_on(self, model_id: str) -> list[GuardAction]:
-        """A way back whose process has ended."""
+        """A way back whose process has ended; one of a model that no longer holds the place moves nobody's users."""
+        try:
+            refuse_stranger(self.store, self.target, model_id)
+        except PlaceTaken:
+            return []
         place = ServedPlace(self.store, model_id, self.target, lambda: self.router, self.slots, self.patience)
         done = carry_on(place)
         if done is None:
@@ -261,9 +266,16 @@ class GuardedSite:
         return [GuardAction(self.target, done.left, "rolled back", detail)]
 
     def _keep_serving(self, model_id: str) -> list[GuardAction]:
-        """The server of what is production, if it has ended and nobody drives a canary there, who would start it."""
+        """The server of what is production, if it has ended and nobody drives a canary there, who would start it.
+
+        Raises:
+            PlaceContested: Several models say that they are in production here: whose server is to be started?
+        """
         production = read_pointers(self.store, model_id, self.target)[0].production
         if production is None or not self.slots.ended(production.slot):
+            return []
+        holder = holder_of(self.store, self.target)
+        if holder is not None and holder.model_id != model_id:
             return []
         try:
             with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS) as lease:

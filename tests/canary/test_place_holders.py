@@ -10,10 +10,13 @@ from simulated import PATIENCE, POLICY, STABLE, Killed, Site
 
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.attempts import first_attempt
+from llm_pipeline.canary.guarded_site import GuardedSite
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.promotion import ensure_production, settle_production
 from llm_pipeline.canary.record import CanaryJournal, Phase
 from llm_pipeline.canary.served_place import roll_back_at
+from llm_pipeline.canary.sightings import HostTime
+from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.errors import PipelineError
@@ -186,3 +189,38 @@ def test_settling_a_hand_over_that_is_killed_anywhere_is_done_by_the_next_one(tm
         found = place_state(place.store, "cpu", placed_pointers(place.store))
         assert (found.problem, found.in_production) == ("", (THEIRS,)), boundary
         assert read_pointers(place.store, OURS, "cpu")[0].previous == pointer("r0", STABLE)
+
+
+def test_the_guard_keeps_alive_what_the_holder_serves_and_no_other_model_s_release_there(site: Site) -> None:
+    write_pointers(site.store, THEIRS, "cpu", Pointers(production=pointer("theirs-1", NEW)), None)
+    way_back = WayBack(left="theirs-1", to="theirs-0", by="bob", asked_at=datetime.now(UTC), done=False)
+    write_way_back(site.store, THEIRS, "cpu", way_back)
+    site.running.discard("blue")
+    guarded = GuardedSite(
+        store=site.store,
+        target="cpu",
+        router=site.router,
+        slots=site.slots,
+        patience=PATIENCE,  # type: ignore[arg-type]
+    )
+    actions = guarded.guard(HostTime.now(), [THEIRS, OURS])
+    assert [(action.release_id, action.what) for action in actions] == [("r0", "started")]
+    assert (site.running, site.serves["blue"], site.weights()) == ({"blue"}, STABLE, {"blue": 10_000})
+
+
+def test_the_guard_starts_nothing_where_nothing_says_which_model_holds_the_place(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for model, repository in ((THEIRS, NEW), (OURS, STABLE)):
+        write_pointers(site.store, model, "cpu", Pointers(production=pointer("r0", repository)), None)
+    site.running.discard("blue")
+    guarded = GuardedSite(
+        store=site.store,
+        target="cpu",
+        router=site.router,
+        slots=site.slots,
+        patience=PATIENCE,  # type: ignore[arg-type]
+    )
+    actions = guarded.guard(HostTime.now(), [THEIRS, OURS])
+    assert [action.what for action in actions] == ["failed", "failed"]
+    assert all("several models say that they are in production" in action.detail for action in actions)
+    assert site.running == set()
