@@ -9,7 +9,7 @@ says whether parity was proven or only no regression seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -18,11 +18,13 @@ from llm_pipeline.canary.eprocess import SplitTest
 from llm_pipeline.canary.metric_tests import MetricState, begin_metric, hold, observe_metric
 from llm_pipeline.canary.sessions import Sessions
 from llm_pipeline.canary.slow_limits import SLOW_FACTORS, Thresholds
-from llm_pipeline.canary.units import LATENCIES, Limit, MetricLimits, MetricName
+from llm_pipeline.canary.units import LATENCIES, Limit, MetricLimits
 from llm_pipeline.canary.votes import Voters
 from llm_pipeline.canary.windows import ArmCounts, Window, count
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.stages.contract import Frozen
+
+_OF_ALL_KINDS = 2.0 / 3.0
 
 ERRORS_SHARE = 0.5
 """Of `alpha`; the other metrics have equal parts of the rest."""
@@ -96,14 +98,27 @@ class AnalysisState(Frozen):
 
 def begin(thresholds: Thresholds, policy: CanaryPolicy) -> AnalysisState:
     """The analysis of a canary without data."""
-    others = len(thresholds.metrics) - 1
-    of_errors = ERRORS_SHARE if others else 1.0
+    shares = _alpha_shares(thresholds.metrics)
     metrics = (
-        begin_metric(metric, of_errors if metric.name == "errors" else (1.0 - of_errors) / others, thresholds, policy)
-        for metric in thresholds.metrics
+        begin_metric(metric, share, thresholds, policy)
+        for metric, share in zip(thresholds.metrics, shares, strict=True)
     )
     known = thresholds.model_copy(update={"learned": {}})  # each metric has its own from now on
     return AnalysisState(thresholds=known, metrics=tuple(metrics))
+
+
+def _alpha_shares(metrics: Sequence[MetricLimits]) -> list[float]:
+    """Errors have their share, two thirds of it those of all requests; all else has equal parts of the rest."""
+    errors = sum(metric.name == "errors" for metric in metrics)
+    of_errors = ERRORS_SHARE if errors < len(metrics) else 1.0
+    of_all = of_errors if errors == 1 else of_errors * _OF_ALL_KINDS
+
+    def share(metric: MetricLimits) -> float:
+        if metric.name != "errors":
+            return (1.0 - of_errors) / (len(metrics) - errors)
+        return (of_errors - of_all) / (errors - 1) if metric.kind else of_all
+
+    return [share(metric) for metric in metrics]
 
 
 def begin_step(state: AnalysisState, share: float) -> AnalysisState:
@@ -161,15 +176,15 @@ def _failed(before: Mapping[str, int], clients: Iterable[str]) -> dict[str, int]
     return failed
 
 
-def parity_proven(state: AnalysisState, policy: CanaryPolicy) -> tuple[MetricName, ...]:
+def parity_proven(state: AnalysisState, policy: CanaryPolicy) -> tuple[str, ...]:
     """Metrics for which non-inferiority is proven; each at `alpha`, since all must hold to claim parity."""
-    return tuple(metric.name for metric in state.metrics if metric.parity.proven(policy.alpha))
+    return tuple(metric.title for metric in state.metrics if metric.parity.proven(policy.alpha))
 
 
 def parity_proven_here(state: AnalysisState, policy: CanaryPolicy) -> bool:
     """Whether the current step alone proves non-inferiority on every metric."""
     here = state.step is not None and state.step.share < 1.0
-    return here and all(metric.parity_here.proven(policy.alpha) for metric in state.metrics)
+    return here and all(metric.parity_here.proven(policy.alpha) for metric in state.metrics if not metric.kind)
 
 
 def _begun_anew(stored: Mapping[str, Any]) -> AnalysisState:

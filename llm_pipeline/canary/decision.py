@@ -48,7 +48,8 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
     if split.verdict is Verdict.ANOMALOUS:
         summary = f"traffic is not split as intended at {step.percent}, so no comparison is valid"
         return _decision(Outcome.ANOMALOUS, summary, [split])
-    facts = [split, *(evidence.metric_compared(metric, state, policy) for metric in state.metrics)]
+    told = (metric for metric in state.metrics if not metric.kind or (metric.candidate_units and metric.stable_units))
+    facts = [split, *(evidence.metric_compared(metric, state, policy) for metric in told)]
     if any(fact.verdict is Verdict.NO_GO for fact in facts):
         worse = ", ".join(fact.name for fact in facts if fact.verdict is Verdict.NO_GO)
         return _decision(Outcome.REGRESSED, f"worse than stable at {step.percent} ({worse})", facts)

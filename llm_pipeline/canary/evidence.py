@@ -87,7 +87,7 @@ def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPol
     if metric.largest >= required:
         verdict, words = Verdict.NO_GO, "regressed"
     elif metric.candidate_units and metric.stable_units:
-        proven = metric.name in parity_proven(state, policy)
+        proven = metric.title in parity_proven(state, policy)
         verdict, words = Verdict.GO, "parity proven" if proven else "no regression seen, parity not proven"
     else:
         verdict, words = Verdict.INCONCLUSIVE, "one arm has no requests"
@@ -95,7 +95,7 @@ def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPol
     limit = metric.limits[at]
     stable = limit.stable_events / metric.stable_units if metric.stable_units else None
     return Evidence(
-        name=metric.name,
+        name=metric.title,
         verdict=verdict,
         measured=limit.candidate_events / metric.candidate_units if metric.candidate_units else None,
         limit=None if stable is None else _tolerated(stable, limit.regressed),
@@ -112,7 +112,7 @@ def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPol
 
 def limit_in_words(metric: MetricState, thresholds: Thresholds, at: int) -> str:
     """What the metric counted at one of its limits, as ` beyond 50 ms (p90)`; empty where events just happen."""
-    limit = next(found for found in thresholds.metrics if found.name == metric.name).limits[at]
+    limit = next(found for found in thresholds.metrics if found.title == metric.title).limits[at]
     if not limit.label:
         return ""
     side = "below" if metric.name == "short answers" else "beyond"

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from llm_pipeline.canary.eprocess import LevelTest, RareTest, RateTest
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
 from llm_pipeline.canary.spread import Pace, Spread, independence
-from llm_pipeline.canary.units import LATENCIES, RARE, MetricLimits, MetricName
+from llm_pipeline.canary.units import LATENCIES, RARE, MetricLimits, MetricName, title_of
 from llm_pipeline.canary.windows import MetricCounts
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.stages.contract import Frozen
@@ -124,6 +124,7 @@ class MetricState(Frozen):
     """One metric's tests over the whole canary.
 
     Attributes:
+        kind: Of requests, which the metric is about; empty for all.
         alpha_share: The part of the policy's `alpha` that the metric may spend.
         limits: One test for each limit.
         parity: Over the whole canary.
@@ -137,6 +138,7 @@ class MetricState(Frozen):
     """
 
     name: MetricName
+    kind: str = ""
     alpha_share: float
     limits: tuple[LimitState, ...]
     parity: Parity
@@ -148,6 +150,11 @@ class MetricState(Frozen):
     block_seconds: float
     spread: Spread
     pace: Pace = Pace()
+
+    @property
+    def title(self) -> str:
+        """For people: `errors`, or `errors of streamed answers`."""
+        return title_of(self.name, self.kind)
 
     @property
     def value(self) -> float:
@@ -175,13 +182,14 @@ def begin_metric(metric: MetricLimits, alpha_share: float, thresholds: Threshold
     regressed = RateTest.start("hi", ratio, law, most)  # type: ignore[arg-type]
     return MetricState(
         name=metric.name,
+        kind=metric.kind,
         alpha_share=alpha_share,
         limits=(LimitState(regressed=regressed),) * len(metric.limits),
         parity=parity,
         parity_here=parity,
         untouched=parity,
         block_seconds=thresholds.block_seconds,
-        spread=thresholds.learned.get(metric.name) or Spread.start(len(metric.limits)),
+        spread=thresholds.learned.get(metric.title) or Spread.start(len(metric.limits)),
     )
 
 
@@ -200,7 +208,8 @@ def observe_metric(metric: MetricState, counts: Iterable[MetricCounts], began: f
         until: Its end.
     """
     for stratum in counts:
-        if stratum.name == metric.name and (stratum.candidate.units or stratum.stable.units):
+        about = (stratum.name, stratum.kind) == (metric.name, metric.kind)
+        if about and (stratum.candidate.units or stratum.stable.units):
             metric = _observe_stratum(metric, stratum, began)
     metric = _looked_at(metric, until)
     return metric.model_copy(update={"largest": max(metric.largest, metric.value)})

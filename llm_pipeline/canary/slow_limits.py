@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 from pydantic import Field
 
+from llm_pipeline.canary.kinds import rare_kinds
 from llm_pipeline.canary.observations import ObservedRequest, quantile
 from llm_pipeline.canary.sessions import by_session
 from llm_pipeline.canary.spread import BLOCK_SECONDS, Spread
@@ -24,6 +25,7 @@ from llm_pipeline.canary.units import (
     group_of,
     unit_of,
     value_of,
+    values_of,
 )
 from llm_pipeline.canary.votes import Voters, vote_of
 from llm_pipeline.config.policy import CanaryPolicy
@@ -42,6 +44,9 @@ LENGTH_QUANTILES: dict[MetricName, float] = {"short answers": 0.1, "long answers
 _BLOCKS_A_STEP = 6
 _MOST_BLOCKS = 4096
 
+_OF_KINDS = (0.5, 0.9)
+"""Quantiles of a kind's own times that are its limits."""
+
 _OTHERS: tuple[MetricName, ...] = tuple(name for name in get_args(MetricName) if name != "errors")
 _ONE = "without each client in turn: the router tells none apart, or one of them sends most requests"
 _MOSTLY = 0.5  # what most of stable's answers do says nothing: a server that gives no finish reasons, say
@@ -53,12 +58,13 @@ class Thresholds(Frozen):
     Attributes:
         requests: Stable's requests that it was fixed from.
         metrics: What is compared, each with its limits; errors first.
+        long_bytes: The largest request size that is not among the longest tenth; None where sizes tell nothing.
         strata_bytes: Largest request sizes of all classes of prompts but the last, rising.
         unit: What counts once.
         session_seconds: How long a session is observed.
         cold_seconds: Of requests that start so soon after a step began only errors are judged.
         block_seconds: Length of a block of time, the unit of evidence on latencies.
-        learned: How stable wavered before the first step, by metric; see `spread`.
+        learned: How stable wavered before the first step, by the metrics' titles; see `spread`.
         clients: No single client decides: they are told apart, and none sends most of the requests.
         left_out: What is not compared, and why, for people.
     """
@@ -66,11 +72,12 @@ class Thresholds(Frozen):
     requests: int
     metrics: tuple[MetricLimits, ...]
     strata_bytes: tuple[int, ...] = ()
+    long_bytes: int | None = None
     unit: Literal["request", "session"] = "request"
     session_seconds: float = 0.0
     cold_seconds: float = 0.0
     block_seconds: float = BLOCK_SECONDS
-    learned: dict[MetricName, Spread] = Field(default_factory=dict)
+    learned: dict[str, Spread] = Field(default_factory=dict)
     clients: bool = False
     left_out: tuple[str, ...] = ()
 
@@ -100,23 +107,25 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
     if len(answered) < policy.minimum_requests:
         return None
     strata = _strata([request.request_bytes for request in answered], policy.prompt_strata)
-    units = [_baseline_unit(request, strata) for request in asked]
+    long_bytes = _long_bytes([request.request_bytes for request in answered])
+    units = [_baseline_unit(request, strata, long_bytes) for request in asked]
     if policy.unit == "session":
         units = by_session(asked, units, policy.session_seconds)
     votes = (vote_of(request, on_trial=False) for request in stable)
     units += Voters().observe(vote for vote in votes if vote is not None)[1]
     values = {name: [v for unit in units if (v := value_of(unit, name)) is not None] for name in _OTHERS}
     limits = {name: _limits(name, found, policy) for name, found in values.items()}
-    metrics, clients = _metrics(limits), _told_apart(stable)
+    metrics, clients = (*_metrics(limits), *_of_kinds(units, policy)), _told_apart(stable)
     return Thresholds(
         requests=len(answered),
         metrics=metrics,
         strata_bytes=strata,
+        long_bytes=long_bytes,
         unit=policy.unit,
         session_seconds=policy.session_seconds if policy.unit == "session" else 0.0,
         cold_seconds=policy.cold_seconds,
         block_seconds=block_seconds(policy),
-        learned=_learned(stable, metrics, strata, policy),
+        learned=_learned(stable, metrics, lambda request: _baseline_unit(request, strata, long_bytes), policy),
         clients=clients,
         left_out=(
             *_left_out({name: len(values[name]) for name in _OTHERS}, limits, policy),
@@ -133,30 +142,50 @@ def _told_apart(requests: Sequence[ObservedRequest]) -> bool:
     return known > _MOSTLY * len(requests) and len(groups) > 1 and max(clients.values()) < _MOSTLY * len(requests)
 
 
-def _baseline_unit(request: ObservedRequest, strata: Sequence[int]) -> Unit:
+def _of_kinds(units: Sequence[Unit], policy: CanaryPolicy) -> Iterator[MetricLimits]:
+    """Tests of rare kinds of requests: errors, and the time to the last byte by limits of the kind."""
+    answers = [unit for unit in units if unit.end_to_end is not None]
+    for kind in rare_kinds((unit.kinds for unit in answers), policy.minimum_requests):
+        yield MetricLimits(name="errors", kind=kind)
+        times = [unit.end_to_end for unit in answers if unit.end_to_end is not None and kind in unit.kinds]
+        yield MetricLimits(name="slow end to end", kind=kind, limits=_slow_limits(times, _OF_KINDS))
+
+
+def _long_bytes(sizes: Sequence[int]) -> int | None:
+    """None where a tenth of the requests is no longer than all others."""
+    edge = int(quantile(sizes, 0.9) or 0)
+    return edge if edge < max(sizes) else None
+
+
+def _baseline_unit(request: ObservedRequest, strata: Sequence[int], long_bytes: int | None) -> Unit:
     """A user who left tells nothing of how long answers take."""
     timed = not request.cancelled
-    return unit_of(request, on_trial=False, strata_bytes=strata, first_token=timed, end_to_end=timed)
+    return unit_of(
+        request, on_trial=False, strata_bytes=strata, long_bytes=long_bytes, first_token=timed, end_to_end=timed
+    )
 
 
 def _learned(
-    requests: Sequence[ObservedRequest], metrics: Iterable[MetricLimits], strata: Sequence[int], policy: CanaryPolicy
-) -> dict[MetricName, Spread]:
+    requests: Sequence[ObservedRequest],
+    metrics: Iterable[MetricLimits],
+    unit: Callable[[ObservedRequest], Unit],
+    policy: CanaryPolicy,
+) -> dict[str, Spread]:
     """How stable wavered, block of time by block of time; a session has its parts in the blocks of its requests."""
     seconds, until = block_seconds(policy), max(request.started_at for request in requests)
     blocks: dict[int, list[ObservedRequest]] = {}
     for request in requests:
         blocks.setdefault(int((until - request.started_at) / seconds), []).append(request)
-    spreads = {metric.name: (metric, Spread.start(len(metric.limits))) for metric in metrics}
+    spreads = {metric.title: (metric, Spread.start(len(metric.limits))) for metric in metrics}
     for number in reversed(range(min(max(blocks), _MOST_BLOCKS))):  # the oldest one is not complete
         here = blocks.get(number, [])
-        units = [_baseline_unit(request, strata) for request in here]
+        units = list(map(unit, here))
         if policy.unit == "session":
             units = by_session(here, units, policy.session_seconds)
-        for name, (metric, spread) in spreads.items():
-            values = [value for unit in units if (value := value_of(unit, name)) is not None]
-            spreads[name] = metric, spread.observe(len(values), beyond(values, metric))
-    return {name: spread for name, (_, spread) in spreads.items()}
+        for title, (metric, spread) in spreads.items():
+            values = values_of(units, metric)
+            spreads[title] = metric, spread.observe(len(values), beyond(values, metric))
+    return {title: spread for title, (_, spread) in spreads.items()}
 
 
 def block_seconds(policy: CanaryPolicy) -> float:

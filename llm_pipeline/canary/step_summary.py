@@ -92,7 +92,7 @@ def summarise_step(record: CanaryRecord, policy: CanaryPolicy) -> StepSummary | 
 def _summarise_metric(metric: MetricState, state: AnalysisState, policy: CanaryPolicy) -> MetricSummary:
     at = metric.telling
     return MetricSummary(
-        name=metric.name + limit_in_words(metric, state.thresholds, at),
+        name=metric.title + limit_in_words(metric, state.thresholds, at),
         verdict=metric_compared(metric, state, policy).verdict,
         candidate_events=metric.limits[at].candidate_events,
         candidate_units=metric.candidate_units,

@@ -127,7 +127,7 @@ def _metric_row(metric: MetricState, state: AnalysisState, policy: CanaryPolicy)
     at = metric.telling
     limit = metric.limits[at]
     return (
-        metric.name + limit_in_words(metric, state.thresholds, at),
+        metric.title + limit_in_words(metric, state.thresholds, at),
         _share(limit.candidate_events, metric.candidate_units),
         _share(limit.stable_events, metric.stable_units),
         f"{metric.largest:.3g}",

@@ -164,7 +164,7 @@ def _evidence(record: CanaryRecord, policy: CanaryPolicy) -> EvidenceSeries | No
     metrics = record.analysis.metrics
     looks = (look.model_copy(update={"at": look.at - record.began_at}) for look in record.looks)
     return EvidenceSeries(
-        metrics=tuple(metric.name for metric in metrics),
+        metrics=tuple(metric.title for metric in metrics),
         regressed_at=tuple(regression_limit(metric, policy) for metric in metrics),
         proven_at=1.0 / policy.alpha,
         split_wrong_at=1.0 / SPLIT_ALPHA,

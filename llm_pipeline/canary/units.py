@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from llm_pipeline.canary.kinds import kinds_of
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.stages.contract import Frozen
 
@@ -68,10 +69,20 @@ class Limit(Frozen):
 
 
 class MetricLimits(Frozen):
-    """A metric with its limits; a single one of zero where events happen or do not."""
+    """A metric with its limits; a single one of zero where events happen or do not.
+
+    Attributes:
+        kind: Of requests, which the metric is about; empty for all.
+    """
 
     name: MetricName
     limits: tuple[Limit, ...] = (Limit(),)
+    kind: str = ""
+
+    @property
+    def title(self) -> str:
+        """For people: `errors`, or `errors of streamed answers`."""
+        return title_of(self.name, self.kind)
 
 
 class Unit(Frozen):
@@ -80,6 +91,7 @@ class Unit(Frozen):
     Attributes:
         on_trial: It belongs to the candidate's arm.
         stratum: Its class of prompt size.
+        kinds: Those rare kinds of requests that it is of (see `kinds`).
         group: That of its client, by fingerprint; empty where nobody knows whose it is.
         error: It failed; None while it is in flight, and when its user left.
         first_token: Of a streamed answer, milliseconds, or at least so many.
@@ -96,6 +108,7 @@ class Unit(Frozen):
     on_trial: bool
     stratum: str = ""
     group: str = ""
+    kinds: tuple[str, ...] = ()
     error: bool | None = False
     first_token: float | None = None
     per_token: float | None = None
@@ -108,11 +121,17 @@ class Unit(Frozen):
     refused: bool | None = None
 
 
+def title_of(name: MetricName, kind: str) -> str:
+    """A metric for people: `errors`, or `errors of streamed answers`."""
+    return f"{name} of {kind}" if kind else name
+
+
 def unit_of(
     request: ObservedRequest,
     *,
     on_trial: bool,
     strata_bytes: Sequence[int] = (),
+    long_bytes: int | None = None,
     cold: bool = False,
     first_token: bool = True,
     end_to_end: bool = True,
@@ -123,12 +142,14 @@ def unit_of(
         request: Ended, or in flight.
         on_trial: It belongs to the candidate's arm.
         strata_bytes: Largest request sizes of all classes but the last, rising.
+        long_bytes: The largest size that is not among the longest tenth; None where sizes tell nothing.
         cold: It started so early in a step that only errors are judged.
         first_token: Its time to the first token is to be judged.
         end_to_end: Its whole time is to be judged; see `in_flight`.
     """
     stratum = str(bisect_left(strata_bytes, request.request_bytes))
-    unit = Unit(on_trial=on_trial, stratum=stratum, group=group_of(client_of(request)))
+    kinds = kinds_of(request, long_bytes)
+    unit = Unit(on_trial=on_trial, stratum=stratum, group=group_of(client_of(request)), kinds=kinds)
     if request.error:
         return unit.model_copy(update={"error": not request.refused})
     if cold:
@@ -172,6 +193,7 @@ def joined(one: Unit, other: Unit) -> Unit:
         on_trial=one.on_trial,
         stratum=one.stratum,
         group=one.group,
+        kinds=one.kinds,
         error=_either(one.error, other.error),
         first_token=_largest(one.first_token, other.first_token),
         per_token=_largest(one.per_token, other.per_token),
@@ -188,6 +210,12 @@ def value_of(unit: Unit, name: MetricName) -> float | None:
     """What the metric judges, to be compared with its limits (see `beyond`); None where there is nothing to judge."""
     value = getattr(unit, _JUDGED[name])
     return None if value is None else float(value)
+
+
+def values_of(units: Iterable[Unit], metric: MetricLimits) -> list[float]:
+    """What the metric judges of units of its kind."""
+    of_kind = (unit for unit in units if not metric.kind or metric.kind in unit.kinds)
+    return [value for unit in of_kind if (value := value_of(unit, metric.name)) is not None]
 
 
 def beyond(values: Iterable[float], metric: MetricLimits) -> tuple[int, ...]:

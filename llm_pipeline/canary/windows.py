@@ -10,7 +10,7 @@ from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.sessions import SessionRequest
 from llm_pipeline.canary.slow_limits import Thresholds
-from llm_pipeline.canary.units import MetricLimits, MetricName, Unit, beyond, client_of, unit_of, value_of
+from llm_pipeline.canary.units import MetricLimits, MetricName, Unit, beyond, client_of, unit_of, values_of
 from llm_pipeline.canary.votes import Vote, vote_of
 from llm_pipeline.stages.contract import Frozen
 
@@ -48,6 +48,7 @@ class MetricCounts(Frozen):
     candidate: ArmEvents
     stable: ArmEvents
     group: str = ""
+    kind: str = ""
 
 
 class Window(Frozen):
@@ -155,6 +156,7 @@ def _unit(sighting: Sighting, candidate: SlotName, thresholds: Thresholds, *, co
         request,
         on_trial=request.arm == candidate,
         strata_bytes=thresholds.strata_bytes,
+        long_bytes=thresholds.long_bytes,
         cold=cold,
         first_token=sighting.first_token,
         end_to_end=sighting.end_to_end,
@@ -171,6 +173,7 @@ def count(units: Iterable[Unit], thresholds: Thresholds) -> tuple[MetricCounts, 
             name=metric.name,
             stratum=stratum,
             group=group,
+            kind=metric.kind,
             candidate=_events(metric, [unit for unit in found if unit.on_trial]),
             stable=_events(metric, [unit for unit in found if not unit.on_trial]),
         )
@@ -180,7 +183,7 @@ def count(units: Iterable[Unit], thresholds: Thresholds) -> tuple[MetricCounts, 
 
 
 def _events(metric: MetricLimits, units: Iterable[Unit]) -> ArmEvents:
-    values = [value for unit in units if (value := value_of(unit, metric.name)) is not None]
+    values = values_of(units, metric)
     return ArmEvents(units=len(values), events=beyond(values, metric))
 
 
