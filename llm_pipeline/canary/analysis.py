@@ -29,6 +29,9 @@ _OF_ALL_KINDS = 2.0 / 3.0
 ERRORS_SHARE = 0.5
 """Of `alpha`; the other metrics have equal parts of the rest."""
 
+KIND_ALPHA_SHARE = ERRORS_SHARE * (1.0 - _OF_ALL_KINDS)
+"""Of `alpha`, for the errors of all rare kinds of requests together."""
+
 _MOST_CLIENTS = 32
 
 LAST_SHARE = 0.95

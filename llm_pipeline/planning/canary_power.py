@@ -11,18 +11,28 @@ The evidence of the steps before is left out, although the analysis keeps it: so
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
-from llm_pipeline.canary.analysis import begin
+from llm_pipeline.canary.analysis import KIND_ALPHA_SHARE, begin
 from llm_pipeline.canary.eprocess import RateTest
 from llm_pipeline.canary.evidence import regression_limit
 from llm_pipeline.canary.metric_tests import MetricState
 from llm_pipeline.canary.metric_tests import Parity as ParityTests
-from llm_pipeline.canary.slow_limits import every_metric
+from llm_pipeline.canary.slow_limits import block_seconds, every_metric
 from llm_pipeline.canary.units import MetricName
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.planning.canary_steps import POWER, SERIOUS_RISE, CanaryPower, Caught, Parity, Proposal, StepPower
+from llm_pipeline.planning.canary_steps import (
+    KIND_SHARE,
+    POWER,
+    SERIOUS_RISE,
+    WAVERING,
+    CanaryPower,
+    Caught,
+    Parity,
+    Proposal,
+    StepPower,
+)
 from llm_pipeline.planning.canary_warnings import canary_warnings
 from llm_pipeline.planning.sequential_power import Arms, chance_within, median_requests, median_requests_if_rare
 
@@ -50,8 +60,9 @@ class _Test:
 def canary_power(policy: CanaryPolicy, rate_per_second: float) -> CanaryPower:
     """What a policy's steps can prove at so many requests a second."""
     errors, slow = _tests(policy)
+    kind = replace(errors, limit=1.0 / (policy.alpha * KIND_ALPHA_SHARE))
     steps = tuple(
-        _step(policy, percent, rate_per_second, errors, slow)
+        _step(policy, percent, rate_per_second, (errors, slow, kind))
         for percent in policy.steps_percent
         if percent < 100.0  # noqa: PLR2004 - all traffic
     )
@@ -60,6 +71,8 @@ def canary_power(policy: CanaryPolicy, rate_per_second: float) -> CanaryPower:
         rate_per_second=rate_per_second,
         error_share=errors.event_share,
         slow_share=slow.event_share,
+        block_seconds=block_seconds(policy),
+        wavering_ratio=slow.regressed.ratio * math.exp(math.sqrt(4.0 * WAVERING**2 * math.log(slow.limit))),
         steps=steps,
         proposal=proposal,
         warnings=tuple(f"canary: {line}" for line in canary_warnings(policy, steps, proposal)),
@@ -83,8 +96,8 @@ def _test(metric: MetricState, event_share: float, policy: CanaryPolicy) -> _Tes
     )
 
 
-def _step(policy: CanaryPolicy, percent: float, rate: float, errors: _Test, slow: _Test) -> StepPower:
-    share = percent / 100.0
+def _step(policy: CanaryPolicy, percent: float, rate: float, tests: tuple[_Test, _Test, _Test]) -> StepPower:
+    share, (errors, slow, kind) = percent / 100.0, tests
     shortest, longest = (
         Caught(
             seconds=seconds,
@@ -102,6 +115,7 @@ def _step(policy: CanaryPolicy, percent: float, rate: float, errors: _Test, slow
         enough_seconds=enough,
         shortest=shortest,
         longest=longest,
+        kind_error_ratio=_smallest_ratio(kind, share, policy.maximum_bake_seconds * rate * KIND_SHARE),
         errors=_parity(errors, policy, share, rate),
         slow=_parity(slow, policy, share, rate),
         guards=caught and enough <= policy.maximum_bake_seconds,

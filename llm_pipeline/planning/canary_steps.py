@@ -8,6 +8,12 @@ POWER = 0.9
 SERIOUS_RISE = 50.0
 """A step should catch at least this rise of errors: at 0.2 % before, one request in ten fails."""
 
+KIND_SHARE = 0.02
+"""Of the traffic: a rare kind of requests, such as the few that are streamed."""
+
+WAVERING = 0.2
+"""Standard deviation of the log odds of a slow request at one server, for longer than a step: what it costs is told."""
+
 
 class Caught(Frozen):
     """What would be caught with a power of 0.9 in so much time at a step.
@@ -44,6 +50,8 @@ class StepPower(Frozen):
         enough_seconds: By then the step has seen `minimum_requests` (power 0.9), without which it cannot pass.
         shortest: Within the minimum bake.
         longest: Within the maximum bake.
+        kind_error_ratio: Smallest ratio that is caught within the maximum bake in a kind of requests that is rare (see
+            `KIND_SHARE`); None if not even failing all of them is.
         errors: Parity of errors; None where the tolerated ratio is so near 1 that the test cannot prove it.
         slow: Parity of slow requests; None likewise.
         guards: It can pass, and catches a serious rise of errors before it does.
@@ -54,6 +62,7 @@ class StepPower(Frozen):
     enough_seconds: float
     shortest: Caught
     longest: Caught
+    kind_error_ratio: float | None
     errors: Parity | None
     slow: Parity | None
     guards: bool
@@ -74,6 +83,9 @@ class CanaryPower(Frozen):
         rate_per_second: Expected traffic: the workload's.
         error_share: Errors of stable that are assumed.
         slow_share: Slow requests of stable, as the policy defines them.
+        block_seconds: The unit of evidence on latencies.
+        wavering_ratio: Smallest ratio of the odds of a slow request that is told from chance where servers waver (see
+            `WAVERING`), however many requests there are.
         proposal: None where the configured steps do, or nothing would.
         warnings: In plain words.
     """
@@ -81,6 +93,8 @@ class CanaryPower(Frozen):
     rate_per_second: float
     error_share: float
     slow_share: float
+    block_seconds: float
+    wavering_ratio: float
     steps: tuple[StepPower, ...]
     proposal: Proposal | None
     warnings: tuple[str, ...]

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from llm_pipeline.planning.canary_steps import POWER, CanaryPower, Caught, Parity, StepPower, duration
+from llm_pipeline.planning.canary_steps import (
+    KIND_SHARE,
+    POWER,
+    WAVERING,
+    CanaryPower,
+    Caught,
+    Parity,
+    StepPower,
+    duration,
+)
 from llm_pipeline.planning.cost_table import aligned
 
 
@@ -26,7 +35,25 @@ def canary_lines(power: CanaryPower) -> list[str]:
         f"{POWER:g}, if {_percent(power.error_share)} of stable's requests fail and {_percent(power.slow_share)} are "
         "slow; requests that prove it to be no worse, in half of all cases)"
     )
-    return [title, *aligned([header, *rows], 1)]
+    return [title, *aligned([header, *rows], 1), *_assumed(power)]
+
+
+def _assumed(power: CanaryPower) -> list[str]:
+    """What the table cannot show: rare kinds of requests, and servers that waver by themselves."""
+    kinds = ", ".join(
+        f"{_rise(step.kind_error_ratio, power.error_share)} at {step.percent:g} %" for step in power.steps
+    )
+    rare = (
+        f"  errors caught in a kind of requests that is {_percent(KIND_SHARE)} of the traffic (streamed answers, say), "
+        f"within the longest bake: {kinds}"
+    )
+    blocks = (
+        f"  latencies count by blocks of {duration(power.block_seconds)}, of which four at least are needed, and as far "
+        "as stable does not waver as much by itself: that is learned before the first step and since, and the candidate "
+        f"is assumed to waver as stable does. Where the odds of a slow request waver by {_percent(WAVERING)} for longer "
+        f"than a step, only a rise of the odds by x {power.wavering_ratio:.2g} is told from chance"
+    )
+    return [rare, blocks]
 
 
 def _rows(step: StepPower, power: CanaryPower) -> list[tuple[str, ...]]:

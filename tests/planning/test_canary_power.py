@@ -105,6 +105,18 @@ def test_more_time_a_larger_share_and_more_traffic_catch_smaller_rises():
     assert all((step.shortest.error_ratio or 1e9) > (step.longest.error_ratio or 1e9) for step in little.steps)
 
 
+def test_the_plan_says_what_is_seen_of_rare_kinds_and_beside_servers_that_waver():
+    power = canary_power(CAREFUL, 200.0)
+    ratios = [step.kind_error_ratio or 1e9 for step in power.steps]
+    assert ratios == sorted(ratios, reverse=True)
+    assert all(ratio > (step.longest.error_ratio or 1e9) for ratio, step in zip(ratios, power.steps, strict=True))
+    assert power.wavering_ratio > 2.0 * CAREFUL.slow_ratio
+    lines = "\n".join(canary_lines(power))
+    assert "a kind of requests that is 2 % of the traffic" in lines
+    assert "latencies count by blocks of 10 s" in lines
+    assert f"only a rise of the odds by x {power.wavering_ratio:.2g} is told from chance" in lines
+
+
 def test_what_is_proposed_needs_no_further_proposal():
     proposal = canary_power(CAREFUL, 2.0).proposal
     assert proposal is not None
@@ -126,7 +138,7 @@ def test_nothing_is_proposed_to_those_who_have_hardly_any_traffic():
 
 def test_the_table_has_two_bakes_for_every_step_but_the_last():
     lines = canary_lines(canary_power(CAREFUL, 20.0))
-    assert len(lines) == 2 + 2 * 4
+    assert len(lines) == 2 + 2 * 4 + 2
     assert canary_lines(canary_power(CanaryPolicy(steps_percent=(100.0,)), 20.0)) == []
 
 
