@@ -197,7 +197,7 @@ def every_metric(policy: CanaryPolicy) -> Thresholds:
     """Thresholds for plans: as if stable had enough requests of all kinds; the limits' values mean nothing."""
     enough = [0.0] * max(policy.minimum_requests, requests_needed(policy.slow_quantiles[-1]), requests_needed(0.9))
     metrics = _metrics({name: _limits(name, enough, policy) for name in _OTHERS})
-    return Thresholds(requests=len(enough), metrics=metrics)
+    return Thresholds(requests=len(enough), metrics=metrics, block_seconds=block_seconds(policy))
 
 
 def requests_needed(level: float) -> int:

@@ -49,9 +49,10 @@ def _assumed(power: CanaryPower) -> list[str]:
     )
     blocks = (
         f"  latencies count by blocks of {duration(power.block_seconds)}, of which four at least are needed, as far as "
-        "stable does not waver as much by itself: that is learned before the first step and since, and the candidate is "
-        f"assumed to waver as stable does. Where the odds of a slow request waver by {_percent(WAVERING)} for longer than "
-        f"a step, only a rise of the odds by x {power.wavering_ratio:.2g} is told from chance"
+        "stable does not waver as much by itself: that is learned before the first step and since, and the candidate "
+        "is assumed to waver as stable does. Where the odds of a slow request waver by "
+        f"{_percent(WAVERING)} for longer than a step, only a rise of the odds by x {power.wavering_ratio:.2g} is "
+        "told from chance"
     )
     return [rare, blocks]
 
