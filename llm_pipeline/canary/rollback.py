@@ -132,7 +132,7 @@ def end_canary(
         NoWayBack: Stable does not answer and cannot be started.
     """
     record = journal.load()
-    if record is None or (record.phase is Phase.PROMOTED and not even_promoted):
+    if record is None or _is_over(journal.store, record, even_promoted=even_promoted):
         return record
     epoch = max(lease.epoch, record.epoch + 1, _router_epoch(router) + 1, slots.newest().epoch + 1)
     if record.phase not in _JUDGED:
@@ -149,6 +149,19 @@ def end_canary(
     want = all_to(record.stable or record.candidate, owner=f"rollback of {record.release_id}", epoch=epoch)
     record = give_back(record, want, router, slots, patience, token=FencingToken(epoch, lease.epoch), by=by)
     return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK}))
+
+
+def _is_over(store: ArtifactStore, record: CanaryRecord, *, even_promoted: bool) -> bool:
+    """Whether there is nothing left to be given back, looked at by the holder of the lease.
+
+    Whoever asks may have been frozen since it looked last. A release that came after has ended this one's canary, and
+    the traffic is that release's.
+    """
+    if current_canary(store, record.target) not in (None, record.release_id):
+        return True
+    if record.phase is Phase.PROMOTED:
+        return not even_promoted
+    return record.phase is Phase.ROLLED_BACK and record.traffic_confirmed is not False
 
 
 def give_back(

@@ -238,6 +238,7 @@ class Site:
         waiting: The same of those who still wait after 3 s.
         serves: What each slot's server was started with last.
         repositories: What releases other than r1 are, by release.
+        freeze_at: The controller is frozen at this boundary, and `meanwhile` is done before it wakes up.
         in_drain: Done once while a controller waits for requests in flight, as if it were frozen there meanwhile.
         hung: Slots whose servers run and answer nothing.
         stopped: Slots whose servers were stopped on purpose.
@@ -256,6 +257,8 @@ class Site:
     running: set[str] = field(default_factory=lambda: {"blue"})
     serves: dict[str, ArtifactRef] = field(default_factory=lambda: {"blue": STABLE})
     repositories: dict[str, ArtifactRef] = field(default_factory=dict)
+    freeze_at: int | None = None
+    meanwhile: Callable[[], object] | None = None
     in_drain: Callable[[], object] | None = None
     hung: set[str] = field(default_factory=set)
     stopped: set[str] = field(default_factory=set)
@@ -311,6 +314,8 @@ class Site:
         self.boundary += 1
         if self.boundary == self.die_at:
             self.dead = True
+        if self.boundary == self.freeze_at and self.meanwhile is not None:
+            self.meanwhile()
         if self.dead:
             raise Killed
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.errors import Fenced, IntegrityError
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store.artifact_store import Conflict
+from llm_pipeline.store.lease import LeaseHeld, LeaseLost
 
 NEWER = ArtifactRef(kind="model_repository", digest="c" * 64)
 
@@ -94,3 +98,52 @@ def test_a_full_disk_keeps_nobody_from_acting_who_may(tmp_path: Path, monkeypatc
     admit(tmp_path, FencingToken(epoch=8, lease=4))
     with pytest.raises(Fenced):
         admit(tmp_path, FencingToken(epoch=6, lease=4))
+
+
+def begin(site: Site) -> None:
+    site.step(20)
+
+
+def roll_back_by_itself(site: Site) -> None:
+    site.faulty = True
+    site.step(20)
+
+
+def roll_back_on_request(site: Site) -> None:
+    site.step(20)
+    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+
+
+def frozen_at(root: Path, act: Callable[[Site], None], every: int) -> Iterator[tuple[Site, int]]:
+    """The site once somebody who was frozen at a boundary of `act`, while a newer release went all the way, has woken.
+
+    Each comes with how many effects there were when it woke.
+    """
+    dry = Site(root / "dry")
+    act(dry)
+    assert dry.boundary > 20
+    for boundary in range(1, dry.boundary + 1, every):
+        site, done = Site(root / str(boundary), freeze_at=boundary), []
+
+        def meanwhile(site: Site = site, done: list[int] = done) -> None:
+            promote_newer(site, NEWER)
+            done.append(len(site.effects))
+
+        site.meanwhile = meanwhile
+        with contextlib.suppress(Fenced, LeaseHeld, LeaseLost, Conflict):
+            act(site)
+        assert len(done) == 1, boundary
+        yield site, done[0]
+
+
+@pytest.mark.parametrize("act", [begin, roll_back_by_itself, roll_back_on_request])
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.thorough)])
+def test_whoever_was_frozen_anywhere_moves_no_traffic_and_touches_no_server_when_it_wakes(
+    tmp_path: Path, act, every: int
+) -> None:
+    for site, woke in frozen_at(tmp_path, act, every):
+        assert site.record("r2").phase is Phase.PROMOTED, site.effects
+        assert (site.serves["green"], site.weights()) == (NEWER, {"green": 10_000}), site.effects
+        assert site.running == {"blue", "green"}, site.effects
+        done = [effect for effect in site.effects[woke:] if effect.startswith(("start", "stop", "route"))]
+        assert done == [], site.effects
