@@ -323,6 +323,8 @@ def _settle(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         model_id=flow.record.model.id,
         target=flow.record.place_of(subject),
         recipe=flow.chosen_recipe(subject),
+        place=flow.place(subject),
+        state_root=flow.deployment.state_root,
     )
     return config, {"repository": flow.artifact("package", subject, "repository")}
 

@@ -18,6 +18,7 @@ from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, curre
 from llm_pipeline.canary.retirement import retire_previous
 from llm_pipeline.canary.rollback import LEASE_SECONDS, UNRECORDED, end_canary, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
+from llm_pipeline.canary.settling import give_all_traffic
 from llm_pipeline.canary.sightings import HostTime, is_driven, silent_seconds
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.stable_server import NoWayBack, have_answering
@@ -47,14 +48,15 @@ class GuardAction:
     Attributes:
         gpu_target: The target's name.
         release_id: The release that it was about.
-        what: A canary or production was rolled back, a router or a server that had ended was started, a slot of before
-            was stopped, a pause's clock was set right, or it failed.
+        what: A canary or production was rolled back, a router or a server that had ended was started, production got
+            the traffic that was left on the version before, a slot of that was stopped, a pause's clock was set right,
+            or it failed.
         detail: Why, in one sentence.
     """
 
     gpu_target: str
     release_id: str
-    what: Literal["rolled back", "started", "stopped previous", "pause restarted", "failed"]
+    what: Literal["rolled back", "started", "settled", "stopped previous", "pause restarted", "failed"]
     detail: str
 
 
@@ -117,6 +119,7 @@ class GuardedSite:
         for model_id in models:
             actions += self._attempt(model_id, partial(self._carry_on, model_id))
             actions += self._attempt(model_id, partial(self._keep_serving, model_id))
+            actions += self._attempt(model_id, partial(self._settle, model_id))
             actions += self._attempt(model_id, partial(self._retire, model_id, now))
         return actions
 
@@ -287,6 +290,18 @@ class GuardedSite:
             return []
         detail = f"production's server in {production.slot} had ended"
         return [GuardAction(self.target, production.release_id, "started", detail)]
+
+    def _settle(self, model_id: str) -> list[GuardAction]:
+        """Production whose pointers have moved, and whose settlement ended before its traffic had."""
+        production = read_pointers(self.store, model_id, self.target)[0].production
+        if production is None or self.router is None or self.router.read()[0].candidate != production.slot:
+            return []
+        try:
+            moved = give_all_traffic(self.store, self.target, production.release_id, self.router, self.patience)
+        except LeaseHeld:
+            return []
+        detail = "it is production, and all traffic goes there now"
+        return [GuardAction(self.target, production.release_id, "settled", detail)] if moved else []
 
     def _retire(self, model_id: str, now: HostTime) -> list[GuardAction]:
         stopped = retire_previous(

@@ -9,7 +9,6 @@ import time
 from llm_pipeline.canary import analysis, findings
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.moving import traffic_to
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.questions import Questions
 from llm_pipeline.canary.record import (
@@ -97,14 +96,11 @@ class Transitions:
             record = record.with_event(EventKind.PASSED, judgement.summary, by=self._owner, verdict=judgement.verdict)
             passed = {"passed_percent": record.step_percent, "pause": None}
             return self._save(record, phase=Phase.PASSED, judgement=judgement, **passed)
-        want = self._state(record.candidate, 1.0, on_trial=False)
         if (drift := self._drift(record, self._router.read()[0])) is not None:
             return self._drifted(record, drift)
-        record = self._save(record, intended=want, judgement=judgement)
-        traffic_to(self._router, want, self._plan.patience)
-        record = record.marked("promoted", share=1.0)
+        record = record.marked("promoted", share=record.share_percent / 100)  # until it is settled stable keeps its own
         record = record.with_event(EventKind.PROMOTED, judgement.summary, by=self._owner, verdict=judgement.verdict)
-        return self._save(record, phase=Phase.PROMOTED, applied=want, passed_percent=100.0, pause=None)
+        return self._save(record, phase=Phase.PROMOTED, judgement=judgement, passed_percent=100.0, pause=None)
 
     def _drift(self, record: CanaryRecord, current: RouteState) -> Judgement | None:
         """Why the router is in a state that nobody of ours asked for; None when it is not.

@@ -56,7 +56,7 @@ class Watching(Transitions):
     def _shifted(self, record: CanaryRecord) -> CanaryRecord:
         percent = f"{record.step_percent:g} %"
         record = record.with_event(EventKind.SHIFTED, f"{percent} of the traffic to {record.candidate}", by=self._owner)
-        return record.marked(percent, share=record.step_percent / 100)
+        return record.marked(percent, share=self._policy.share_at(record.step_percent))
 
     def _look(self, record: CanaryRecord) -> CanaryRecord:
         time.sleep(self._policy.look_seconds)

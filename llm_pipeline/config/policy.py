@@ -210,8 +210,8 @@ class CanaryPolicy(ConfigModel):
 
     Attributes:
         steps_percent: Traffic share of the candidate at each step; rising, ending at 100.
-        control_percent: Share of the traffic that stays on stable at the step of 100 %, too: it is what that step is
-            compared with, and stable is there to answer what the candidate fails.
+        control_percent: Share of the traffic that stays on stable at the step of 100 %, too, until the release is
+            settled: that step is compared with it, and stable is there to answer what the candidate fails.
         minimum_bake_seconds: Shortest time at a step.
         maximum_bake_seconds: A step that has not decided by then is INCONCLUSIVE; see `on_undecided`.
         minimum_requests: Candidate requests, or sessions, that a step must have seen before it can pass.

@@ -206,6 +206,8 @@ def test_the_version_before_stays_warm_for_its_window_and_is_stopped_then(site) 
     site.policy["rollback_window_hours"] = 2.0
     assert site.steps(20, 50, 100) == ["GO"] * 3
     promoted(site, hours_ago=1.0)
+    assert [action.what for action in guard(site)] == ["settled"], "its settlement ended before its traffic had moved"
+    assert site.weights() == {"green": 10_000}
     assert guard(site) == []
     assert site.running == {"blue", "green"}
     (action,) = guard(site, 3700.0)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from pydantic import ValidationError
-from simulated import Site
+from simulated import PATIENCE, Killed, Site
 
 from llm_pipeline.canary import moving
+from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.router import all_to
+from llm_pipeline.canary.settling import give_all_traffic
 from llm_pipeline.config.policy import CanaryPolicy
 
 
@@ -21,9 +26,34 @@ def site(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Site:
 def test_stable_keeps_a_small_share_and_backs_the_candidate_to_the_end_of_the_step(site, control, kept) -> None:
     site.policy |= {} if control is None else {"control_percent": control}
     assert site.steps(20, 50, 100) == ["GO", "GO", "GO"]
-    last = [state for state in site.told if state.candidate is not None][-1]
-    assert (last.candidate, last.weights) == ("green", {"green": 10_000 - kept, "blue": kept})
-    assert site.weights() == {"green": 10_000}
+    last, shares = site.router.state, {"green": 10_000 - kept, "blue": kept}
+    assert (site.record().phase, last.candidate, last.weights) == (Phase.PROMOTED, "green", shares)
+
+
+def test_settlement_gives_production_the_share_that_stayed_on_stable(site) -> None:
+    assert site.steps(20, 50, 100) == ["GO", "GO", "GO"]
+    assert give_all_traffic(site.store, "cpu", "r1", site.router, PATIENCE)
+    assert site.router.state.same_traffic(all_to("green", owner="x", epoch=0))
+    assert site.record().applied == site.router.state
+    assert not give_all_traffic(site.store, "cpu", "r1", site.router, PATIENCE)
+
+
+@pytest.mark.parametrize("boundary", range(1, 9))
+def test_a_settlement_that_is_killed_anywhere_is_finished_by_the_next_one(site, boundary) -> None:
+    site.steps(20, 50, 100)
+    site.die_at = site.boundary + boundary
+    with contextlib.suppress(Killed):
+        give_all_traffic(site.store, "cpu", "r1", site.router, PATIENCE)
+    give_all_traffic(site.buried().store, "cpu", "r1", site.router, PATIENCE)
+    assert site.router.state.same_traffic(all_to("green", owner="x", epoch=0))
+
+
+def test_settlement_moves_no_traffic_that_is_another_canarys(site) -> None:
+    site.steps(20, 50, 100)
+    theirs = all_to("blue", owner="rollback", epoch=site.router.state.epoch + 1)
+    site.router.write(theirs, None)
+    assert not give_all_traffic(site.store, "cpu", "r1", site.router, PATIENCE)
+    assert site.router.state == theirs
 
 
 def test_a_candidate_that_turns_slow_at_the_last_step_is_compared_with_stable_and_rolled_back(site) -> None:

@@ -13,6 +13,7 @@ from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.promotion import NotPromoted, settle_production
 from llm_pipeline.canary.record import Phase, current_canary, read_record
 from llm_pipeline.canary.rollback import ensure_rolled_back
+from llm_pipeline.canary.settling import give_all_traffic
 from llm_pipeline.canary.stable_server import NoWayBack
 from llm_pipeline.canary.way_back import ServedPlace, carry_on, roll_back
 from llm_pipeline.canary.way_back_record import read_way_back
@@ -49,6 +50,7 @@ class Served(Site):
             self.store, model_id=MODEL, target="cpu", release_id=release,
             repository=repository(release), recipe="none",
         )  # fmt: skip
+        give_all_traffic(self.store, "cpu", release, self.router, PATIENCE)
 
     def release(self, release: str) -> None:
         assert self.steps(50, 100, release=release) == ["GO"] * 2

@@ -91,7 +91,8 @@ class Production:
         return self._run(release, "canary", f"cpu:{percent:g}", config)
 
     def settle(self, release: str) -> StageResult | StageFailure:
-        return self._run(release, "settle", "cpu", {"model_id": self.model, "target": "cpu", "recipe": "int8"})
+        where = {name: value for name, value in self._place().items() if name in ("place", "state_root")}
+        return self._run(release, "settle", "cpu", {"model_id": self.model, "target": "cpu", "recipe": "int8", **where})
 
     def rollback(self, release: str) -> StageResult:
         return result(self._run(release, "rollback", "cpu", self._place()))

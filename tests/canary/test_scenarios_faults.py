@@ -8,7 +8,6 @@ import signal
 import pytest
 
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.router import ALL
 from llm_pipeline.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
@@ -18,7 +17,7 @@ def test_a_healthy_candidate_takes_all_traffic_in_five_steps_and_no_request_of_a
     trial.policy |= {"minimum_requests": 2, "maximum_bake_seconds": 60.0}
     trial.reach(1, 5, 25, 50, 100)
     assert trial.record.phase is Phase.PROMOTED
-    assert trial.site.weights() == {trial.candidate: ALL}
+    assert trial.site.weights() == {trial.candidate: 9_800, trial.stable: 200}
     assert trial.lost == {}
 
 

@@ -9,7 +9,6 @@ import time
 import pytest
 
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.router import ALL
 from llm_pipeline.runners import detached
 from llm_pipeline.verdict import Verdict
 
@@ -40,7 +39,7 @@ def test_an_envoy_that_ends_at_the_last_step_is_back_before_the_step_passes(tria
     assert again is not None
     assert again.alive
     assert again.pid != ended.pid
-    assert trial.site.weights() == {trial.candidate: ALL}
+    assert trial.site.weights() == weights
     trial.site.await_answers(50)
 
 

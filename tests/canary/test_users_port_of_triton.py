@@ -125,12 +125,12 @@ def test_a_stream_is_served_over_http_and_grpc(site, users) -> None:
 
 
 async def streamed(port: int) -> list[str]:
-    import numpy
+    import numpy as np
     import tritonclient.grpc.aio as asynchronous
 
     text, tokens = triton.InferInput("text_input", [1], "BYTES"), triton.InferInput("max_tokens", [1], "INT32")
-    text.set_data_from_numpy(numpy.array([b"a b c"], dtype=object))
-    tokens.set_data_from_numpy(numpy.array([4], dtype=numpy.int32))
+    text.set_data_from_numpy(np.array([b"a b c"], dtype=object))
+    tokens.set_data_from_numpy(np.array([4], dtype=np.int32))
     found = []
 
     async def requests():
