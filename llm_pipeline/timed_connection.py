@@ -178,9 +178,15 @@ class _TimedReader(io.RawIOBase):
 
 
 def _within(limit: Limit, plain: socket.socket, operation: Callable[[], int]) -> int:
-    """Read or write once, in what is left of a limit; returns how many bytes."""
+    """Read or write once, in what is left of a limit; returns how many bytes.
+
+    To set a socket's time-out hands the interpreter to another thread, which costs more than most reads. So it is set
+    again only once it is too long by a tenth, or much too short.
+    """
     while True:
-        plain.settimeout(limit.seconds_left())
+        left, timeout = limit.seconds_left(), plain.gettimeout()
+        if timeout is None or not left / 2 <= timeout <= 1.1 * left:
+            plain.settimeout(left)
         began = time.monotonic()
         try:
             size = operation()
