@@ -29,7 +29,10 @@ _DOC = """### Guard of {name}
 Looks, target by target, for a canary that has traffic and that nobody drives: its controller was not heard of, a person
 was waited for too long, or said no. Such a canary is rolled back. A release that is driven is left alone.
 
-It also stops what was kept warm when its rollback window ends, and tells people what nobody told them yet.
+It also carries out a rollback that was begun, starts a router or a production server that has ended, stops what was
+kept warm when its rollback window ends, and tells people what nobody told them yet. It compares no clocks: a canary is
+silent from when the guard finds nothing new of it. Where the store takes nothing it moves traffic to stable all the
+same, fails, and records it later.
 
 By hand: `llm-pipeline guard`. When it runs is `guard:` in `{file}`; how long is too long, the policy's canary.
 **Keep it unpaused**: without it, traffic stays on a canary whose worker has died until somebody looks.

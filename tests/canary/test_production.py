@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -341,3 +344,21 @@ def test_a_second_model_takes_nobody_s_users_unless_the_place_is_handed_over_and
     users = production.users_go()
     assert users.failed == 0, users.reasons
     assert users.sent == users.ok
+
+
+@pytest.mark.thorough
+def test_a_rollback_starts_a_stable_that_was_killed_before_it_gets_the_traffic(production) -> None:
+    production.deploy_first()
+    production.users()
+    assert verdict(production.canary("r2", 50)) is Verdict.GO
+    stable = find_server(production.state("blue"))
+    assert stable is not None
+    os.killpg(stable.pid, signal.SIGKILL)
+    time.sleep(2.0)
+    assert production.rollback("r2").metrics["phase"] == "rolled back"
+    assert (production.releases(), production.weights()) == (("r1", None), {"blue": 10_000})
+    assert (production.serves("blue"), production.serves("green")) == ("r1", None)
+    users = production.users_go()
+    assert [lost for lost in users.first_failures if not lost.streaming] == [], "the candidate answered for stable"
+    assert users.failed <= 3, "streams that were in the killed server"
+    assert users.sent == users.ok + users.failed
