@@ -33,7 +33,7 @@ POLICY = CanaryPolicy(
     minimum_bake_seconds=_HOLD_SECONDS, maximum_bake_seconds=_HOLD_SECONDS, block_seconds=LOOK_SECONDS
 )
 _CHECKED_RUNS = 3
-_CAUGHT, _MINUTES = 0.9, 8.0
+_CAUGHT, _MINUTES = 0.9, 12.0
 _NEVER = float("inf")
 
 

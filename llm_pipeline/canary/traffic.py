@@ -11,6 +11,7 @@ from typing import Protocol
 
 from llm_pipeline.canary.access_log import AccessLog, LogCursor
 from llm_pipeline.canary.in_flight import NOTHING_IN_FLIGHT
+from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
 from llm_pipeline.canary.sources.arm_metrics import ArmMetrics, ArmWindow
@@ -90,13 +91,20 @@ class LoggedTraffic:
         return self._log.end()
 
     def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
-        """See `Traffic.baseline`."""
+        """See `Traffic.baseline`: while there is little traffic, no long log is read again and again."""
+        newest = self._of_stable(record)
+        if fix_thresholds(newest, policy) is None:
+            return Baseline(None, len(newest), record)
+        history = self._of_stable(record, most_bytes=_HISTORY_BYTES)
+        return Baseline(fix_thresholds(history, policy), len(history), record)
+
+    def _of_stable(self, record: CanaryRecord, **bounds: int) -> list[ObservedRequest]:
+        """Requests that stable answered as production."""
         since = time.time() - HISTORY_SECONDS
         if record.production_since is not None:
             since = max(since, record.production_since.timestamp())
-        recent = self._log.recent(since, _HISTORY_BYTES)
-        stable = [request for request in recent if request.arm == record.stable and not request.on_trial]
-        return Baseline(fix_thresholds(stable, policy), len(stable), record)
+        recent = self._log.recent(since, **bounds)
+        return [request for request in recent if request.arm == record.stable and not request.on_trial]
 
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
         """See `Traffic.step_begins`: requests say themselves when they began, but a clock set back makes all later."""
