@@ -99,7 +99,9 @@ def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
     """
     refuse_stranger(place.store, place.target, place.model_id)
     try:
-        return _despite_others(place, by, leaving)
+        pointers = read_pointers(place.store, place.model_id, place.target)[0]
+        meant = leaving or _newest(_on_trial(place, pointers), pointers.production)
+        return _despite_others(place, by, leaving, meant)
     except (NoWayBack, Conflict, LeaseHeld, LeaseLost, RouterUnavailable):
         raise
     except Transient:  # the store; the router itself knows whether a release is on trial
@@ -125,20 +127,53 @@ def carry_on(place: ServedPlace) -> WayBack | None:
     return found
 
 
-def _despite_others(place: ServedPlace, by: str, leaving: str) -> Pointers:
+def _on_trial(place: ServedPlace, pointers: Pointers) -> CanaryRecord | None:
+    """The canary that has not ended, or ended in a promotion that nobody has settled.
+
+    Raises:
+        ConfigError: It is another model's.
+    """
+    release_id = current_canary(place.store, place.target)
+    record = read_record(place.store, release_id, place.target) if release_id else None
+    production = pointers.production
+    if record is None or (production is not None and production.release_id == record.release_id):
+        return None
+    since = production.promoted_at if production is not None else _since_handed_over(place)
+    unsettled = record.phase is Phase.PROMOTED and record.production_since == since
+    if record.settled and record.traffic_confirmed is not False and not unsettled:
+        return None
+    model = model_of_release(place.store, record.release_id)
+    if model not in (None, place.model_id):
+        hint = f"roll back {model} instead"
+        raise ConfigError(f"release {record.release_id} of {model} is on trial on {place.target}", hint=hint)
+    return record
+
+
+def _since_handed_over(place: ServedPlace) -> datetime | None:
+    """Since when another model has served here, if this one is about to take its place over."""
+    serving = serving_at(place.store, place.target)
+    return serving.pointer.promoted_at if serving else None
+
+
+def _newest(trial: CanaryRecord | None, production: Pointer | None) -> str:
+    """The release that a rollback without a name leaves; empty when there is none."""
+    return trial.release_id if trial is not None else production.release_id if production is not None else ""
+
+
+def _despite_others(place: ServedPlace, by: str, leaving: str, meant: str) -> Pointers:
     for _ in range(_TRIES - 1):
         try:
-            return _roll_back_once(place, by, leaving)
+            return _roll_back_once(place, by, leaving, meant)
         except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
             log.warning("somebody else wrote at the same moment, trying again", reason=str(error))
         time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - so that two do not meet again
-    return _roll_back_once(place, by, leaving)
+    return _roll_back_once(place, by, leaving, meant)
 
 
-def _roll_back_once(place: ServedPlace, by: str, leaving: str) -> Pointers:
+def _roll_back_once(place: ServedPlace, by: str, leaving: str, meant: str) -> Pointers:
     take_over(place.store, place.target)
     with Lease(place.store, lease_name(place.target), seconds=LEASE_SECONDS) as lease:
-        return _RollBack(place, lease, by).run(leaving)
+        return _RollBack(place, lease, by).run(leaving, meant)
 
 
 class _RollBack:
@@ -150,13 +185,16 @@ class _RollBack:
         self._lease = lease
         self._by = by
 
-    def run(self, leaving: str) -> Pointers:
-        """See `roll_back`."""
+    def run(self, leaving: str, meant: str) -> Pointers:
+        """See `roll_back`; what is `meant` is what it would have left when it was asked for."""
         last = self.finish_last()
         if last is not None and (not leaving or last.left.startswith(leaving)):
             return self._pointers()[0]
         pointers, _ = self._pointers()
-        trial, production = self._on_trial(pointers), pointers.production
+        trial, production = _on_trial(self._place, pointers), pointers.production
+        if not leaving and meant != _newest(trial, production):
+            log.info(f"{meant or 'nothing'} was to be left, and that is over: nothing is changed")
+            return pointers
         if trial is not None and (not leaving or trial.release_id.startswith(leaving)):
             return self._leave_trial(trial, production)
         if production is None or not production.release_id.startswith(leaving):
@@ -178,7 +216,7 @@ class _RollBack:
         if found is None or found.done:
             return None
         pointers, _ = self._pointers()
-        trial, production = self._on_trial(pointers), pointers.production
+        trial, production = _on_trial(self._place, pointers), pointers.production
         if trial is not None and (trial.release_id, trial.began_at) == (found.left, found.began_at):
             self._end(trial)
         elif production is not None and production.release_id == found.left:
@@ -187,32 +225,6 @@ class _RollBack:
             self._clear_up(production, found)
         self._note(found.model_copy(update={"done": True}))
         return found
-
-    def _on_trial(self, pointers: Pointers) -> CanaryRecord | None:
-        """The canary that has not ended, or ended in a promotion that nobody has settled.
-
-        Raises:
-            ConfigError: It is another model's.
-        """
-        release_id = current_canary(self._store, self._target)
-        record = read_record(self._store, release_id, self._target) if release_id else None
-        production = pointers.production
-        if record is None or (production is not None and production.release_id == record.release_id):
-            return None
-        since = production.promoted_at if production is not None else self._since_handed_over()
-        unsettled = record.phase is Phase.PROMOTED and record.production_since == since
-        if record.settled and record.traffic_confirmed is not False and not unsettled:
-            return None
-        model = model_of_release(self._store, record.release_id)
-        if model not in (None, self._place.model_id):
-            hint = f"roll back {model} instead"
-            raise ConfigError(f"release {record.release_id} of {model} is on trial on {self._target}", hint=hint)
-        return record
-
-    def _since_handed_over(self) -> datetime | None:
-        """Since when another model has served here, if this one is about to take its place over."""
-        serving = serving_at(self._store, self._target)
-        return serving.pointer.promoted_at if serving else None
 
     def _leave_trial(self, trial: CanaryRecord, production: Pointer | None) -> Pointers:
         if trial.phase is Phase.PROMOTED and trial.stable is None:

@@ -137,7 +137,7 @@ def frozen_at(root: Path, act: Callable[[Site], None], every: int) -> Iterator[t
 
 
 @pytest.mark.parametrize("act", [begin, roll_back_by_itself, roll_back_on_request])
-@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.thorough)])
 def test_whoever_was_frozen_anywhere_moves_no_traffic_and_touches_no_server_when_it_wakes(
     tmp_path: Path, act, every: int
 ) -> None:
