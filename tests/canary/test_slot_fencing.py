@@ -20,6 +20,8 @@ from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import LeaseHeld, LeaseLost
 
 NEWER = ArtifactRef(kind="model_repository", digest="c" * 64)
+PROMOTED = {"green": 9_800, "blue": 200}
+"""Until it is settled, stable keeps a small share."""
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def test_a_controller_that_wakes_in_its_drain_leaves_the_newer_releases_server_a
     with pytest.raises(Fenced):
         site.step(20)
     assert site.running == {"blue", "green"}
-    assert (site.serves["green"], site.weights()) == (repository, {"green": 10_000})
+    assert (site.serves["green"], site.weights()) == (repository, PROMOTED)
     assert (site.record("r1").phase, site.record("r2").phase) == (Phase.ROLLED_BACK, Phase.PROMOTED)
 
 
@@ -71,7 +73,7 @@ def test_a_controller_that_wakes_before_it_starts_its_candidate_does_not_end_the
     site.slots.replace = frozen  # type: ignore[method-assign]
     with pytest.raises(Fenced):
         site.step(20)
-    assert (site.serves["green"], site.weights()) == (NEWER, {"green": 10_000})
+    assert (site.serves["green"], site.weights()) == (NEWER, PROMOTED)
 
 
 def test_of_two_that_took_over_with_the_same_epoch_the_one_with_the_later_lease_acts(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ def test_whoever_was_frozen_anywhere_moves_no_traffic_and_touches_no_server_when
 ) -> None:
     for site, woke in frozen_at(tmp_path, act, every):
         assert site.record("r2").phase is Phase.PROMOTED, site.effects
-        assert (site.serves["green"], site.weights()) == (NEWER, {"green": 10_000}), site.effects
+        assert (site.serves["green"], site.weights()) == (NEWER, PROMOTED), site.effects
         assert site.running == {"blue", "green"}, site.effects
         done = [effect for effect in site.effects[woke:] if effect.startswith(("start", "stop", "route"))]
         assert done == [], site.effects
