@@ -6,6 +6,7 @@ from llm_pipeline.canary.analysis import AnalysisState, StepState, parity_proven
 from llm_pipeline.canary.eprocess import RateTest
 from llm_pipeline.canary.metric_tests import LimitState, MetricState
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
+from llm_pipeline.canary.units import CONTENTS
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.verdict import Evidence, Verdict
 
@@ -116,6 +117,8 @@ def limit_in_words(metric: MetricState, thresholds: Thresholds, at: int) -> str:
     if not limit.label:
         return ""
     side = "below" if metric.name == "short answers" else "beyond"
+    if metric.name in CONTENTS:
+        return f" {side} {limit.value:.2f} ({limit.label})"
     unit = "tokens" if metric.name in LENGTH_QUANTILES else "ms"
     digits = 1 if metric.name == "slow tokens" else 0
     return f" {side} {limit.value:.{digits}f} {unit} ({limit.label})"

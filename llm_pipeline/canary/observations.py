@@ -63,6 +63,8 @@ class ObservedRequest:
         finish_reason: Of the answer's last chunk; empty when none came.
         empty: The answer has no text; None where it could not be read to its end.
         truncated: The answer has no final chunk, or the server gave it up; None like `empty`.
+        repetition: Share of the text that was there before, piece by piece; None where the text is short or unread.
+        odd_characters: Share of the text's characters that are neither letters nor spaces; None like `repetition`.
     """
 
     started_at: float
@@ -87,6 +89,8 @@ class ObservedRequest:
     finish_reason: str = ""
     empty: bool | None = None
     truncated: bool | None = None
+    repetition: float | None = None
+    odd_characters: float | None = None
 
     @property
     def seen_at(self) -> float:
@@ -235,10 +239,10 @@ def _request(
         cancelled=ending == "abandoned",
         in_flight=in_flight,
         streaming=path.endswith(_STREAMING_PATHS),
-        first_byte_milliseconds=_milliseconds(entry.get("first_byte_ms")),
-        total_milliseconds=_milliseconds(entry.get("total_ms")) or 0.0,
+        first_byte_milliseconds=_positive(entry.get("first_byte_ms")),
+        total_milliseconds=_positive(entry.get("total_ms")) or 0.0,
         bytes_sent=_count(entry.get("bytes")) or 0,
-        stream_milliseconds=_milliseconds(entry.get("stream_ms")),
+        stream_milliseconds=_positive(entry.get("stream_ms")),
         request_bytes=_count(entry.get("request_bytes")) or 0,
         session=entry.get("session") or None,
         client=entry.get("client") or None,
@@ -266,6 +270,8 @@ class _Content(TypedDict):
     finish_reason: str
     empty: bool | None
     truncated: bool | None
+    repetition: float | None
+    odd_characters: float | None
 
 
 def _content(entry: Mapping[str, Any], *, read: bool) -> _Content:
@@ -277,6 +283,8 @@ def _content(entry: Mapping[str, Any], *, read: bool) -> _Content:
         "finish_reason": reason,
         "empty": has_text != "1" if known else None,
         "truncated": reason in _GIVEN_UP if known else None,
+        "repetition": _positive(entry.get("repetition")) if known else None,
+        "odd_characters": _positive(entry.get("odd_characters")) if known else None,
     }
 
 
@@ -298,16 +306,16 @@ def _finite(value: Any) -> float:
     return found
 
 
-def _milliseconds(value: Any) -> float | None:
-    """Raises ValueError for a time that cannot be."""
+def _positive(value: Any) -> float | None:
+    """Raises ValueError for a time or a share that cannot be."""
     if value is None:
         return None
     found = _finite(value)
     if found < 0:
-        raise ValueError(f"{value} is no time")
+        raise ValueError(f"{value} is less than nothing")
     return found
 
 
 def _count(value: Any) -> int | None:
-    found = _milliseconds(value)
+    found = _positive(value)
     return None if found is None else int(found)

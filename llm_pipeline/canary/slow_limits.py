@@ -14,6 +14,7 @@ from llm_pipeline.canary.observations import ObservedRequest, quantile
 from llm_pipeline.canary.sessions import by_session
 from llm_pipeline.canary.spread import BLOCK_SECONDS, Spread
 from llm_pipeline.canary.units import (
+    CONTENTS,
     LATENCIES,
     RARE,
     Limit,
@@ -47,6 +48,10 @@ _MOST_BLOCKS = 4096
 _OF_KINDS = (0.5, 0.9)
 """Quantiles of a kind's own times that are its limits."""
 
+CONTENT_SLACK = 0.2
+"""So much more of a text may repeat itself, or be odd, than in nearly all of stable's answers."""
+
+_NEARLY_ALL = 0.9
 _OTHERS: tuple[MetricName, ...] = tuple(name for name in get_args(MetricName) if name != "errors")
 _ONE = "without each client in turn: the router tells none apart, or one of them sends most requests"
 _MOSTLY = 0.5  # what most of stable's answers do says nothing: a server that gives no finish reasons, say
@@ -214,6 +219,8 @@ def _limits(name: MetricName, values: Sequence[float], policy: CanaryPolicy) -> 
     """A metric's limits; empty if stable has too few such requests."""
     if 5 * len(values) < policy.minimum_requests:
         return ()
+    if name in CONTENTS:
+        return _content_limit(values)
     if name in RARE:
         return (Limit(),) if sum(values) < _MOSTLY * len(values) else ()
     if name not in LENGTH_QUANTILES:
@@ -222,6 +229,14 @@ def _limits(name: MetricName, values: Sequence[float], policy: CanaryPolicy) -> 
     if len(values) < requests_needed(max(level, 1.0 - level)):
         return ()
     return (Limit(value=quantile(values, level) or 0.0, label=_label(level)),)
+
+
+def _content_limit(values: Sequence[float]) -> tuple[Limit, ...]:
+    """Far beyond what nearly all of stable's answers are like: another style is no fault, garbage is."""
+    if len(values) < requests_needed(_NEARLY_ALL):
+        return ()
+    value = (quantile(values, _NEARLY_ALL) or 0.0) + CONTENT_SLACK
+    return (Limit(value=value, label=f"{_label(_NEARLY_ALL)} + {CONTENT_SLACK:g}"),) if value < 1.0 else ()
 
 
 def _slow_limits(values: Sequence[float], levels: Sequence[float]) -> tuple[Limit, ...]:

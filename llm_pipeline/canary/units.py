@@ -26,12 +26,29 @@ MetricName = Literal[
     "long answers",
     "abandoned requests",
     "refusals",
+    "unfinished answers",
+    "repetitive answers",
+    "odd characters",
 ]
 
 RARE: frozenset[MetricName] = frozenset(
-    {"errors", "truncated answers", "empty answers", "abandoned requests", "refusals"}
+    {
+        "errors",
+        "truncated answers",
+        "empty answers",
+        "abandoned requests",
+        "refusals",
+        "unfinished answers",
+        "repetitive answers",
+        "odd characters",
+    }
 )
-"""Metrics whose events happen or do not; the others are values beyond limits."""
+"""Metrics whose events are rare: they happen or do not, or lie beyond what nearly all of stable's answers do."""
+
+CONTENTS: frozenset[MetricName] = frozenset({"repetitive answers", "odd characters"})
+"""Shares of an answer's text."""
+
+_CUT = "length"
 
 LATENCIES: frozenset[MetricName] = frozenset({"slow first token", "slow tokens", "slow end to end"})
 
@@ -47,6 +64,9 @@ _JUDGED: dict[MetricName, str] = {
     "long answers": "longest",
     "abandoned requests": "abandoned",
     "refusals": "refused",
+    "unfinished answers": "unfinished",
+    "repetitive answers": "repetition",
+    "odd characters": "odd_characters",
 }
 """The value of a unit that each metric is about."""
 
@@ -103,6 +123,9 @@ class Unit(Frozen):
         longest: Output tokens of the longest answer.
         abandoned: The user left before the answer's end.
         refused: The request was refused; only of those that have a vote (see `votes`).
+        unfinished: The answer went on to the limit of its length.
+        repetition: Of the text, a share.
+        odd_characters: Of the text's characters, a share.
     """
 
     on_trial: bool
@@ -119,6 +142,9 @@ class Unit(Frozen):
     longest: int | None = None
     abandoned: bool | None = None
     refused: bool | None = None
+    unfinished: bool | None = None
+    repetition: float | None = None
+    odd_characters: float | None = None
 
 
 def title_of(name: MetricName, kind: str) -> str:
@@ -160,6 +186,9 @@ def unit_of(
         if not request.cancelled:
             values |= {"error": False, "truncated": request.truncated, "empty": request.empty}
             values |= {"shortest": request.output_tokens, "longest": request.output_tokens}
+            values |= {"repetition": request.repetition, "odd_characters": request.odd_characters}
+            if request.finish_reason:
+                values["unfinished"] = request.finish_reason == _CUT
     values |= _latencies(request, first_token=first_token, end_to_end=end_to_end)
     return unit.model_copy(update=values)
 
@@ -203,6 +232,9 @@ def joined(one: Unit, other: Unit) -> Unit:
         shortest=min((length for length in (one.shortest, other.shortest) if length is not None), default=None),
         longest=max((length for length in (one.longest, other.longest) if length is not None), default=None),
         abandoned=_either(one.abandoned, other.abandoned),
+        unfinished=_either(one.unfinished, other.unfinished),
+        repetition=_largest(one.repetition, other.repetition),
+        odd_characters=_largest(one.odd_characters, other.odd_characters),
     )
 
 

@@ -39,7 +39,7 @@ def canary_lines(power: CanaryPower) -> list[str]:
 
 
 def _assumed(power: CanaryPower) -> list[str]:
-    """What the table cannot show: rare kinds of requests, and servers that waver by themselves."""
+    """What the table cannot show: rare kinds of requests, servers that waver by themselves, and what answers say."""
     kinds = ", ".join(
         f"{_rise(step.kind_error_ratio, power.error_share)} at {step.percent:g} %" for step in power.steps
     )
@@ -54,7 +54,11 @@ def _assumed(power: CanaryPower) -> list[str]:
         f"{_percent(WAVERING)} for longer than a step, only a rise of the odds by x {power.wavering_ratio:.2g} is "
         "told from chance"
     )
-    return [rare, blocks]
+    contents = (
+        "  answers are compared by length, finish reason, repetition and characters, those over gRPC by length of time "
+        "only; that fluent answers are wrong, or loops longer than 500 characters, only `shadow:` sees"
+    )
+    return [rare, blocks, contents]
 
 
 def _rows(step: StepPower, power: CanaryPower) -> list[tuple[str, ...]]:

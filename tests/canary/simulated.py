@@ -167,6 +167,7 @@ class AccessLog:
             first_byte_milliseconds=None if left or waits else 5.0,
             total_milliseconds=3000.0 if left or waits else 500.0 if slow else 10.0 + number % 7,
             bytes_sent=10,
+            repetition=0.95 if on_trial and self.site.garbled else 0.1 + number % 7 / 100,
         )
 
 
@@ -234,6 +235,7 @@ class Site:
         die_at: The controller is killed at this boundary: two of them an effect, before and after it.
         effects: What was done, in order.
         told: What the router was told.
+        garbled: The candidate's answers repeat one word, at their normal length.
         abandoned: Share of the candidate's requests whose users leave after 3 s without an answer, in tenths.
         waiting: The same of those who still wait after 3 s.
         serves: What each slot's server was started with last.
@@ -274,6 +276,7 @@ class Site:
     faulty: bool = False
     slow: bool = False
     abandoned: float = 0.0
+    garbled: bool = False
     waiting: float = 0.0
     source_down: bool = False
     store_takes: bool = True

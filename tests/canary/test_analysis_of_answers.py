@@ -27,7 +27,7 @@ def request(arm: str = "blue", at: float = 0.0, **changes: object) -> ObservedRe
     values = {"started_at": at, "arm": arm, "on_trial": arm == "green", "fault": False, "error": False, "lost": False}
     values |= {"cancelled": False, "streaming": True, "first_byte_milliseconds": 10.0, "total_milliseconds": 50.0}
     values |= {"bytes_sent": 100, "stream_milliseconds": 100.0, "request_bytes": 100, "output_tokens": 21}
-    values |= {"finish_reason": "stop", "empty": False, "truncated": False}
+    values |= {"finish_reason": "stop", "empty": False, "truncated": False, "repetition": 0.1, "odd_characters": 0.15}
     return ObservedRequest(**{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -72,6 +72,9 @@ def test_all_that_answers_tell_is_compared() -> None:
         "short answers",
         "long answers",
         "abandoned requests",
+        "unfinished answers",
+        "repetitive answers",
+        "odd characters",
     ]
 
 
@@ -84,8 +87,12 @@ def test_all_that_answers_tell_is_compared() -> None:
         ({"output_tokens": 4, "stream_milliseconds": 15.0}, ["short answers"]),
         ({"output_tokens": 99, "stream_milliseconds": 490.0}, ["long answers"]),
         ({"stream_milliseconds": 900.0}, ["slow tokens"]),
+        ({"finish_reason": "length"}, ["unfinished answers"]),
+        ({"repetition": 0.9}, ["repetitive answers"]),
+        ({"odd_characters": 0.8}, ["odd characters"]),
+        ({"repetition": 0.25, "odd_characters": 0.3}, []),
     ],
-    ids=["nothing", "truncated", "empty", "short", "long", "slow tokens"],
+    ids=["nothing", "truncated", "empty", "short", "long", "slow tokens", "never stops", "loops", "garbage", "style"],
 )
 def test_a_candidate_whose_answers_are_odd_regresses_by_the_metric_that_says_so(change, worse) -> None:
     assert regressed(compared(tokens(120) + tokens(120, "green", **change), fixed(tokens(200)))) == worse
@@ -109,6 +116,7 @@ def test_time_per_output_token_is_that_after_the_first() -> None:
 
 def test_what_the_router_cannot_read_is_not_compared_and_said_to_be_missing() -> None:
     unread = {"output_tokens": None, "empty": None, "truncated": None, "finish_reason": ""}
+    unread |= {"repetition": None, "odd_characters": None}
     thresholds = fixed([request(**unread) for _ in range(100)])
     assert [metric.name for metric in thresholds.metrics] == [
         "errors",
@@ -116,7 +124,8 @@ def test_what_the_router_cannot_read_is_not_compared_and_said_to_be_missing() ->
         "slow end to end",
         "abandoned requests",
     ]
-    metrics = "slow tokens, truncated answers, empty answers, short answers, long answers, refusals"
+    of_answers = "slow tokens, truncated answers, empty answers, short answers, long answers"
+    metrics = f"{of_answers}, refusals, unfinished answers, repetitive answers, odd characters"
     assert f"{metrics}: 0 of stable's requests tell of it, too few or all alike" in thresholds.left_out
 
 
@@ -280,7 +289,7 @@ def test_parity_of_an_earlier_step_does_not_hasten_the_next_one() -> None:
 
 def test_all_metrics_together_spend_alpha() -> None:
     state = begin(every_metric(POLICY), POLICY)
-    assert len(state.metrics) == 10
+    assert len(state.metrics) == 13
     assert sum(metric.alpha_share for metric in state.metrics) == pytest.approx(1.0)
 
 

@@ -29,7 +29,17 @@ def cut(body: bytes, size: int) -> list[bytes]:
     return [body[at : at + size] for at in range(0, len(body), size)]
 
 
+def cut_words(text: str) -> list[str]:
+    return [text[at : at + 5] for at in range(0, len(text), 5)]
+
+
 STREAM = event("a", 1) + event('say \\"output_tokens\\": 9,', 12) + event("", 1, "stop")
+
+GARBLED = {"output_tokens": 100, "finish_reason": "stop", "empty": False}
+PROSE = (
+    "What users read of a model is mostly words, a few signs between them, and hardly ever the same six letters twice "
+    'in so short a text; so a share of what came before says "this is a loop" long before a person does. \u00e9t\u00e9'
+)
 
 CASES: dict[str, tuple[str, Sequence[bytes], dict[str, object]]] = {
     "a stream in its events": (
@@ -64,6 +74,12 @@ CASES: dict[str, tuple[str, Sequence[bytes], dict[str, object]]] = {
     ),
     "an answer without text": ("generate", [event("", 3, "stop")[6:]], {"output_tokens": 3, "empty": True}),
     "a stream of nothing": ("generate_stream", [], {"output_tokens": None, "empty": True, "truncated": True}),
+    "a text that repeats itself": ("generate_stream", [event(" the", 1)] * 99 + [event("", 1, "stop")], GARBLED),
+    "a text of signs": ("generate", [event("".join(map(chr, range(33, 65))) * 3, 9, "stop")[6:]], {"empty": False}),
+    "prose": ("generate", [event(PROSE, 60, "stop")[6:]], {"empty": False, "output_tokens": 60}),
+    "prose cut anywhere": ("generate", cut(event(PROSE, 60, "stop")[6:], 3), {"empty": False, "output_tokens": 60}),
+    "prose in a stream": ("generate_stream", [event(word, 1) for word in cut_words(PROSE)], {"empty": False}),
+    "short": ("generate", [event("ha" * 31, 31, "stop")[6:]], {"empty": False}),
     "an error cut in two": (
         "generate_stream",
         [event("a", 1), b'data: {"er', b'ror":"broke"}\n\n'],
@@ -149,3 +165,26 @@ def test_time_per_output_token_is_that_of_the_tokens_after_the_first(site) -> No
     assert request.stream_milliseconds is not None
     assert request.stream_milliseconds > 20
     assert request.per_token_milliseconds == pytest.approx(request.stream_milliseconds / 13)
+
+
+@pytest.mark.usefixtures("pieces")
+def test_what_a_text_is_like_is_the_same_whole_or_cut_anywhere(site) -> None:
+    cases = (
+        "prose",
+        "prose cut anywhere",
+        "prose in a stream",
+        "a text that repeats itself",
+        "a text of signs",
+        "short",
+    )
+    found = dict(zip(cases, ask(site, cases), strict=True))
+    prose = found["prose"]
+    assert prose.repetition == pytest.approx(0.02, abs=0.03)
+    assert prose.odd_characters == pytest.approx(0.06, abs=0.04)
+    whole = (prose.repetition, prose.odd_characters)
+    assert (found["prose cut anywhere"].repetition, found["prose cut anywhere"].odd_characters) == whole
+    assert (found["prose in a stream"].repetition, found["prose in a stream"].odd_characters) == whole
+    assert found["a text that repeats itself"].repetition == pytest.approx(0.99, abs=0.01)
+    assert found["a text that repeats itself"].odd_characters == 0.0
+    assert found["a text of signs"].odd_characters == pytest.approx(1.0, abs=0.01)
+    assert (found["short"].repetition, found["short"].odd_characters) == (None, None)

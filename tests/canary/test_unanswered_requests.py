@@ -1,4 +1,4 @@
-"""Requests that get no answer: their users leave, or still wait. The controller is real, the site is in memory."""
+"""Requests that get no answer, or garbage: the controller is real, the site is in memory."""
 
 from __future__ import annotations
 
@@ -26,4 +26,11 @@ def test_a_candidate_whose_users_leave_without_an_answer_is_rolled_back(site, sh
 def test_a_candidate_whose_users_still_wait_is_rolled_back_before_they_leave(site, share) -> None:
     site.waiting = share
     assert site.steps(20, 50, 100) == ["NO_GO"]
+    assert site.weights() == {"blue": 10_000}
+
+
+def test_a_candidate_whose_answers_repeat_one_word_is_rolled_back(site) -> None:
+    site.garbled = True
+    assert site.steps(20, 50, 100) == ["NO_GO"]
+    assert "repetitive answers" in site.record().judgement.summary  # type: ignore[union-attr]
     assert site.weights() == {"blue": 10_000}

@@ -138,7 +138,7 @@ def test_nothing_is_proposed_to_those_who_have_hardly_any_traffic():
 
 def test_the_table_has_two_bakes_for_every_step_but_the_last():
     lines = canary_lines(canary_power(CAREFUL, 20.0))
-    assert len(lines) == 2 + 2 * 4 + 2
+    assert len(lines) == 2 + 2 * 4 + 3
     assert canary_lines(canary_power(CanaryPolicy(steps_percent=(100.0,)), 20.0)) == []
 
 
@@ -171,3 +171,7 @@ def test_millions_of_wanted_requests_are_planned_at_once():
     started = time.process_time()
     canary_power(CanaryPolicy(minimum_requests=10_000_000), 20.0)
     assert time.process_time() - started < 2.0
+
+
+def test_the_plan_says_what_only_the_comparison_of_answers_to_the_same_prompts_sees():
+    assert "only `shadow:` sees" in "\n".join(canary_lines(canary_power(CAREFUL, 20.0)))

@@ -50,7 +50,7 @@ def test_each_step_is_told_by_its_own_artifact_and_all_else_by_the_latest(study:
     assert first.measured_percent == pytest.approx(5.0, abs=3.0)
     slow = next(metric for metric in second.metrics if metric.name.startswith("slow first token beyond"))
     assert slow.verdict is Verdict.NO_GO
-    assert slow.e_value >= slow.regressed_at == pytest.approx(320.0)
+    assert slow.e_value >= slow.regressed_at == pytest.approx(360.0)
     assert slow.candidate_events / slow.candidate_units > slow.stable_events / slow.stable_units
 
 
@@ -106,7 +106,7 @@ def test_the_page_shows_intended_and_measured_split_rates_and_evidence(page: str
         "requests per second",
         "worse than tolerated: e-values",
         "no worse than tolerated: e-values",
-        "others: worse at 320",
+        "others: worse at 360",
         "errors: worse at 40",
         "proven at 20",
         "wrong at 1,000",
@@ -119,7 +119,7 @@ def test_the_evidence_is_told_in_words(study: CanaryStudy) -> None:
     words = evidence_in_words(study.evidence)
     assert re.match(
         r"The strongest evidence against the candidate, slow first token, reached its threshold: "
-        r"e-value [\d,]+, threshold 320\. Parity was proven on \d of 9 metrics\.",
+        r"e-value [\d,]+, threshold 360\. Parity was proven on \d of 10 metrics\.",
         words,
     )
     early = study.evidence.model_copy(update={"looks": study.evidence.looks[:5]})

@@ -33,6 +33,59 @@ local function each(tails, pattern, text, found)
   tails[pattern] = string.sub(joined, math.max(from, #joined - KEPT + 1))
 end
 
+-- The newest part of an answer's text, as it stands in JSON, and what is cheap to say of it: repetition (the share of
+-- its pieces of six bytes that were there before) and odd characters (the share that are neither letters nor spaces).
+-- A text shorter than SHORTEST says nothing.
+local TEXT, SHORTEST, PIECE = 512, 64, 6
+
+local function keep(text, piece)
+  if piece == "" then return end
+  text.parts[#text.parts + 1] = piece
+  text.size = text.size + #piece
+  if text.size > 16 * TEXT then
+    text.parts = { string.sub(table.concat(text.parts), -TEXT) }
+    text.size = TEXT
+  end
+end
+
+local function read_text(text, chunk)
+  local joined, at = text.tail .. chunk, 1
+  text.tail = ""
+  while at <= #joined do
+    if not text.inside then
+      local _, last = string.find(joined, "\"text_output\": *\"", at)
+      if not last then
+        text.tail = string.sub(joined, math.max(at, #joined - KEPT + 1))
+        return
+      end
+      text.inside, at = true, last + 1
+    else
+      local from = text.escaped and at + 1 or at
+      text.escaped = false
+      local stop = string.find(joined, "[\"\\]", from)
+      while stop and string.byte(joined, stop) == 92 do
+        text.escaped = stop == #joined
+        stop = string.find(joined, "[\"\\]", stop + 2)
+      end
+      keep(text, string.sub(joined, at, stop and stop - 1))
+      text.inside, at = not stop, stop and stop + 1 or #joined + 1
+    end
+  end
+end
+
+local function describe(handle, text)
+  local newest = string.sub(table.concat(text.parts), -TEXT)
+  if #newest < SHORTEST then return end
+  local seen, distinct, pieces = {}, 0, #newest - PIECE + 1
+  for at = 1, pieces do
+    local piece = string.sub(newest, at, at + PIECE - 1)
+    if not seen[piece] then seen[piece], distinct = true, distinct + 1 end
+  end
+  local _, plain = string.gsub(newest, "[%a%s]", "")
+  put(handle, "repetition", 1 - distinct / pieces)
+  put(handle, "odd_characters", 1 - plain / #newest)
+end
+
 -- gRPC messages come as frames: a flag (compressed or not), four bytes of length, the message; cut anywhere. Only the
 -- first field of each message is looked at: in ModelStreamInferResponse number 1 is the error's text, and a stream of
 -- status 0 may be made of nothing else.
@@ -81,11 +134,11 @@ function envoy_on_response(handle)
     if known and known["stream"] then read_stream(handle) end
     return
   end
-  local tails, tokens, reason, has_text = {}, nil, nil, nil
+  local tails, tokens, reason = {}, nil, nil
+  local said = { parts = {}, size = 0, tail = "", inside = false, escaped = false }
   local function failed() put(handle, "error", "1") end
   local function count(number) tokens = (tokens or 0) + tonumber(number) end
   local function ended(word) reason = word end
-  local function wrote() has_text = true end
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 then
@@ -97,10 +150,11 @@ function envoy_on_response(handle)
       end
       each(tails, "\"output_tokens\": *(%d+)%s*[,}]", text, count)
       each(tails, "\"finish_reason\": *\"([%w_]+)\"", text, ended)
-      if not has_text then each(tails, "\"text_output\": *\"[^\"]", text, wrote) end
+      read_text(said, text)
     end
   end
-  put(handle, "has_text", has_text and "1" or "0")
+  put(handle, "has_text", said.size > 0 and "1" or "0")
+  describe(handle, said)
   if tokens then put(handle, "output_tokens", tokens) end
   if reason then put(handle, "finish_reason", string.sub(reason, 1, 32)) end
 end

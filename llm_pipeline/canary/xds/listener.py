@@ -46,6 +46,8 @@ ACCESS_LOG_FIELDS: Mapping[str, str] = {
     "output_tokens": "%DYNAMIC_METADATA(envoy.filters.http.lua:output_tokens)%",
     "finish_reason": "%DYNAMIC_METADATA(envoy.filters.http.lua:finish_reason)%",
     "has_text": "%DYNAMIC_METADATA(envoy.filters.http.lua:has_text)%",
+    "repetition": "%DYNAMIC_METADATA(envoy.filters.http.lua:repetition)%",
+    "odd_characters": "%DYNAMIC_METADATA(envoy.filters.http.lua:odd_characters)%",
     "session": "%DYNAMIC_METADATA(envoy.filters.http.lua:session)%",
     "client": "%DYNAMIC_METADATA(envoy.filters.http.lua:client)%",
 }
