@@ -86,11 +86,12 @@ def test_both_dead_and_stable_does_not_start_the_traffic_waits_for_it(site) -> N
     assert site.record().phase is Phase.ROLLING_BACK
 
 
-def test_killed_at_every_boundary_of_a_rollback_to_a_dead_stable_nothing_is_lost(tmp_path, site) -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.thorough)])
+def test_killed_at_every_boundary_of_a_rollback_to_a_dead_stable_nothing_is_lost(tmp_path, site, every: int) -> None:
     start = site.boundary
     site.running.discard("blue")
     roll_back(site)
-    for boundary in range(start + 1, site.boundary + 1):
+    for boundary in range(start + 1, site.boundary + 1, every):
         again = Site(tmp_path / str(boundary))
         again.steps(20, 50)
         again.running.discard("blue")
