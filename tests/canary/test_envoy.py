@@ -153,6 +153,8 @@ def test_a_candidate_that_fails_every_request_fails_none_for_users(site, verb) -
     answers = ask(site, 200, verb=verb)
     assert {(status, server) for status, server, _ in answers} == {(200, "blue")}
     assert any(attempts == "2" for _, _, attempts in answers)
+    large = ask(site, 8, verb=verb, prompt="x" * (2 * 1024 * 1024))
+    assert {(status, server) for status, server, _ in large} == {(200, "blue")}
     time.sleep(0.8)
     requests, _ = AccessLog(site.router.files.access_log, site.router.slot_of_address).read(LogCursor())
     candidate = [request for request in requests if request.arm == "green"]

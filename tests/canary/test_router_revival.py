@@ -14,8 +14,11 @@ from test_envoy import both_up, shift, split
 
 from llm_pipeline.canary.envoy import replace_json
 from llm_pipeline.canary.envoy_process import find_router, stop_router, stopped_router
+from llm_pipeline.canary.guarded_site import GuardedSite
+from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import router_as_it_is
-from llm_pipeline.canary.router import RouterUnavailable
+from llm_pipeline.canary.router import RouterUnavailable, all_to
+from llm_pipeline.canary.sightings import HostTime
 from llm_pipeline.runners import detached
 
 pytestmark = pytest.mark.slow
@@ -60,6 +63,19 @@ def test_a_router_that_was_killed_comes_back_with_its_routes(site) -> None:
     assert watcher.revive() is None
 
 
+def test_after_settlement_the_guard_starts_a_router_that_was_killed(site) -> None:
+    """No canary is there to watch it, and every user is refused."""
+    shift(site, all_to("blue", owner="settled", epoch=4))
+    end(site, signal.SIGKILL)
+    router = router_as_it_is(site.place, site.slots, site.router_state)
+    guarded = GuardedSite(site.store, "cpu", router, site.control, Patience())
+    (action,) = guarded.guard(HostTime.now(), [])
+    assert (action.what, action.detail) == ("started", "Envoy had ended and was started anew")
+    assert answered_by(site) == "blue"
+    assert guarded.guard(HostTime.now(), []) == []
+
+
+@pytest.mark.thorough
 def test_a_frozen_router_is_replaced(site) -> None:
     end(site, signal.SIGSTOP)
     assert site.router.revive() == "Envoy was frozen and was replaced"
@@ -74,6 +90,7 @@ def test_a_router_that_was_stopped_on_purpose_stays_so(site) -> None:
     assert find_router(site.router_state) is None
 
 
+@pytest.mark.thorough
 def test_two_who_notice_at_once_start_one(site) -> None:
     end(site, signal.SIGKILL)
     with ThreadPoolExecutor(4) as threads:
@@ -83,6 +100,7 @@ def test_two_who_notice_at_once_start_one(site) -> None:
     assert answered_by(site) == "blue"
 
 
+@pytest.mark.thorough
 def test_a_router_that_refuses_its_routes_is_not_called_started(site) -> None:
     """It would answer every user with 404."""
     end(site, signal.SIGKILL)

@@ -122,6 +122,20 @@ def test_no_header_renames_what_is_asked_for(port: int, name: str) -> None:
     assert b'"path": "/v2/models/llm/infer"' in answer.body
 
 
+@pytest.mark.parametrize("claimed", [{}, {"x-forwarded-for": "10.0.0.1"}])
+@pytest.mark.parametrize("name", ["x-envoy-upstream-rq-timeout-ms", "x-envoy-upstream-rq-per-try-timeout-ms"])
+def test_no_header_sets_a_timeout(port: int, name: str, claimed: dict[str, str]) -> None:
+    headers = {name: "1", "content-type": "application/json", **claimed}
+    answers = [ask(port, "POST", "/v2/models/llm/generate", generation(), headers) for _ in range(3)]
+    assert {(one.status, one.fields["x-envoy-attempt-count"]) for one in answers} == {(200, "1")}
+
+
+def test_a_request_that_says_it_is_too_large_is_refused_before_it_is_sent(port: int) -> None:
+    answer = ask(port, "POST", "/v2/models/llm/generate", b"", {"content-length": str(17 * 1024 * 1024)})
+    assert (answer.status, answer.server) == (413, "")
+    assert b"larger than 16 MiB" in answer.body
+
+
 async def call(port: int, path: str, message: bytes = b"") -> tuple[grpc.StatusCode, bytes]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
