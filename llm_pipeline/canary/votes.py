@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llm_pipeline.canary.observations import ObservedRequest
-from llm_pipeline.canary.units import Unit, group_of
+from llm_pipeline.canary.units import Unit, client_of, group_of
 from llm_pipeline.stages.contract import Frozen
 
 _BITS = 2**15
@@ -22,12 +22,14 @@ class Vote(Frozen):
 
     Attributes:
         voter: Fingerprint of the session, or of the client; hexadecimal.
+        group: That of the client, who may have many sessions; no group decides alone (see `sums`).
         refused: It was refused, by every server that was asked.
     """
 
     voter: str
     on_trial: bool
     refused: bool
+    group: str = ""
 
 
 class Voters(Frozen):
@@ -46,7 +48,7 @@ class Voters(Frozen):
             mask = 1 << number % 8
             if not bits[number // 8] & mask:
                 bits[number // 8] |= mask
-                units.append(Unit(on_trial=vote.on_trial, group=group_of(vote.voter), error=None, refused=vote.refused))
+                units.append(Unit(on_trial=vote.on_trial, group=vote.group, error=None, refused=vote.refused))
         return Voters(voted=bits.hex()), tuple(units)
 
 
@@ -55,4 +57,5 @@ def vote_of(request: ObservedRequest, *, on_trial: bool) -> Vote | None:
     voter = request.session or request.client
     if voter is None or request.in_flight or request.cancelled:
         return None
-    return Vote(voter=voter, on_trial=on_trial, refused=request.refused)
+    group = group_of(client_of(request))
+    return Vote(voter=voter, on_trial=on_trial, refused=request.refused, group=group)

@@ -191,6 +191,18 @@ def test_nothing_that_a_single_client_does_decides(bad) -> None:
     assert decision.outcome is Outcome.PASS
 
 
+def test_a_client_with_many_sessions_has_many_votes_and_still_does_not_decide() -> None:
+    clients = [f"{n * 104_729 * 256 + n:x}" for n in range(200)]
+    baseline = fix_thresholds([request(at=n, client=clients[n % 200]) for n in range(400)], POLICY)
+    assert baseline is not None
+    seen = [request(arm, at=n, client=client) for n, client in enumerate(clients) for arm in ("blue", "green")]
+    seen += [request("green", at=n, client="badbad00", session=f"{(n + 7) * 7919:x}", refused=True) for n in range(200)]
+    decision = decide(watched(begin_step(begin(baseline, POLICY), 0.67), seen), POLICY, 30.0)
+    assert decision.outcome is Outcome.PASS
+    refusals = next(fact for fact in decision.judgement.evidence if fact.name == "refusals")
+    assert refusals.samples > 300
+
+
 def test_what_all_clients_meet_decides_at_once_where_they_are_told_apart() -> None:
     baseline = fix_thresholds([request(at=n, client=f"{n % 40 * 104_729 * 256:x}") for n in range(200)], POLICY)
     assert baseline is not None
