@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from llm_pipeline.canary.observations import ObservedRequest
-from llm_pipeline.canary.slow_limits import Thresholds
+from llm_pipeline.canary.slow_limits import SLOW_FACTORS, Thresholds
 from llm_pipeline.canary.units import MetricName
 from llm_pipeline.stages.contract import Frozen
 
@@ -24,7 +24,7 @@ MOST = 1024
 """So many requests in flight are remembered; of more, those seen later count when they end."""
 
 LONGEST_WAIT_MILLISECONDS = 30_000.0
-"""A request in flight for so long, and for twice stable's highest quantile, is judged: half a minute is long enough."""
+"""A request in flight for so long, and beyond stable's highest quantile, is judged: a step may be over in a minute."""
 
 _FORGOTTEN_SECONDS = 60.0  # of the log's own time without a line of it: the router that carried it is gone
 
@@ -112,5 +112,5 @@ def _judged(request: ObservedRequest, thresholds: Thresholds, name: MetricName) 
     if request.cancelled:
         return request.total_milliseconds > limits[0].value
     longest = max(limit.value for limit in limits)
-    twice = longest / 4  # limits end with two, four and eight times the highest quantile
-    return request.total_milliseconds > max(twice, min(longest, LONGEST_WAIT_MILLISECONDS))
+    highest = longest / SLOW_FACTORS[-1]  # quantile of stable's; the last limits are its multiples
+    return request.total_milliseconds > max(highest, min(longest, LONGEST_WAIT_MILLISECONDS))

@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.xds.names import FAILOVER_SUFFIX, plain_name
 
-_STREAMING_PATHS = ("/generate_stream", "/ModelStreamInfer")
+_GRPC_STREAM = "/ModelStreamInfer"
+_STREAMING_PATHS = ("/generate_stream", _GRPC_STREAM)
 # invalid argument, not found, already exists, permission denied, failed precondition, out of range, unimplemented,
 # unauthenticated: what both versions would say of the same request. All others but OK are the server's doing.
 _REFUSING_GRPC_STATUSES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
@@ -51,8 +52,9 @@ class ObservedRequest:
         cancelled: The user went away before the answer's end.
         in_flight: It had not ended; times are those until then.
         streaming: The answer was a stream of tokens.
-        first_byte_milliseconds: Until the answer's first byte; None without an answer.
-        total_milliseconds: Until its last byte, or until the user went away, or its age in flight.
+        first_byte_milliseconds: From the request's last byte, or its first in a gRPC stream, until the answer's first
+            byte; None without an answer.
+        total_milliseconds: From there until its last byte, or until the user went away, or its age in flight.
         bytes_sent: Size of the answer's body.
         stream_milliseconds: From the answer's first byte to its last; None without an answer.
         request_bytes: Size of the request's body.
@@ -226,6 +228,7 @@ def _request(
     in_flight = entry.get("type") == _IN_FLIGHT
     ending = "in flight" if in_flight else _ending(entry)
     elsewhere = (_count(entry["attempts"]) or 0) > 1 or slot_of_address(entry.get("host")) != arm
+    asking = 0.0 if path.endswith(_GRPC_STREAM) else _positive(entry.get("asked_ms")) or 0.0
     broken, refused = ending == "failed", ending == "refused"
     fault = broken or (ending == "answered" and elsewhere)
     return ObservedRequest(
@@ -239,8 +242,8 @@ def _request(
         cancelled=ending == "abandoned",
         in_flight=in_flight,
         streaming=path.endswith(_STREAMING_PATHS),
-        first_byte_milliseconds=_positive(entry.get("first_byte_ms")),
-        total_milliseconds=_positive(entry.get("total_ms")) or 0.0,
+        first_byte_milliseconds=_after(asking, entry.get("first_byte_ms")),
+        total_milliseconds=_after(asking, entry.get("total_ms")) or 0.0,
         bytes_sent=_count(entry.get("bytes")) or 0,
         stream_milliseconds=_positive(entry.get("stream_ms")),
         request_bytes=_count(entry.get("request_bytes")) or 0,
@@ -304,6 +307,12 @@ def _finite(value: Any) -> float:
     if not math.isfinite(found):
         raise ValueError(f"{value} is no number")
     return found
+
+
+def _after(asking: float, value: Any) -> float | None:
+    """Milliseconds from the request's last byte: how slowly a user sends is no server's doing."""
+    found = _positive(value)
+    return None if found is None else max(0.0, found - asking)
 
 
 def _positive(value: Any) -> float | None:

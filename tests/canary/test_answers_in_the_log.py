@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from threading import Thread
 
 import aiohttp
@@ -188,3 +188,24 @@ def test_what_a_text_is_like_is_the_same_whole_or_cut_anywhere(site) -> None:
     assert found["a text that repeats itself"].odd_characters == 0.0
     assert found["a text of signs"].odd_characters == pytest.approx(1.0, abs=0.01)
     assert (found["short"].repetition, found["short"].odd_characters) == (None, None)
+
+
+@pytest.mark.usefixtures("pieces")
+def test_a_user_who_sends_slowly_makes_no_server_slow(site) -> None:
+    async def slowly() -> AsyncIterator[bytes]:
+        for byte in json.dumps({"text_input": "short"}).encode():
+            yield bytes([byte])
+            await asyncio.sleep(0.03)
+
+    async def once() -> None:
+        url = f"{site.url}/v2/models/llm/generate"
+        async with aiohttp.ClientSession() as session, session.post(url, data=slowly()) as answer:
+            await answer.read()
+
+    began, log = time.monotonic(), AccessLog(site.router.files.access_log, site.router.slot_of_address)
+    asyncio.run(once())
+    assert time.monotonic() - began > 0.6
+    while not (found := log.read(LogCursor())[0]):
+        assert time.monotonic() < began + 20
+        time.sleep(0.05)
+    assert found[0].total_milliseconds < 500

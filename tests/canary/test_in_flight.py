@@ -86,10 +86,12 @@ def test_what_a_long_request_turns_out_to_be_still_counts_when_it_ends() -> None
     assert summed(windows, "slow end to end") == (1, (1, 1, 1, 1))
 
 
-@pytest.mark.parametrize(("seconds", "judged"), [(20, False), (31, True)])
-def test_nobody_has_to_wait_for_eight_times_a_long_answer(seconds, judged) -> None:
+@pytest.mark.parametrize(
+    ("top_seconds", "seconds", "judged"), [(10, 20, False), (10, 31, True), (40, 35, False), (40, 45, True)]
+)
+def test_nobody_has_to_wait_for_eight_times_a_long_answer(top_seconds, seconds, judged) -> None:
     long = LIMITS.metrics[2].model_copy(
-        update={"limits": tuple(Limit(value=by * 10_000.0, label="p") for by in (1, 2, 4, 8))}
+        update={"limits": tuple(Limit(value=by * 1000.0 * top_seconds, label="p") for by in (1, 2, 4, 8))}
     )
     slow_model = LIMITS.model_copy(update={"metrics": (LIMITS.metrics[0], long)})
     seen = window([line(seconds * 1000.0)], "green", slow_model, 0.0)

@@ -253,3 +253,10 @@ def test_a_path_that_is_no_text_hides_no_request(path) -> None:
 def test_a_grpc_status_is_a_refusal_or_a_fault(path, status, refused) -> None:
     request = one(path, path="/inference.GRPCInferenceService/ModelInfer", cluster="blue_grpc", grpc_status=status)
     assert (request.error, request.refused, request.fault) == (refused is not None, bool(refused), refused is False)
+
+
+def test_how_slowly_a_user_sends_is_no_time_of_the_server(path) -> None:
+    request = one(path, asked_ms=700, first_byte_ms=705, total_ms=709)
+    assert (request.first_byte_milliseconds, request.total_milliseconds) == (5.0, 9.0)
+    stream = one(path, path="/x/ModelStreamInfer", cluster="blue_grpc", asked_ms=9, first_byte_ms=5, total_ms=9)
+    assert (stream.first_byte_milliseconds, stream.total_milliseconds) == (5.0, 9.0)

@@ -37,6 +37,7 @@ ACCESS_LOG_FIELDS: Mapping[str, str] = {
     "flags": "%RESPONSE_FLAGS%",
     "first_byte_ms": "%RESPONSE_DURATION%",
     "total_ms": "%DURATION%",
+    "asked_ms": "%REQUEST_DURATION%",
     "stream_ms": "%RESPONSE_TX_DURATION%",
     "bytes": "%BYTES_SENT%",
     "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
