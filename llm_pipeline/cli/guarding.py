@@ -20,7 +20,11 @@ def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
     approve = commands.add_parser("approve-step", help="let a canary's step begin, or a paused canary go on")
     approve.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
-    approve.add_argument("gpu_target", metavar="target", help="the target's name, e.g. cpu")
+    approve.add_argument(
+        "gpu_target",
+        metavar="target",
+        help="name of the place: its target's (e.g. cpu), unless the release config names another",
+    )
     approve.add_argument("percent", type=float, help="the step, e.g. 25")
     approve.add_argument("--deny", action="store_true", help="roll the canary back instead")
     add_deployment_option(approve)

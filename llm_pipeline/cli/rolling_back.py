@@ -20,7 +20,11 @@ def add_commands(commands: Commands) -> None:
         "back to: only another release of it brings it into production again.",
     )
     parser.add_argument("model_id", metavar="model", help="organisation/name")
-    parser.add_argument("gpu_target", metavar="target", help="the target's name, e.g. cpu")
+    parser.add_argument(
+        "gpu_target",
+        metavar="target",
+        help="name of the place: its target's (e.g. cpu), unless the release config names another",
+    )
     parser.add_argument(
         "--from",
         dest="leaving",
