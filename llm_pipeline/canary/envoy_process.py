@@ -74,6 +74,8 @@ def start_router(
             asked = {"limits": place.limits, "trusted_proxies": place.trusted_proxies}
             router = StartedEnvoy(files, running.place.model_copy(update=asked), running.slots)
             router.update_configuration()
+            if router.place != running.place:
+                router.note_place()
             return router
         router = StartedEnvoy(files, place, dict(slots))
         router.start(initial, wait_seconds)
@@ -93,7 +95,7 @@ class StartedEnvoy(EnvoyRouter):
         place, files = cast("EnvoyPlace", self.place), self.files
         self._require_free_ports()
         self.write_configuration(initial)
-        replace_json(files.place, _Place(router=place, slots=self.slots).model_dump())
+        self.note_place()
         _rotate(files.access_log)
         environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         process = detached.start(
@@ -101,6 +103,14 @@ class StartedEnvoy(EnvoyRouter):
         )
         _wait_until_live(self, process, wait_seconds)
         log.info("router started", port=place.port, pid=process.pid)
+
+    def note_place(self) -> None:
+        """Write down what it was started for, for whoever finds it.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        replace_json(self.files.place, _Place(router=cast("EnvoyPlace", self.place), slots=self.slots).model_dump())
 
     def revive(self) -> str | None:
         """See `TrafficRouter.revive`; one that was stopped on purpose stays so, one that is frozen is replaced."""

@@ -128,6 +128,9 @@ def test_starting_it_again_gives_a_running_one_the_configuration_of_this_version
     wait_status(site, 404)
     assert pid_of(site) == before
     assert '"request_headers_timeout": "3s"' in site.router.files.listeners.read_text()
+    known = find_router(site.router_state)
+    assert known is not None
+    assert known.place == site.place, "as whoever rolls back, or revives it, will write its routes"
 
 
 def wait_status(site, status: int) -> None:
