@@ -198,6 +198,12 @@ class AccessLog:
             self._ask_to_reopen()
         return list(self._requests(lines.splitlines())), cursor
 
+    def keep(self) -> None:
+        """What reading does for the file, for times in which nobody reads: it stays small and at its place."""
+        self._put_aside()
+        if not self._file.path.exists():
+            self._ask_to_reopen()
+
     def _put_aside(self) -> None:
         path = self._file.path
         if self._largest is None or self._file.moved or path.stat().st_size <= self._largest:

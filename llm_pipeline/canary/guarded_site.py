@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -116,6 +117,7 @@ class GuardedSite:
         """Guard the target's canary, then what serves and is kept warm of each model there; what fails is told."""
         actions = self._attempt(self._release_on_trial(), lambda: self.guard_canary(now))
         actions += self._attempt("-", self._revive)
+        actions += self._attempt("-", self._keep_log)
         for model_id in models:
             actions += self._attempt(model_id, partial(self._carry_on, model_id))
             actions += self._attempt(model_id, partial(self._keep_serving, model_id))
@@ -254,6 +256,13 @@ class GuardedSite:
         """The router, if it has ended."""
         done = self.router.revive() if self.router is not None else None
         return [GuardAction(self.target, "-", "started", done)] if done else []
+
+    def _keep_log(self) -> list[GuardAction]:
+        """Between canaries nobody reads the router's log, and it grows all the same."""
+        if self.router is not None:
+            with contextlib.suppress(Unsupported):
+                access_log_of(self.router).keep()
+        return []
 
     def _carry_on(self, model_id: str) -> list[GuardAction]:
         """A way back whose process has ended; one of a model that no longer holds the place moves nobody's users."""

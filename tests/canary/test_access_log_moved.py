@@ -144,3 +144,14 @@ def test_recent_requests_go_back_beyond_a_rotation(writer, reader) -> None:
     assert [request.started_at for request in reader.log.recent(0.0)] == [1, 2, 3]
     assert [request.started_at for request in reader.log.recent(0.0, len(line()) + 5)] == [3]
     assert reader.log.damaged == 0
+
+
+def test_a_log_that_nobody_reads_stays_small_and_at_its_place(writer) -> None:
+    log = AccessLog(writer.path, ADDRESSES.get, reopen=writer.reopen, largest_bytes=5 * len(line()))
+    for at in range(30):
+        writer.write(float(at))
+        log.keep()
+    assert writer.path.stat().st_size <= 6 * len(line())
+    writer.path.unlink()
+    log.keep()
+    assert writer.path.exists()
