@@ -14,7 +14,7 @@ from llm_pipeline.bounded_http import AnswerTooLong, call
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from scripted_server import certificate, says, serving, tunnels
+from bare_socket import certificate, says, serving, tunnels
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from llm_pipeline.timed_connection import Deadline, TooSlow
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripted_server import certificate, says, serving
+from bare_socket import certificate, says, serving
 
 MODEL = PinnedModel(id="demo/tiny", commit="0" * 40, files=())
 FILE = HubFile(path="w.safetensors", size=10, sha256="0" * 64)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bare_socket import Script, certificate, says, serving, takes_bytes, tunnels
 from s3_faults import Faults, always, dripping, is_a, rewritten
-from scripted_server import Script, certificate, says, serving, takes_bytes, tunnels
 
 from llm_pipeline.bounded_aws import AnswerLimits
 from llm_pipeline.config.store import StoreConfig
