@@ -82,8 +82,11 @@ def test_stable_is_started_before_traffic_goes_back_to_it_and_the_server_that_an
     site.await_sent(40)
     assert (site.weights(), site.control.alive("blue"), site.control.alive("green")) == ({"blue": 10_000}, True, False)
     users = site.users_go()
-    assert users["failed"] == 0, users
-    assert users["sent"] == users["ok"]
+    assert [lost for lost in users["first_failures"] if not lost["streaming"]] == [], (
+        "the candidate answered for stable"
+    )
+    assert users["failed"] <= 3, "streams that were in the killed server"
+    assert users["sent"] == users["ok"] + users["failed"]
 
 
 async def streams(url: str, count: int, tokens: int) -> list[tuple[str, bool]]:

@@ -106,7 +106,12 @@ def test_stable_killed_and_nobody_there_the_guard_starts_it_before_it_gets_the_t
     assert [action.what for action in guard(site, after=400.0)] == ["rolled back"]
     assert (site.weights(), site.control.alive("blue"), site.control.alive("green")) == ({"blue": 10_000}, True, False)
     site.await_sent(40)
-    assert_nothing_lost(site)
+    users = site.users_go()
+    assert [lost for lost in users["first_failures"] if not lost["streaming"]] == [], (
+        "the candidate answered for stable"
+    )
+    assert users["failed"] <= 3, "streams that were in the killed server"
+    assert users["sent"] == users["ok"] + users["failed"]
 
 
 def test_both_killed_and_nobody_there_the_guard_starts_stable(site) -> None:
