@@ -5,7 +5,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments demo demo-rollback down test test-thorough test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing
+.PHONY: help environments demo demo-rollback down test test-thorough test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ bench-canary: environments ## The canary's error rates and detection times besid
 
 bench-canary-routing: environments ## 200 weight changes under load, and the time from a failing candidate to stable
 	@$(CONTROL) benchmarks/canary_routing.py
+
+bench-canary-chaos: environments ## Half an hour of releases while everything breaks: lost requests, and what agrees at the end
+	@$(CONTROL) benchmarks/canary_chaos.py
 
 bench-recipes: environments ## Every recipe that a CPU can make, on the demo's model, through the accuracy gate
 	@$(MODEL) benchmarks/recipes.py
