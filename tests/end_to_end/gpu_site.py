@@ -95,8 +95,8 @@ class GpuSite:
         deployment = yaml.safe_load(self._site.layout.deployment.read_text())
         control = deployment["environments"]["control"]
         servers = {
-            name: {"http": _PORT + 10 * number, "grpc": _PORT + 10 * number + 1, "metrics": _PORT + 10 * number + 2}
-            for number, name in enumerate(("staging", "blue", "green"))
+            name: {"http": port, "grpc": port + 1, "metrics": port + 2, "readable": [str(self._answers)]}
+            for port, name in zip((_PORT, _PORT + 10, _PORT + 20), ("staging", "blue", "green"), strict=True)
         }
         deployment |= {
             "state_root": str(self._place / "state"),
