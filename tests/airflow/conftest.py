@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -120,9 +121,17 @@ def make_project() -> Callable[..., Project]:
 
 
 @pytest.fixture(scope="session")
-def airflow_database() -> str:
-    """Airflow's database, made once."""
-    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True, timeout=300)
+def airflow_database(tmp_path_factory) -> str:
+    """Airflow's home with its database, which is made once for all processes of the test run."""
+    base = tmp_path_factory.getbasetemp()
+    made = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "airflow.db"
+    with made.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
+            subprocess.run(migrate, check=True, capture_output=True, timeout=300)
+            Path(_HOME, "airflow.db").rename(made)
+    shutil.copyfile(made, f"{_HOME}/airflow.db")
     return _HOME
 
 
