@@ -18,10 +18,13 @@ from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.layout import DemoLayout
 from llm_pipeline.demo.releases import Demo
 from llm_pipeline.flow import Flow
+from llm_pipeline.serving.shared_memory import segment_prefix, segments
 from llm_pipeline.store import open_store
 
 _REPOSITORY = Path(__file__).parents[2]
-_PORT_SHIFT = 700
+_PORT_SHIFT = 3000
+"""Away from the ports of the demo and of all other tests, which may run at the same time."""
+SERVERS = ("staging", "comparison", "blue", "green")
 _MODEL_PYTHON = _REPOSITORY / ".envs" / "model" / "bin" / "python"
 
 
@@ -84,6 +87,12 @@ class Site:
             if str(self.layout.root) in line:
                 found.append(line)
         return found
+
+    def shared_memory(self) -> list[Path]:
+        """Segments of this site's servers that exist now."""
+        root = Path(self.deployment.state_root)
+        states = [root / place / server for place in self.deployment.places for server in SERVERS]
+        return [segment for state in states for segment in segments(segment_prefix(state))]
 
     def listening_ports(self) -> set[int]:
         """Those of this site's ports that something listens on."""
