@@ -38,7 +38,7 @@ def paths_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @st.composite
-def mutated(draw: st.DrawFn, value: Any) -> Any:
+def mutated(draw: st.DrawFn, value: Any, hostile: Sequence[Any] = HOSTILE_VALUES) -> Any:
     """A copy of a JSON value in which one to three places are replaced, removed or added."""
     result = copy.deepcopy(value)
     for _ in range(draw(st.integers(1, 3))):
@@ -53,9 +53,9 @@ def mutated(draw: st.DrawFn, value: Any) -> Any:
         if kind == "remove":
             del holder[last]
         elif kind == "add" and isinstance(holder, dict):
-            holder[draw(st.text(max_size=20))] = draw(one_of(HOSTILE_VALUES))
+            holder[draw(st.text(max_size=20))] = draw(one_of(hostile))
         else:
-            holder[last] = draw(one_of(HOSTILE_VALUES))
+            holder[last] = draw(one_of(hostile))
     return result
 
 
