@@ -154,11 +154,11 @@ class Trial:
 
     def fault_at_50_percent(self, **fault: float) -> Judgement:
         """The step's judgement when the candidate is fine until its bake has begun."""
-        self.policy |= {"steps_percent": (50.0, 100.0), "minimum_bake_seconds": 10.0}
+        self.policy |= {"steps_percent": (50.0, 100.0), "minimum_bake_seconds": 20.0, "maximum_bake_seconds": 40.0}
         running = self.start(50)
         self.await_phase(Phase.BAKING, 50)
         self.site.control.fault(self.candidate, **fault)
-        return running.result(timeout=40)
+        return running.result(timeout=80)
 
     def assert_rolled_back(self) -> None:
         assert self.record.phase is Phase.ROLLED_BACK

@@ -55,8 +55,9 @@ def routed(trial: Trial, cluster: CustomResources, subject: KubernetesSubject) -
 def test_a_healthy_release_is_promoted_and_nobody_loses_a_request(routed: Trial) -> None:
     routed.reach(1, 5, 25, 50, 100)
     assert routed.record.phase is Phase.PROMOTED
-    assert routed.router.read()[0].weights[routed.candidate] == ALL
-    assert routed.site.weights() == {routed.candidate: ALL}
+    until_settled = {routed.candidate: 9_800, routed.stable: 200}
+    assert routed.router.read()[0].weights == until_settled
+    assert routed.site.weights() == until_settled
     assert routed.lost == {}
 
 
