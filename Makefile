@@ -5,7 +5,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments demo demo-rollback down test test-thorough test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
+.PHONY: help environments demo demo-rollback down test test-thorough test-calm test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,16 +24,21 @@ down: ## Stop every process of the demo
 
 # What failed beside other tests on two cores is asked once more, by itself: what is broken fails again.
 again := --last-failed --last-failed-no-failures=none
-control_tests := $(CONTROL) -m pytest -q --ignore=tests/end_to_end
-model_tests := nice -n 19 $(MODEL) -m pytest -q -o cache_dir=.pytest_cache/model
+yielding := $(CONTROL) tests/yielding.py
+live_tests := $(CONTROL) -m pytest -q --part live --ignore=tests/end_to_end
+calm_tests := $(yielding) $(CONTROL) -m pytest -q --part calm -o cache_dir=.pytest_cache/calm
+model_tests := $(yielding) $(MODEL) -m pytest -q -o cache_dir=.pytest_cache/model
 end_to_end_tests := $(CONTROL) -m pytest -q -o cache_dir=.pytest_cache/end_to_end tests/end_to_end
 
 test: environments ## All tests, each under the interpreter that it needs; the end-to-end ones leave a core idle half the time
-	$(control_tests) -n 4 --dist loadfile --no-loadscope-reorder || $(control_tests) $(again)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-model test-end-to-end
+	$(live_tests) -n 5 --dist loadfile --no-loadscope-reorder || $(live_tests) $(again)
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-end-to-end test-model test-calm
 
 test-thorough: environments ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
 	$(CONTROL) -m pytest -q -m thorough -n 3 --dist loadfile --no-loadscope-reorder tests/canary tests/config tests/fuzz tests/serving/control
+
+test-calm:
+	$(calm_tests) || $(calm_tests) $(again)
 
 test-model:
 	$(model_tests) || $(model_tests) $(again)

@@ -3,6 +3,9 @@
 A test file that needs a package of the model environment says so with `pytest.importorskip("torch")` (or another of
 `MODEL_PACKAGES`) at its top level; it runs under `.envs/model`. Every other file runs under `.envs/control`. An
 interpreter that has both Airflow and torch runs everything.
+
+Tests of the control environment come in two parts: `live` ones judge times or start servers, and have the machine for
+themselves; `calm` ones run beside the end-to-end tests.
 """
 
 from __future__ import annotations
@@ -21,21 +24,44 @@ MODEL_PACKAGES = (
     "accelerate", "datasets", "lm_eval", "modelopt", "nncf", "openvino", "openvino_genai", "optimum", "safetensors",
     "tokenizers", "torch", "transformers",
 )  # fmt: skip
+CALM = ("accuracy", "config", "fuzz", "hub", "planning", "quantization", "reporting", "store", "tuning")
+"""Rooms whose tests start no servers on fixed ports and may be slow: they run beside the end-to-end tests."""
+NOT_CALM = ("store/test_lease.py",)
+"""Their tests that a busy machine would disturb."""
 _NEEDS_MODEL_PACKAGE = re.compile(
     rf"""^(?:\w+ = )?pytest\.importorskip\(\s*["'](?:{"|".join(MODEL_PACKAGES)})[."']""", re.MULTILINE
 )
-_CONFIGS = Path(__file__).parents[1] / "configs"
+_TESTS = Path(__file__).parent
+_CONFIGS = _TESTS.parent / "configs"
 _HAS_MODEL_PACKAGES = importlib.util.find_spec("torch") is not None
 _HAS_CONTROL_PACKAGES = importlib.util.find_spec("airflow") is not None
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out a test file that the other interpreter runs."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--part calm` and `--part live`: which tests to run."""
+    parser.addoption("--part", choices=["calm", "live"], help="only tests that need a quiet machine (live), or not")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a test file of the other part, and one that the other interpreter runs."""
     if collection_path.is_dir() or not collection_path.match("test_*.py"):
         return None
+    if config.option.part not in (None, "calm" if _is_calm(collection_path) else "live"):
+        return True
     needs_model_packages = _NEEDS_MODEL_PACKAGE.search(collection_path.read_text()) is not None
     runs_here = _HAS_MODEL_PACKAGES if needs_model_packages else _HAS_CONTROL_PACKAGES
     return None if runs_here else True
+
+
+def _is_calm(test_file: Path) -> bool:
+    room, *inner = test_file.relative_to(_TESTS).parts
+    return room in CALM and "/".join((room, *inner)) not in NOT_CALM
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files of slow tests: a long one that begins last leaves all cores but one idle."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")
