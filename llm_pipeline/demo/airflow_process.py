@@ -6,12 +6,24 @@ about a second of CPU time for each task, more than half of what Airflow needs f
 
 from __future__ import annotations
 
-from airflow.__main__ import main
+from airflow.__main__ import main as airflow
 from llm_pipeline_airflow import discovery
 
+from llm_pipeline.entry import entry_point
 from llm_pipeline.stages.registry import STAGE_NAMES, load_stage
 
 IMPORTED_BEFORE = (discovery, *map(load_stage, STAGE_NAMES))
 
+
+@entry_point
+def main() -> int:
+    """Airflow's own, with its arguments; returns its exit code."""
+    try:
+        airflow()  # type: ignore[no-untyped-call]
+    except SystemExit as ended:  # as it ends well, too
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
+
+
 if __name__ == "__main__":
-    main()  # type: ignore[no-untyped-call]
+    raise SystemExit(main())

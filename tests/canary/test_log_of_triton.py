@@ -12,7 +12,7 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as asynchronous
 from canary_site import Site
 from hostile_client import HOST, ask, generation
-from test_production import MODEL_PYTHON, TRITON_HOME
+from production_site import MODEL_PYTHON, TRITON_HOME
 from test_users_port_of_triton import JSON, TritonSite
 
 from llm_pipeline.canary.access_log import AccessLog

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as triton
 from canary_site import Site
 from hostile_client import HOST, ask, generation
-from test_production import MODEL_PYTHON, TOY, TRITON_HOME
+from production_site import MODEL_PYTHON, TOY, TRITON_HOME
 from tritonclient.utils import InferenceServerException
 
 from llm_pipeline.serving.triton_server import start_server, stop_server

@@ -375,7 +375,9 @@ def write_byte_tokenizer(path: Path) -> None:
 def with_the_double(repository, ports, *, links, **options):
     """What is beside model.py can be imported by it."""
     double = {"llm/1/tensorrt_llm": DOUBLES / "tensorrt_llm_package" / "tensorrt_llm"}
-    return start_server(repository, ports, links={**links, **double}, **options)
+    completions = options["environment"]["TRTLLM_DOUBLE_COMPLETIONS"]
+    readable = ports.model_copy(update={"readable": (completions,)})
+    return start_server(repository, readable, links={**links, **double}, **options)
 
 
 @pytest.mark.slow

@@ -128,8 +128,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         pytest.skip("no tritonserver or no model interpreter here")
     root = tmp_path_factory.mktemp("running")
     repository = Repositories(root)("first")
+    ports = free_ports().model_copy(update={"readable": (str(root.parent),)})  # versions come from other directories
     server = start_server(
-        repository, free_ports(), triton_home=TRITON_HOME, python=PYTHON, state=root / "state", digest="1" * 64,
+        repository, ports, triton_home=TRITON_HOME, python=PYTHON, state=root / "state", digest="1" * 64,
         environment={"TOY_STEP_SECONDS": "0.02"},
     )  # fmt: skip
     yield Running(server, loopback_endpoint(server.ports), root / "state" / "repository")

@@ -63,8 +63,9 @@ def faulty_server(directory: Path) -> Iterator[FaultyServer]:
     state = directory / "slot"
     repository = _write_repository(directory)
     try:
+        ports = _free_ports().model_copy(update={"readable": ("/tmp",)})  # noqa: S108 - Triton unpacks models there
         server = start_server(
-            repository, _free_ports(), triton_home=TRITON_HOME, python=MODEL_PYTHON, state=state, wait_seconds=20
+            repository, ports, triton_home=TRITON_HOME, python=MODEL_PYTHON, state=state, wait_seconds=20
         )
         yield FaultyServer(server, state)
     finally:
