@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.environment import VariableNames
@@ -20,11 +20,6 @@ class LocalServer(ServerPorts):
     """A tritonserver of this host, on loopback ports: the one in `triton_home`."""
 
     kind: Literal["local"] = "local"
-
-    @property
-    def ports(self) -> ServerPorts:
-        """Its ports and GPUs alone."""
-        return ServerPorts(**self.by_name(), gpus=self.gpus)
 
 
 class DockerServer(ServerPorts):
@@ -44,10 +39,12 @@ class DockerServer(ServerPorts):
     memory_gib: PositiveGib | None = None
     user: Word | None = None
 
-    @property
-    def ports(self) -> ServerPorts:
-        """Its ports and GPUs alone."""
-        return ServerPorts(**self.by_name(), gpus=self.gpus)
+    @field_validator("readable")
+    @classmethod
+    def _none_to_read(cls, readable: tuple[str, ...]) -> tuple[str, ...]:
+        if readable:
+            raise ValueError("a container reads its image and what is mounted, nothing else of the host: leave it out")
+        return readable
 
 
 class KubernetesServer(ConfigModel):
@@ -99,7 +96,7 @@ class ExistingServer(ConfigModel):
 
 def _local_by_default(value: Any) -> Any:
     if type(value) is ServerPorts:
-        return LocalServer(**value.by_name(), gpus=value.gpus)
+        return LocalServer(**dict(value))
     return {"kind": "local", **value} if isinstance(value, dict) else value
 
 

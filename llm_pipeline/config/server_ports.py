@@ -25,6 +25,11 @@ class ServerPorts(ConfigModel):
     gpus: Annotated[tuple[Gpu, ...], Field(max_length=1024)] | None = None
     readable: Annotated[tuple[AbsolutePath, ...], Field(max_length=64)] = ()
 
+    @property
+    def ports(self) -> ServerPorts:
+        """These fields alone, without those that a kind of server adds."""
+        return ServerPorts(**{name: getattr(self, name) for name in ServerPorts.model_fields})
+
     def by_name(self) -> dict[str, int]:
         """The ports by protocol."""
         return {"http": self.http, "grpc": self.grpc, "metrics": self.metrics}

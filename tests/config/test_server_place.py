@@ -44,6 +44,19 @@ def test_ports_alone_are_a_server_of_this_host(given):
     assert PLACE.validate_python(staging.model_dump(mode="json")) == staging
 
 
+@pytest.mark.parametrize(
+    "server",
+    [
+        ServerPorts(**PORTS, gpus=(1,), readable=("/opt/plugins",)),
+        LocalServer(**PORTS, gpus=(1,), readable=("/opt/plugins",)),
+    ],
+)
+def test_a_servers_ports_keep_all_that_they_say(server):
+    ports = place(server).staging.ports
+    assert type(ports) is ServerPorts
+    assert ports.model_dump() == {**PORTS, "gpus": (1,), "readable": ("/opt/plugins",)}
+
+
 def test_each_example_of_the_gpu_cluster_is_a_place_of_its_kind():
     lines = [line.removeprefix("#   ") for line in EXAMPLE.read_text().splitlines() if line.startswith("#   ")]
     found = re.findall(r"^(\w+):((?:.*\n?)(?:^ .*\n?)*)", "\n".join(lines), re.MULTILINE)
@@ -78,3 +91,8 @@ def test_only_what_runs_on_this_host_takes_its_ports():
 def test_what_cannot_be_is_refused(changes, problem):
     with pytest.raises(ValidationError, match=problem):
         PLACE.validate_python({**EXISTING, **changes})
+
+
+def test_a_container_reads_nothing_else_of_the_host():
+    with pytest.raises(ValidationError, match="what is mounted"):
+        PLACE.validate_python({"kind": "docker", **PORTS, "readable": ["/opt/plugins"]})
