@@ -99,7 +99,7 @@ class _Lane:
         """The evaluation, on disk too."""
         from llm_pipeline.accuracy.lm_eval_checkpoint import harness_versions
 
-        given = {"harness": self.harness, "scoring": self.model.scoring, **facts}
+        given = {"harness": self.harness, "scoring": self.model.scoring, **self.questions.asked_for, **facts}
         summary = summarise(items, self.seconds, harness_versions()).model_copy(update=given)
         write_evaluation(self.directory, items, summary)
         return LaneEvaluation(self.directory, tuple(items), summary, time.monotonic() - self._started)
@@ -129,7 +129,7 @@ def evaluate_baseline(inputs: Mapping[str, Path], evaluation: Evaluation, dtype:
         noise = _noise_floor(lane, items[: evaluation.noise_floor_items])
     with lane.phase("chance"):
         items = [item.model_copy(update={"chance": lane.questions.chance(item)}) for item in items]
-    return lane.written(items, noise=noise, perplexity=perplexity, groups=lane.questions.groups)
+    return lane.written(items, noise=noise, perplexity=perplexity)
 
 
 def _write_reference(lane: _Lane, items: list[ScoredItem]) -> float | None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llm_pipeline.accuracy.items import ScoredItem, write_items
+from llm_pipeline.accuracy.task_groups import TaskGroup
+from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.errors import IntegrityError, unless_io
 
 SUMMARY_FILE = "summary.json"
@@ -77,7 +79,9 @@ class EvaluationSummary(BaseModel):
         noise: The noise floor; of a baseline only.
         perplexity: Of the divergence's texts.
         divergence: Distance from the baseline; of a candidate only.
-        groups: Tasks of the items by the group that the evaluation names instead of them; of a baseline only.
+        groups: The groups that were asked for by name, each judged as one task.
+        tags: Tasks by the label that was asked for instead of them; each is judged by itself.
+        metrics: By which metric each task is judged, by task name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -94,7 +98,14 @@ class EvaluationSummary(BaseModel):
     noise: NoiseFloor | None = None
     perplexity: float | None = None
     divergence: Divergence | None = None
-    groups: dict[str, tuple[str, ...]] = {}
+    groups: tuple[TaskGroup, ...] = ()
+    tags: dict[str, tuple[str, ...]] = {}
+    metrics: dict[str, TaskMetric] = {}
+
+    @property
+    def named_tasks(self) -> dict[str, tuple[str, ...]]:
+        """Tasks by the name of the group or label that was asked for instead of them."""
+        return {group.name: group.tasks for group in self.groups} | self.tags
 
 
 def summarise(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from llm_pipeline.accuracy.task_files import task_configurations, task_data
+from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,23 +44,40 @@ def task_manager(directory: Path | None) -> TaskManager:
     return DirectoryTasks(include_defaults=False)
 
 
-def tasks_of_groups(
-    manager: TaskManager, groups: Mapping[str, Any], names: Sequence[str]
-) -> dict[str, tuple[str, ...]]:
-    """The tasks behind each name that is a group's or a tag's; a task's own name is left out.
+def groups_and_tags(
+    manager: TaskManager, loaded: Mapping[str, Any], names: Sequence[str]
+) -> tuple[tuple[TaskGroup, ...], dict[str, tuple[str, ...]]]:
+    """What stands behind each name that is not a task's own.
 
     Args:
         manager: It loaded them.
-        groups: lm-eval's groups by name, as it loaded them.
+        loaded: lm-eval's groups by name, as it loaded them.
         names: What was asked for.
+
+    Returns:
+        Groups that lm-eval gives one score to, and the tasks of each mere label: of a tag, and of a group without an
+        aggregated metric, whose own subgroups may have one.
     """
-    found = {}
+    groups: dict[str, TaskGroup] = {}
+    tags = {}
     for name in names:
-        if name in groups:
-            found[name] = tuple(sorted(task.task_name for task in groups[name].get_all_tasks()))
+        if name in loaded:
+            found = _scored_groups(loaded[name])
+            groups |= {group.name: group for group in found}
+            if name not in groups:
+                tags[name] = tuple(sorted(task.task_name for task in loaded[name].get_all_tasks()))
         elif name in manager.all_tags:
-            found[name] = tuple(sorted(manager.task_index[name].tags))
-    return found
+            tags[name] = tuple(sorted(manager.task_index[name].tags))
+    return tuple(groups[name] for name in sorted(groups)), tags
+
+
+def _scored_groups(group: Any) -> list[TaskGroup]:
+    """The group itself where lm-eval aggregates it, or else those inside of it."""
+    if not group.has_aggregation:
+        return [found for inner in group.get_all_groups(recursive=False) for found in _scored_groups(inner)]
+    weighting: Literal["items", "tasks"] = "items" if group.aggregate_metric_list[0].weight_by_size else "tasks"
+    names = tuple(sorted(task.task_name for task in group.get_all_tasks()))
+    return [TaskGroup(name=group.name, tasks=names, weighting=weighting)]
 
 
 def _is_about_this_task(record: logging.LogRecord) -> bool:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,8 +30,9 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars
 import numpy as np
 
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.lm_eval_tasks import task_manager, tasks_of_groups
+from llm_pipeline.accuracy.lm_eval_tasks import groups_and_tags, task_manager
 from llm_pipeline.accuracy.saved_items import Place
+from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.digest import sha256_json
 from llm_pipeline.errors import ConfigError, IntegrityError
@@ -67,7 +69,8 @@ class Questions:
     Attributes:
         tasks: lm-eval's tasks by name; groups are resolved.
         identity: What must be the same wherever these items are asked, see `harness`.
-        groups: The tasks of each group or tag that was asked for by its name.
+        groups: The groups that were asked for by name, each of them one score.
+        tags: Tasks by the label that was asked for instead of them.
     """
 
     def __init__(
@@ -75,10 +78,17 @@ class Questions:
         tasks: Mapping[str, Any],
         items: Mapping[str, Sequence[_Question]],
         identity: Mapping[str, str],
-        groups: Mapping[str, tuple[str, ...]],
+        groups: Sequence[TaskGroup] = (),
+        tags: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
-        self.tasks, self.identity, self.groups = tasks, dict(identity), dict(groups)
+        self.tasks, self.identity = tasks, dict(identity)
+        self.groups, self.tags = tuple(groups), dict(tags)
         self._items = items
+
+    @property
+    def asked_for(self) -> dict[str, object]:
+        """What an evaluation's summary says of its tasks: the groups, the labels."""
+        return {"groups": self.groups, "tags": self.tags}
 
     @classmethod
     def load(cls, task_directory: Path | None, evaluation: Evaluation, names: Sequence[str]) -> Questions:
@@ -108,7 +118,8 @@ class Questions:
         field = evaluation.cluster_field
         if field and not any(item.cluster for task_items in items.values() for item in task_items):
             raise ConfigError(f"no document has the cluster field {field!r}", where=", ".join(names))
-        return cls(tasks, items, identity, tasks_of_groups(manager, loaded["groups"], names))
+        groups, tags = groups_and_tags(manager, loaded["groups"], names)
+        return cls(tasks, items, identity, groups, tags)
 
     @property
     def clusters(self) -> dict[str, list[str]]:

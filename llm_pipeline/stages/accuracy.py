@@ -55,7 +55,7 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
 
 STAGE = Stage(
     name="accuracy",
-    version=2,
+    version=3,
     config=AccuracyConfig,
     run=run,
     environment="model",

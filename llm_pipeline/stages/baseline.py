@@ -69,7 +69,7 @@ def run(context: StageContext[BaselineConfig]) -> StageOutput:
 
 STAGE = Stage(
     name="baseline",
-    version=3,
+    version=4,
     config=BaselineConfig,
     run=run,
     environment="model",

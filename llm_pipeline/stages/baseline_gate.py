@@ -36,7 +36,8 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
     """
     directory, production = context.inputs["baseline"], context.inputs.get("production")
     before = read_items(production) if production else []
-    judgement = judge_baseline(read_items(directory), context.config.expected, read_summary(directory).groups, before)
+    named = read_summary(directory).named_tasks
+    judgement = judge_baseline(read_items(directory), context.config.expected, named, before)
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(format_baseline(judgement))
     say(f"baseline verdict: {judgement.verdict}: {judgement.summary}")

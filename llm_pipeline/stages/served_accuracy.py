@@ -75,7 +75,13 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     comparison = compare_as_judged(baseline, asking.items, config.policy, judgement, tasks)
     log.info(Lines(format_comparison(comparison, config.policy)))
     summary = summarise(asking.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(
-        update={"planned": plan.items, "look": look, "looks": len(plan.sizes), "harness": questions.identity}
+        update={
+            "planned": plan.items,
+            "look": look,
+            "looks": len(plan.sizes),
+            "harness": questions.identity,
+            **questions.asked_for,
+        }
     )
     directory = context.workdir / "evaluation"
     write_evaluation(directory, asking.items, summary)
@@ -95,7 +101,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
 
 STAGE = Stage(
     name="served_accuracy",
-    version=2,
+    version=3,
     config=ServedAccuracyConfig,
     run=run,
     environment="model",

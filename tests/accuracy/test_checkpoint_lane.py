@@ -95,11 +95,11 @@ def test_a_damaged_source_is_an_anomalous_baseline(source, baseline, tmp_path, n
     whole = baseline.summary.tasks["demo_generate"].accuracy
     published = ExpectedScore(minimum=whole - 0.02, maximum=whole + 0.02, source="the model as it was trained")
     expected = {"demo_generate": published} if stated else {}
-    assert judge_baseline(baseline.items, expected, baseline.summary.groups).verdict is Verdict.GO
+    assert judge_baseline(baseline.items, expected, baseline.summary.named_tasks).verdict is Verdict.GO
     broken = with_norms(source, tmp_path / "weights", norms)
     evaluation = EVALUATION.model_copy(update={"noise_floor_items": 0, "divergence_items": 0})
     damaged = evaluate_baseline({"checkpoint": broken, "tasks": TASKS}, evaluation, "float16", tmp_path)
-    assert judge_baseline(damaged.items, expected, damaged.summary.groups).verdict is Verdict.ANOMALOUS
+    assert judge_baseline(damaged.items, expected, damaged.summary.named_tasks).verdict is Verdict.ANOMALOUS
 
 
 def test_an_equal_candidate_passes_before_all_is_asked(source, baseline, tmp_path):

@@ -9,9 +9,11 @@ pytest.importorskip("lm_eval")
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
+from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_evaluation
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.lm_eval_tasks import tasks_of_groups
+from llm_pipeline.accuracy.lm_eval_tasks import groups_and_tags
 from llm_pipeline.accuracy.questions import NotFinite, Questions, preferred_score
+from llm_pipeline.accuracy.task_groups import TaskGroup, read_groups
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.errors import ConfigError, IntegrityError
 
@@ -173,13 +175,32 @@ def test_a_guess_is_scored_by_the_tasks_own_metric(tasks):
     assert [questions.chance(item) for item in asked] == [1 / 2, 1 / 4]
 
 
-def test_the_tasks_of_a_group_and_of_a_tag_are_known_by_its_name(tasks):
+@pytest.mark.parametrize(("by_size", "weighting"), [(True, "items"), (False, "tasks")])
+def test_the_tasks_of_a_group_and_of_a_tag_are_known_by_its_name(tasks, by_size, weighting):
     files = {"test": str(tasks / "rows.jsonl")}
     for name in ("part_a", "part_b"):
         part = CHOICE | {"task": name, "tag": "tagged", "dataset_kwargs": {"data_files": files}}
         (tasks / f"{name}.yaml").write_text(json.dumps(part))
-    (tasks / "group.yaml").write_text(json.dumps({"group": "whole", "task": ["part_a", "part_b"]}))
+    members, mean = ["part_a", "part_b"], {"metric": "acc", "weight_by_size": by_size}
+    whole = {"group": "whole", "task": members, "aggregate_metric_list": [mean]}
+    for group in (whole, {"group": "label", "task": members}, {"group": "outer", "task": ["whole"]}):
+        (tasks / f"{group['group']}.yaml").write_text(json.dumps(group))
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
     both = ("part_a", "part_b")
-    for name, known in (("whole", {"whole": both}), ("tagged", {"tagged": both}), ("part_a", {})):
-        assert tasks_of_groups(manager, manager.load([name])["groups"], [name]) == known
+    one = (TaskGroup(name="whole", tasks=both, weighting=weighting),)
+    for name, groups, tags in (
+        ("whole", one, {}),
+        ("label", (), {"label": both}),
+        ("outer", one, {"outer": both}),
+        ("tagged", (), {"tagged": both}),
+        ("part_a", (), {}),
+    ):
+        assert groups_and_tags(manager, manager.load([name])["groups"], [name]) == (groups, tags)
+
+
+def test_an_evaluation_says_which_groups_it_was_asked_for(tmp_path):
+    group = TaskGroup(name="whole", tasks=("part_a", "part_b"), weighting="tasks")
+    summary = summarise([], {}, {}).model_copy(update={"groups": (group,), "tags": {"label": ("a",)}})
+    write_evaluation(tmp_path, [], summary)
+    assert read_groups(tmp_path) == (group,)
+    assert read_summary(tmp_path).named_tasks == {"whole": ("part_a", "part_b"), "label": ("a",)}
