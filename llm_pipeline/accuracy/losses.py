@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,22 +12,26 @@ from numpy.typing import NDArray
 
 FEW_CLUSTERS = 10
 """With fewer changed clusters than this nothing is known of how alike the items of a cluster are."""
+ENOUGH_CLUSTERS = 50
+"""Student's t is trusted with so many clusters; of fewer, one that was lost as a whole may just not have been met."""
 
 
 @dataclass(frozen=True, eq=False)
 class LossSample:
-    """What the candidate lost on each item: baseline's score minus candidate's, from -1 to 1.
+    """What the candidate lost on each item: how much worse it scored than the baseline.
 
     Attributes:
         losses: One number an item.
         groups: The cluster's number of each item; None when every item stands for itself.
         graded: Some score is neither 0 nor 1.
+        largest: The most that an item can lose or gain; infinite where scores have no bounds.
         copies: How often each item counts: a sample `grown` to what it would be at a later look.
     """
 
     losses: NDArray[np.float64]
     groups: NDArray[np.intp] | None = None
     graded: bool = False
+    largest: float = 1.0
     copies: float = 1.0
 
     @cached_property
@@ -70,14 +75,46 @@ class LossSample:
         if self.groups is None:
             return 1.0
         sizes = np.bincount(self.groups)
-        worst = float((sizes**2).sum() / sizes.sum())
+        worst = self._likeness_at_worst
         changed = np.count_nonzero(np.bincount(self.groups, weights=self.losses != 0))
         plain = float(self.losses.var())
         if changed < FEW_CLUSTERS or plain == 0.0:
             return worst
-        excess = np.bincount(self.groups, weights=self.losses - self.losses.mean())
-        robust = sizes.size / (sizes.size - 1) * float((excess**2).sum()) / self.losses.size
+        robust = sizes.size / (sizes.size - 1) * float((self._excess**2).sum()) / self.losses.size
         return max(1.0, robust / plain)
+
+    @property
+    def has_few_clusters(self) -> bool:
+        """Whether there are too few clusters for Student's t; unequal ones count as fewer equal ones.
+
+        The effective number of clusters: A. V. Carter, K. T. Schnepel and D. G. Steigerwald, Asymptotic behavior of a
+        t-test robust to cluster heterogeneity, Review of Economics and Statistics 99 (2017) 698-709.
+        """
+        return self.groups is not None and self.pairs / self._likeness_at_worst < ENOUGH_CLUSTERS
+
+    @cached_property
+    def asymmetry(self) -> float:
+        """By how much rare large losses make the mean's distribution lean: third moment by variance, by items.
+
+        Of bounded scores that stand for themselves it is what it would be had one more item been lost wholly: a sample
+        in which the rare losses did not occur cannot tell of them. Never below 0: it can only widen a bound.
+        """
+        unseen = self.largest if self.groups is None and math.isfinite(self.largest) else 0.0
+        squares = float((self._excess**2).sum()) * self.copies + unseen**2
+        cubes = float((self._excess**3).sum()) * self.copies + unseen**3
+        return max(0.0, cubes / squares) / self.pairs if squares else 0.0
+
+    @cached_property
+    def _excess(self) -> NDArray[np.float64]:
+        """What each cluster, or else each item, lost beyond the mean."""
+        excess = self.losses - self.losses.mean()
+        return excess if self.groups is None else np.bincount(self.groups, weights=excess)
+
+    @cached_property
+    def _likeness_at_worst(self) -> float:
+        """The design effect if every cluster answered as one."""
+        sizes = np.bincount(self.groups) if self.groups is not None else np.ones(1)
+        return float((sizes**2).sum() / sizes.sum())
 
     def mirrored(self) -> LossSample:
         """The same comparison seen from the candidate: its gain becomes the loss."""

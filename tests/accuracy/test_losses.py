@@ -35,11 +35,52 @@ def test_the_variance_is_the_cluster_robust_one() -> None:
 
 def test_graded_scores_in_clusters_have_students_interval_over_clusters() -> None:
     random = np.random.default_rng(4)
-    means = random.normal(0.01, 0.05, 40)
-    losses = np.repeat(means, 25)  # wholly alike: forty numbers are all there is
-    bounds = SCORE_TEST.bounds(LossSample(losses, np.repeat(np.arange(40), 25), graded=True), 0.95)
-    reach = stats.t.ppf(0.95, 39) * means.std(ddof=1) / math.sqrt(40)
+    half = random.normal(0.0, 0.05, 40)
+    means = 0.01 + np.concatenate([half, -half])  # nothing leans
+    losses = np.repeat(means, 25)  # wholly alike: eighty numbers are all there is
+    bounds = SCORE_TEST.bounds(LossSample(losses, np.repeat(np.arange(80), 25), graded=True), 0.95)
+    reach = stats.t.ppf(0.95, 79) * means.std(ddof=1) / math.sqrt(80)
     assert bounds.upper == pytest.approx(means.mean() + reach, rel=1e-3)
+
+
+def test_few_clusters_prove_nothing_that_one_unseen_cluster_could_undo() -> None:
+    """Each tenth cluster may be lost as a whole, and not one of twenty in eight evaluations."""
+    random = np.random.default_rng(2)
+    losses = random.choice([1.0, -1.0, 0.0], p=(0.01, 0.01, 0.98), size=1000)
+    sample = LossSample(losses, np.repeat(np.arange(20), 50))
+    assert sample.has_few_clusters
+    assert SCORE_TEST.bounds(sample, 0.95).upper > 0.1
+    assert not LossSample(losses, np.repeat(np.arange(100), 10)).has_few_clusters
+
+
+def test_one_large_cluster_among_single_items_counts_for_what_it_weighs() -> None:
+    groups = np.concatenate([np.zeros(500, dtype=int), np.arange(1, 501)])
+    assert LossSample(np.zeros(1000), groups).has_few_clusters
+
+
+def test_few_clusters_that_all_lost_much_are_shown_to_be_harmed() -> None:
+    losses = np.tile([1.0, 1.0, 0.0, 0.0], 250)
+    sample = LossSample(losses, np.repeat(np.arange(20), 50))
+    assert SCORE_TEST.p_value(sample, 0.03) < 0.05
+    assert SCORE_TEST.bounds(sample, 0.95).lower > 0.03
+
+
+@pytest.mark.parametrize("clusters", [20, 80])
+def test_the_level_at_which_harm_is_shown_is_where_the_lower_bound_meets_the_limit(clusters: int) -> None:
+    random = np.random.default_rng(3)
+    losses = random.choice([1.0, -1.0, 0.0], p=(0.2, 0.05, 0.75), size=1600)
+    sample = LossSample(losses, np.repeat(np.arange(clusters), 1600 // clusters))
+    level = SCORE_TEST.p_value(sample, 0.1)
+    assert SCORE_TEST.bounds(sample, 1.0 - level).lower == pytest.approx(0.1, abs=1e-4)
+
+
+def test_rare_large_losses_of_graded_scores_pass_no_more_often_than_stated() -> None:
+    """Every item moves a little, one in a hundred is lost: without the skewness of that 12 % would pass."""
+    random = np.random.default_rng(8)
+    small = random.uniform(-0.01, 0.01, size=(600, 500))
+    losses = np.where(random.random((600, 500)) < 0.01, 1.0, small)
+    passed = [SCORE_TEST.bounds(LossSample(row, graded=True), 0.95).upper < 0.01 for row in losses]
+    assert np.mean(passed) < 0.075
 
 
 def test_clusters_widen_and_never_narrow_the_interval() -> None:
