@@ -62,9 +62,10 @@ class Demo:
     def _start_services(self) -> AirflowAccess:
         self._console.title("Services")
         self._console.step("Airflow starts on loopback (the first start makes its database)")
-        access = self._start_airflow()
-        self._console.title("Model")
-        trained = services.train_model(self._layout, self._deployment)
+        with services.training(self._layout, self._deployment) as finished:  # one core of two, meanwhile
+            access = self._start_airflow()
+            self._console.title("Model")
+            trained = finished()
         facts = json.loads((self._layout.model / "training.json").read_text())
         said = ", ".join(f"{name} {value}" for name, value in facts.items() if isinstance(value, int | float | str))
         self._console.step(f"{MODEL_ID}: {'trained now' if trained else 'reused, trained before'} ({said})")

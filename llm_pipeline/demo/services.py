@@ -8,7 +8,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,19 +30,31 @@ log = get_logger(__name__)
 _TRAFFIC_PER_SECOND = 25
 
 
-def train_model(layout: DemoLayout, deployment: Deployment) -> bool:
-    """Train the demo model unless it is there; whether it was trained now.
+@contextmanager
+def training(layout: DemoLayout, deployment: Deployment) -> Iterator[Callable[[], bool]]:
+    """Train the demo model in a process of its own, unless it is there; what is left unfinished is stopped.
+
+    Yields:
+        Waits for the end, and returns whether the model was trained now.
 
     Raises:
-        StageCrashed: Training failed; the message holds the end of its log.
+        StageCrashed: Of the function: training failed; the message holds the end of its log.
     """
     if (layout.model / "training.json").is_file():
-        return False
+        yield lambda: False
+        return
     command = [deployment.interpreter("model"), "-m", "llm_pipeline.demo.train", "--output", str(layout.model)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as training:
-        lines = list(_relayed(training))
-    if training.returncode != 0:
-        raise StageCrashed(f"training ended with code {training.returncode}:\n" + "".join(lines[-8:]))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield partial(_finish_training, process)
+        finally:
+            process.terminate()  # none that has ended
+
+
+def _finish_training(process: subprocess.Popen[str]) -> bool:
+    lines = list(_relayed(process))
+    if process.wait() != 0:
+        raise StageCrashed(f"training ended with code {process.returncode}:\n" + "".join(lines[-8:]))
     return True
 
 

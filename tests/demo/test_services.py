@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.demo import services
+from llm_pipeline.demo.layout import DemoLayout
+from llm_pipeline.errors import StageCrashed
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return DemoLayout(root=tmp_path)
+
+
+@pytest.fixture
+def deployment(tmp_path):
+    """One whose model environment runs `trainer`, given the directory to make."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/trainer "$4"\n')
+    python.chmod(0o755)
+    return Deployment(
+        name="test",
+        store=f"file://{tmp_path}/store",
+        work_root=str(tmp_path / "work"),
+        state_root=str(tmp_path / "state"),
+        environments={"control": sys.executable, "model": str(python)},
+        triton_home=str(tmp_path),
+    )
+
+
+def test_the_model_is_trained_while_something_else_starts_and_only_once(layout, deployment, tmp_path):
+    (tmp_path / "trainer").write_text(
+        "import pathlib, sys; made = pathlib.Path(sys.argv[1]); made.mkdir(parents=True); "
+        "(made / 'training.json').touch()"
+    )
+    with services.training(layout, deployment) as finished:
+        deadline = time.monotonic() + 60
+        while not (layout.model / "training.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert finished() is True
+    with services.training(layout, deployment) as finished:
+        assert finished() is False
+
+
+def test_a_failed_training_says_what_it_said(layout, deployment, tmp_path):
+    (tmp_path / "trainer").write_text("print('no space'); raise SystemExit(3)")
+    with (
+        services.training(layout, deployment) as finished,
+        pytest.raises(StageCrashed, match=r"(?s)code 3.*no space"),
+    ):
+        finished()
+
+
+def test_a_training_that_nobody_waits_for_is_stopped(layout, deployment, tmp_path):
+    (tmp_path / "trainer").write_text("import time; time.sleep(600)")
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), services.training(layout, deployment):
+        raise KeyboardInterrupt
+    assert time.monotonic() - started < 300
