@@ -76,6 +76,9 @@ def disagreements(
         found = serves.get(production.slot)
         what = f"serves {found[:12]}" if found else "has no server"
         yield f"production is {production.release_id} in {production.slot}, but that slot {what}"
+    previous = pointers.previous.repository.digest if pointers.previous else None
+    if traffic is not None and traffic.standby is not None and serves.get(traffic.standby) not in (None, previous):
+        yield f"the router has {traffic.standby} stand by for production, and that slot serves no version of before"
     if traffic is not None and not _moving(record, production):
         yield from _elsewhere(production, traffic)
 

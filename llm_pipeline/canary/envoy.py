@@ -27,7 +27,7 @@ from llm_pipeline.canary.router import (
 )
 from llm_pipeline.canary.xds import clusters, listener, routes
 from llm_pipeline.canary.xds.messages import LOCAL_HOST, address_text
-from llm_pipeline.canary.xds.names import FAILOVER_SUFFIX, MIRROR_SUFFIX, ROUTES, STAT_PREFIX, plain_name
+from llm_pipeline.canary.xds.names import MIRROR_SUFFIX, ROUTES, STAT_PREFIX, candidate_of, plain_name, standby_of
 from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.errors import Fenced
@@ -102,17 +102,16 @@ class EnvoyRouter:
         document = self._read_routes()
         revision = str(document.get("version_info"))
         weights: dict[str, int] = {}
-        candidate = None
         try:
             epoch, _, owner = revision.split(":", 2)
-            for name, weight in routes.weights_of(document).items():
-                slot = plain_name(name)
-                weights[slot] = weight
-                candidate = slot if name.endswith(FAILOVER_SUFFIX) else candidate
+            arms = routes.weights_of(document)
+            for name, weight in arms.items():
+                weights[plain_name(name)] = weight
             state = RouteState.model_validate(
                 {
                     "weights": weights,
-                    "candidate": candidate,
+                    "candidate": candidate_of(arms),
+                    "standby": standby_of(arms),
                     "sticky_header": routes.sticky_header_of(document),
                     "mirror": routes.mirror_of(document),
                     "owner": owner,

@@ -16,7 +16,7 @@ from llm_pipeline.canary.guard_sign import GuardSign, leave_sign
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
-from llm_pipeline.canary.retirement import retire_previous
+from llm_pipeline.canary.retirement import have_standby, retire_previous
 from llm_pipeline.canary.rollback import LEASE_SECONDS, UNRECORDED, end_canary, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.settling import give_all_traffic
@@ -122,6 +122,7 @@ class GuardedSite:
             actions += self._attempt(model_id, partial(self._carry_on, model_id))
             actions += self._attempt(model_id, partial(self._keep_serving, model_id))
             actions += self._attempt(model_id, partial(self._settle, model_id))
+            actions += self._attempt(model_id, partial(self._have_standby, model_id, now))
             actions += self._attempt(model_id, partial(self._retire, model_id, now))
         return actions
 
@@ -311,6 +312,14 @@ class GuardedSite:
             return []
         detail = "it is production, and all traffic goes there now"
         return [GuardAction(self.target, production.release_id, "settled", detail)] if moved else []
+
+    def _have_standby(self, model_id: str, now: HostTime) -> list[GuardAction]:
+        if self.router is not None:
+            have_standby(
+                self.store, model_id, self.target,
+                router=self.router, slots=self.slots, patience=self.patience, now=now.wall,
+            )  # fmt: skip
+        return []
 
     def _retire(self, model_id: str, now: HostTime) -> list[GuardAction]:
         stopped = retire_previous(

@@ -1,20 +1,21 @@
-"""The version before production stays warm for its rollback window; then its server is stopped."""
+"""The version before production stays warm for its rollback window and stands by; then its server is stopped."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 from llm_pipeline.canary.draining import retire
-from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.moving import Patience, traffic_to
 from llm_pipeline.canary.record import GuardRules, current_canary, lease_name, read_record
 from llm_pipeline.canary.rollback import LEASE_SECONDS
-from llm_pipeline.canary.router import TrafficRouter
+from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.standby import stand_down
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
-from llm_pipeline.store.places import serving_at
+from llm_pipeline.store.places import holder_of, serving_at
 from llm_pipeline.store.pointers import Pointer, read_pointers
 
 log = get_logger(__name__)
@@ -54,11 +55,13 @@ def retire_previous(
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
             on_trial = current_canary(store, target)
             record = read_record(store, on_trial, target) if on_trial else None
-            idle = router.read()[0].weights.get(previous.slot, 0) == 0
+            state = router.read()[0]
+            idle = state.weights.get(previous.slot, 0) == 0
             if not idle or (record is not None and not record.settled):
                 return None
             log.info("the rollback window is over", release=previous.release_id, slot=previous.slot)
-            token = FencingToken(max(lease.epoch, slots.newest().epoch + 1), lease.epoch)
+            token = FencingToken(max(lease.epoch, state.epoch + 1, slots.newest().epoch + 1), lease.epoch)
+            stand_down(router, patience, owner=f"retirement of {previous.release_id}", epoch=token.epoch)
             limit = patience.draining((record.rules if record else GuardRules()).drain_seconds)
             retired = retire(router, slots, previous.slot, previous.repository, token=token, limit=limit)
             if not retired.stopped:
@@ -66,6 +69,59 @@ def retire_previous(
     except LeaseHeld:
         return None
     return previous
+
+
+def have_standby(
+    store: ArtifactStore,
+    model_id: str,
+    target: str,
+    *,
+    router: TrafficRouter,
+    slots: SlotControl,
+    patience: Patience,
+    now: float,
+) -> Pointer | None:
+    """Have the version before production stand by while it is warm; settlement does so, and a canary may undo it.
+
+    Args and errors are those of `retire_previous`.
+
+    Returns:
+        What stands by from now on; None when nothing was changed.
+    """
+    pointers = read_pointers(store, model_id, target)[0]
+    production, previous = pointers.production, pointers.previous
+    if production is None or previous is None or previous.slot == production.slot:
+        return None
+    holder = holder_of(store, target)
+    if holder is None or holder.model_id != model_id or now >= warm_until(store, production, target):
+        return None
+    owner = f"standby of {production.release_id}"
+    backed = router.nearest(all_to(production.slot, owner=owner, epoch=0, standby=previous.slot))
+
+    def missing() -> bool:
+        state = router.read()[0]
+        alone = backed.same_traffic(state) and backed.standby != state.standby
+        return alone and slots.serves(previous.slot, previous.repository) and not _on_trial(store, target)
+
+    if not missing():  # without the lease: what is taken for nothing looks like a controller's sign of life
+        return None
+    try:
+        with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
+            if not missing():
+                return None
+            log.info("the version before stands by", release=previous.release_id, slot=previous.slot)
+            epoch = max(lease.epoch, router.read()[0].epoch + 1)
+            traffic_to(router, backed.model_copy(update={"epoch": epoch}), patience)
+    except LeaseHeld:
+        return None
+    return previous
+
+
+def _on_trial(store: ArtifactStore, target: str) -> bool:
+    """Whether a canary has not ended there."""
+    release_id = current_canary(store, target)
+    record = read_record(store, release_id, target) if release_id else None
+    return record is not None and not record.settled
 
 
 def _successor(store: ArtifactStore, target: str) -> Pointer | None:

@@ -46,6 +46,8 @@ class RouteState(BaseModel):
         weights: Basis points by slot; they sum to 10 000.
         candidate: The slot on trial: each arm fails over to the other slot, so that neither's failures lose a request.
             None when no release is on trial.
+        standby: The slot that is asked where the one with all traffic fails, and otherwise gets nothing: a version that
+            served these users before. None for nobody; with a candidate on trial the arms stand by each other.
         sticky_header: Requests with the same value of this header stay in one arm; None splits request by request.
         mirror: The slot that gets copies, to warm it up before its first step; None for no copies.
         owner: Who wrote it, for people.
@@ -56,6 +58,7 @@ class RouteState(BaseModel):
 
     weights: dict[SlotName, Annotated[int, Field(ge=0, le=ALL)]]
     candidate: SlotName | None = None
+    standby: SlotName | None = None
     sticky_header: str | None = None
     mirror: Mirror | None = None
     owner: str
@@ -73,8 +76,14 @@ class RouteState(BaseModel):
             raise ValueError(f"slot {self.mirror.slot} would be asked twice: it has users' requests already")
         return self
 
+    @model_validator(mode="after")
+    def _stands_by_idle(self) -> RouteState:
+        if self.standby is not None and (self.candidate is not None or self.weights.get(self.standby, 0)):
+            raise ValueError(f"slot {self.standby} cannot stand by: it has traffic, or a release is on trial")
+        return self
+
     def same_traffic(self, other: RouteState) -> bool:
-        """Whether both send the same traffic the same way, whoever wrote them."""
+        """Whether both split the same traffic the same way, whoever wrote them, and whoever stands by."""
         return self._traffic() == other._traffic()
 
     def _traffic(self) -> tuple[object, ...]:
@@ -87,13 +96,13 @@ def other_slot(slot: SlotName) -> SlotName:
     return "green" if slot == "blue" else "blue"
 
 
-def all_to(slot: SlotName, *, owner: str, epoch: int) -> RouteState:
+def all_to(slot: SlotName, *, owner: str, epoch: int, standby: SlotName | None = None) -> RouteState:
     """The whole traffic to one slot, nothing on trial."""
-    return RouteState(weights={slot: ALL}, owner=owner, epoch=epoch)
+    return RouteState(weights={slot: ALL}, standby=standby, owner=owner, epoch=epoch)
 
 
 def rounded(want: RouteState, unit: int, *, where: str) -> RouteState:
-    """The state for a router that weighs by `unit` basis points, keeps no sessions and copies no requests.
+    """The state for a router that weighs by `unit` basis points, keeps no sessions, copies no requests and asks once.
 
     Raises:
         Unsupported: A share would become nothing, or sessions are to be kept.
@@ -104,14 +113,15 @@ def rounded(want: RouteState, unit: int, *, where: str) -> RouteState:
     nearest = round(share / unit) * unit
     if nearest in (0, ALL) and nearest != share:
         raise Unsupported(f"this router splits by {unit / 100:g} % at least", where=where)
-    return want.model_copy(update={"weights": {"blue": ALL - nearest, "green": nearest}, "mirror": None})
+    weights = {"blue": ALL - nearest, "green": nearest}
+    return want.model_copy(update={"weights": weights, "mirror": None, "standby": None})
 
 
 class TrafficRouter(Protocol):
     """What every router adapter offers."""
 
     def nearest(self, want: RouteState) -> RouteState:
-        """What the router can do of it: its weights may be coarser, and copies are left out where it makes none.
+        """What the router can do of it: its weights may be coarser; it may have no copies and no standby.
 
         Ask before a state is recorded as intended: the split is tested against the weights that are really set.
 

@@ -1,10 +1,14 @@
-"""The end of a promotion: once the pointers have moved, the share that stayed on stable goes to the new production."""
+"""The end of a promotion: once the pointers have moved, the share that stayed on stable goes to the new production.
+
+What served before stands by from then on, for as long as it is kept warm.
+"""
 
 from __future__ import annotations
 
 from llm_pipeline.canary.moving import Patience, traffic_to
 from llm_pipeline.canary.record import CanaryJournal, Phase, lease_name
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
+from llm_pipeline.canary.standby import standby_after
 from llm_pipeline.logging import get_logger
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
@@ -32,7 +36,9 @@ def give_all_traffic(
         if record is None or record.phase is not Phase.PROMOTED or state.candidate != record.candidate:
             return False
         epoch = max(lease.epoch, record.epoch + 1, state.epoch + 1)
-        want = router.nearest(all_to(record.candidate, owner=f"settled {release_id}", epoch=epoch))
+        standby = standby_after(store, record)
+        settled = all_to(record.candidate, owner=f"settled {release_id}", epoch=epoch, standby=standby)
+        want = router.nearest(settled)
         record = journal.save(record.model_copy(update={"intended": want, "epoch": epoch}))
         if not traffic_to(router, want, patience):
             raise RouterUnavailable("it does not act on the routes of a settled release", where=target)

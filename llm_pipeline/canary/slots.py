@@ -79,6 +79,9 @@ class SlotControl(Protocol):
     def ended(self, slot: SlotName) -> bool:
         """Whether the slot's server is gone without having been stopped: it crashed, or its host was restarted."""
 
+    def serves(self, slot: SlotName, repository: ArtifactRef) -> bool:
+        """Whether the slot's server process runs and was started with this repository."""
+
     def answers(self, slot: SlotName) -> bool:
         """Whether the slot's server answers a generation now, whatever it serves."""
 
@@ -212,6 +215,13 @@ class TritonSlots:
         from llm_pipeline.serving.triton_server import has_ended
 
         return has_ended(self._state(slot))
+
+    def serves(self, slot: SlotName, repository: ArtifactRef) -> bool:
+        """See `SlotControl.serves`."""
+        from llm_pipeline.serving.triton_server import find_server
+
+        server = find_server(self._state(slot))
+        return server is not None and server.digest == repository.digest
 
     def answers(self, slot: SlotName) -> bool:
         """See `SlotControl.answers`."""

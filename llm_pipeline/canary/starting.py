@@ -17,6 +17,7 @@ from llm_pipeline.canary.router import (
 )
 from llm_pipeline.canary.shadow import shadow_judgement
 from llm_pipeline.canary.slots import WarmUp
+from llm_pipeline.canary.standby import stand_down
 from llm_pipeline.canary.transitions import Transitions
 from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
@@ -39,6 +40,8 @@ class Starting(Transitions):
                 return self._drifted(record, drift)  # the idle slot may not be idle: nothing is started or stopped
         self._clock.start()
         record = self._save(record, candidate_started=True)
+        if record.stable is not None:
+            stand_down(self._router, self._plan.patience, owner=self._owner, epoch=self._epoch)
         self._slots.replace(record.candidate, record.repository, self._token)
         log.info("candidate started", slot=record.candidate, repository=str(record.repository))
         record = record.with_event(EventKind.STARTED, f"candidate started in {record.candidate}", by=self._owner)

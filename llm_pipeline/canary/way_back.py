@@ -296,7 +296,8 @@ class _RollBack:
 
     def _move(self, router: TrafficRouter, slot: SlotName, token: FencingToken, owner: str) -> None:
         want = all_to(slot, owner=owner, epoch=token.epoch)
-        if not router.read()[0].same_traffic(want):
+        state = router.read()[0]
+        if not state.same_traffic(want) or state.standby is not None:
             traffic_to(router, want, self._place.patience)
 
     def _note_taken_back(self, release_id: str, epoch: int, words: str) -> None:

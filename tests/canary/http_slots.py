@@ -47,7 +47,7 @@ class HttpSlots:
 
     def replace(self, slot: SlotName, repository: ArtifactRef | None = None, token: FencingToken | None = None) -> None:
         with self._acting(slot, token):
-            if self.serves(slot) not in (None, repository):
+            if self._served(slot) not in (None, repository):
                 self._end(slot)
             if not self.alive(slot):
                 self._start(slot, repository, {"LLM_PIPELINE_DRILL": json.dumps(self.drill)} if self.drill else {})
@@ -80,12 +80,15 @@ class HttpSlots:
     def stop(self, slot: SlotName, repository: ArtifactRef | None = None, token: FencingToken | None = None) -> bool:
         """Stop what the slot serves, whatever that is unless a repository is given; tests act without a token."""
         with self._acting(slot, token):
-            if repository is not None and self.serves(slot) not in (None, repository):
+            if repository is not None and self._served(slot) not in (None, repository):
                 return False
             self._end(slot)
             return True
 
-    def serves(self, slot: SlotName) -> ArtifactRef | None:
+    def serves(self, slot: SlotName, repository: ArtifactRef) -> bool:
+        return self._served(slot) == repository
+
+    def _served(self, slot: SlotName) -> ArtifactRef | None:
         """What a live server of the slot was started with; None when nobody said."""
         file = self.root / slot / "repository.json"
         return ArtifactRef.model_validate_json(file.read_text()) if file.exists() and self.alive(slot) else None

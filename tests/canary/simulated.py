@@ -210,6 +210,9 @@ class Slots:
     def ended(self, slot: SlotName) -> bool:
         return slot in self.site.serves and slot not in self.site.running | self.site.stopped
 
+    def serves(self, slot: SlotName, repository: ArtifactRef) -> bool:
+        return slot in self.site.running and self.site.serves[slot] == repository
+
     def answers(self, slot: SlotName) -> bool:
         return self.site.answers(slot)
 
@@ -247,7 +250,7 @@ class Site:
         store_takes: The store takes what is written; otherwise its disk is full.
         in_flight: Requests in flight by slot.
         sent: Requests that users sent: a hundred at each effect, split as the router was told.
-        lost: Those of them that met no server that answers; with a slot on trial, each arm fails over to the other.
+        lost: Those of them that met no server that answers; arms on trial fail over, others to a standby.
     """
 
     root: Path
@@ -309,7 +312,8 @@ class Site:
         somebody = any(self.answers(slot) for slot in ("blue", "green"))
         for slot, weight in state.weights.items():
             requests = weight * 100 // ALL
-            failed_over = state.candidate is not None and somebody
+            stands_by = state.standby is not None and self.answers(state.standby)
+            failed_over = (state.candidate is not None and somebody) or stands_by
             self.sent += requests
             self.lost += 0 if self.answers(slot) or failed_over else requests
 

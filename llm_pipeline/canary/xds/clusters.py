@@ -42,13 +42,17 @@ def _slot_clusters(slot: SlotName, protocol: Protocol, at: Json) -> list[Json]:
     guarded = {**_static_cluster(f"{name}{GUARDED_SUFFIX}", protocol, at), **_guard(protocol)}
     mirror = _static_cluster(f"{name}{MIRROR_SUFFIX}", protocol, at) | {"circuit_breakers": _MIRROR_BREAKERS}
     other = cluster_name(other_slot(slot), protocol)
-    failover = _aggregate_cluster(f"{name}{FAILOVER_SUFFIX}", [guarded["name"], other])
+    failover = _aggregate_cluster(f"{name}{FAILOVER_SUFFIX}", [guarded["name"], other, name])
     backed = _aggregate_cluster(f"{name}{BACKED_SUFFIX}", [name, other])
     return [plain, guarded, failover, backed, mirror]
 
 
 def _aggregate_cluster(name: str, members: list[str]) -> Json:
-    """The first member with a healthy server; a retry goes to the next one."""
+    """The first member with a healthy server; a retry goes to the next one.
+
+    Only a guarded member can be unhealthy. It comes again unguarded at the end: where the other one fails too, a server
+    that was refused by an earlier check may answer by now.
+    """
     return {
         "@type": f"{TYPE}.config.cluster.v3.Cluster",
         "name": name,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
-from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.router import RouteState, SlotName, other_slot
 
 ROUTES = "main"
 STAT_PREFIX = "ingress"
@@ -21,14 +22,28 @@ def cluster_name(slot: SlotName, protocol: Protocol) -> str:
     return slot if protocol == "http" else f"{slot}_grpc"
 
 
-def arm_name(slot: SlotName, protocol: Protocol, candidate: SlotName | None) -> str:
-    """The cluster that a slot's route points to; with a candidate on trial, each slot's failures go to the other."""
+def arm_name(slot: SlotName, protocol: Protocol, state: RouteState) -> str:
+    """The cluster that a slot's route points to: on trial, or with a standby, its failures go to another."""
     name = cluster_name(slot, protocol)
-    if candidate is None:
-        return name
-    return name + (FAILOVER_SUFFIX if slot == candidate else BACKED_SUFFIX)
+    if slot == state.candidate:
+        return name + FAILOVER_SUFFIX
+    backed = state.candidate is not None or state.standby == other_slot(slot)
+    return name + BACKED_SUFFIX if backed else name
 
 
 def plain_name(arm: str) -> str:
     """The plain cluster of the slot whose arm this is: the inverse of `arm_name`."""
     return arm.removesuffix(FAILOVER_SUFFIX).removesuffix(BACKED_SUFFIX)
+
+
+def candidate_of(arms: Iterable[str]) -> str | None:
+    """The slot on trial, by its arm."""
+    return next((plain_name(arm) for arm in arms if arm.endswith(FAILOVER_SUFFIX)), None)
+
+
+def standby_of(arms: Iterable[str]) -> str | None:
+    """The slot that stands by: the one whose own arm is plain where the other's is backed."""
+    names = list(arms)
+    if candidate_of(names) is not None or not any(arm.endswith(BACKED_SUFFIX) for arm in names):
+        return None
+    return next((arm for arm in names if arm == plain_name(arm)), None)

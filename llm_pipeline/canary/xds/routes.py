@@ -127,7 +127,7 @@ def _weighted(state: RouteState, protocol: Protocol) -> Json:
 def _arms(state: RouteState, protocol: Protocol) -> list[Json]:
     """The candidate first: with a hash policy its share then grows without moving a session back to stable."""
     slots: list[SlotName] = sorted(("blue", "green"), key=lambda slot: slot != state.candidate)
-    return [{"name": arm_name(slot, protocol, state.candidate), "weight": state.weights.get(slot, 0)} for slot in slots]
+    return [{"name": arm_name(slot, protocol, state), "weight": state.weights.get(slot, 0)} for slot in slots]
 
 
 def _retry_policy(protocol: Protocol, *, on_trial: bool) -> Json:

@@ -1,0 +1,103 @@
+"""The version before production answers where production does not, and nothing else does. The site is in memory."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+from simulated import PATIENCE, Killed
+from test_guard import guard
+from test_one_way_back import Served, fast  # noqa: F401 - a fixture
+
+from llm_pipeline.canary.agreement import disagreements
+from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.rollback import ensure_rolled_back
+from llm_pipeline.canary.router import RouteState, all_to
+
+DAY = 24 * 3600.0
+
+
+@pytest.fixture
+def site(tmp_path) -> Served:
+    return Served(tmp_path)
+
+
+@pytest.mark.parametrize("standby", ["blue", "green"])
+def test_a_slot_with_traffic_of_its_own_stands_by_nobody(standby) -> None:
+    split = {"weights": {"blue": 5_000, "green": 5_000}, "owner": "t", "epoch": 1, "standby": standby}
+    for candidate in (None, "green"):
+        with pytest.raises(ValidationError, match="cannot stand by"):
+            RouteState.model_validate({**split, "candidate": candidate})
+    with pytest.raises(ValidationError, match="cannot stand by"):
+        all_to("blue", owner="t", epoch=1, standby="blue")
+
+
+def test_after_settlement_the_version_before_answers_for_a_production_that_dies(site) -> None:
+    site.release("r1")
+    assert (site.weights(), site.router.state.standby) == ({"green": 10_000}, "blue")
+    site.running.discard("green")
+    site.sent = site.lost = 0
+    assert [action.what for action in guard(site)] == ["started"]
+    assert (site.sent > 0, site.lost) == (True, 0)
+    assert site.serving() == "r1"
+
+
+def test_no_candidate_is_started_in_a_slot_that_stands_by(site) -> None:
+    site.release("r1")
+    stood_by, replace = [], site.slots.replace
+
+    def watched(slot, repository, token) -> None:
+        stood_by.append(site.router.state.standby)
+        replace(slot, repository, token)
+
+    site.slots.replace = watched
+    assert site.steps(50, release="r2") == ["GO"]
+    assert stood_by == [None]
+    assert all(told.standby is None for told in site.told if told.owner.startswith("r2@"))
+
+
+def test_a_rolled_back_candidate_stands_by_for_nobody(site) -> None:
+    site.release("r1")
+    assert site.steps(50, release="r2") == ["GO"]
+    ensure_rolled_back(site.store, "r2", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+    assert guard(site) == []
+    assert (site.weights(), site.router.state.standby) == ({"green": 10_000}, None)
+
+
+def test_production_that_was_left_stands_by_for_nobody(site) -> None:
+    site.release("r1")
+    site.roll_back()
+    assert (site.serving(), site.router.state.standby) == ("r0", None)
+    assert guard(site) == []
+    assert site.router.state.standby is None
+
+
+def test_a_canary_that_never_replaced_it_leaves_it_standing_by_in_the_end(site) -> None:
+    """Killed between the route and the slot: the guard finds what was production before, warm and idle."""
+    site.release("r1")
+    for boundary in range(1, 60):
+        site.die_at = site.boundary + boundary
+        try:
+            site.steps(50, release="r2")
+        except Killed:
+            site.buried()
+        if site.router.state.standby is None:
+            break
+    assert (site.serves["blue"], site.running) == (site.pointers.previous.repository, {"blue", "green"})
+    assert guard(site) == []
+    assert [action.what for action in guard(site, after=1_000.0)] == ["rolled back"]
+    assert (site.record("r2").phase, site.router.state.standby) == (Phase.ROLLED_BACK, "blue")
+
+
+def test_before_its_server_is_stopped_it_stands_down(site) -> None:
+    site.release("r1")
+    assert [action.what for action in guard(site, after=2 * DAY)] == ["stopped previous"]
+    assert (site.router.state.standby, site.running) == (None, {"green"})
+    assert guard(site, after=2 * DAY) == []
+    assert site.router.state.standby is None
+
+
+def test_what_stands_by_and_never_served_is_a_disagreement(site) -> None:
+    site.release("r1")
+    served = {"green": site.serves["green"].digest, "blue": "f" * 64}
+    (problem,) = disagreements(site.pointers, site.record("r1"), None, site.router.state, served)
+    assert "serves no version of before" in problem
