@@ -6,11 +6,14 @@
 Real Triton servers (a model of words), real Envoy, users at a steady rate. A driver takes release after release
 through canary, settlement and teardown, each stage a process, and tries again what was killed, as Airflow does. Beside
 it, drawn from the seed: stages killed or frozen longer than their lease, servers killed or frozen, Envoy killed, the
-store's disk full, people who ask for a rollback, hostile clients. The guard passes every few seconds. At the end
-pointers, record, router and slots must agree, and no unary request may have been lost but in moments without a server,
-or without Envoy.
+store's disk full, people who ask for a rollback, hostile clients, the host's clock set by minutes, forwards and back
+(of all processes but the model servers, which do not look at it). The guard passes every few seconds. At the end
+pointers, record, router and slots must agree, and no unary request may have been lost but in moments without a fit
+server, or without Envoy. Fit is a ready server that has traffic, or serves what the pointers call production or the
+version before: a candidate before its first step, or one that was taken back, answers no user on purpose.
 
-One line a goal; exit code 1 when one is missed. It uses the ports from 18540 on. A full disk needs root (tmpfs).
+One line a goal; exit code 1 when one is missed. It uses the ports from 18540 on. A full disk needs root (tmpfs), and a
+clock that is set needs a C compiler. What is timed here is timed by the clock that nobody sets.
 """
 
 from __future__ import annotations
@@ -18,9 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -32,29 +32,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from goals import at_least, goal
+from stepped_clock import clock_of_this_run, under_stepped_clock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "canary"))
 
-import hostile_client
-from production_site import MODEL, Production
+from canary_chaos_faults import Faults, say, since_beginning
+from production_site import MODEL
 
 from llm_pipeline.bounded_http import call
 from llm_pipeline.canary.agreement import look_at_place
 from llm_pipeline.canary.envoy import RouterFiles
 from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.guard import guard_once
-from llm_pipeline.canary.router import RouterUnavailable
 from llm_pipeline.errors import ExitCode, PipelineError
 from llm_pipeline.runners import detached
+from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.stages.contract import StageRequest
 from llm_pipeline.store.pointers import read_pointers
 from llm_pipeline.store.references import PlacedPointers
 
 USERS = Path(__file__).with_name("canary_chaos_users.py")
 RATE = 20.0
-STORE_MIB = 96
 CALM_SECONDS = 240.0
 TRIES = 4
 ROLLED_BACK_BY_HAND = 0.2
@@ -62,13 +61,12 @@ LEAST_EVENTS_A_MINUTE = 3.0
 
 _LOOK_SECONDS = 0.25
 _GUARD_SECONDS = 4.0
-_PAUSE_SECONDS = (3.0, 12.0)
 _SLACK_SECONDS = 1.0
 
 
 @dataclass
 class Moments:
-    """When users had nobody to ask, as (begin, end), seconds since 1970."""
+    """When users had nobody to ask, as (begin, end), seconds of the monotonic clock."""
 
     without_server: list[tuple[float, float]] = field(default_factory=list)
     without_router: list[tuple[float, float]] = field(default_factory=list)
@@ -82,22 +80,15 @@ class Moments:
         return ""
 
 
-class Chaos:
+class Chaos(Faults):
     """One run: the site, what is done to it, and what was seen."""
 
     def __init__(self, root: Path, seed: int) -> None:
-        self.root = root
-        self.draw = random.Random(seed)  # noqa: S311 - a schedule, no secret
-        self.full_disks = _mount(root / "store")
-        self.site = Production(root)
+        super().__init__(root, seed)
         self.moments = Moments()
-        self.events: Counter[str] = Counter()
         self.releases: Counter[str] = Counter()
-        self.stop = threading.Event()
         self.calm = threading.Event()
-        self._stage: subprocess.Popen[bytes] | None = None
-        self._deployment = root / "deployment.yaml"
-        self._deployment.write_text(yaml.safe_dump(self.site.deployment.model_dump(mode="json", exclude_none=True)))
+        self._known_fit: set[str] = set()
 
     # the driver: what Airflow does
 
@@ -144,109 +135,28 @@ class Chaos:
             time.sleep(min(1.0 + attempt, 5.0))
         return code
 
-    # what breaks
-
-    def break_things(self) -> None:
-        """One thing after the other, until it is stopped."""
-        acts: list[Callable[[], None]] = [
-            self.kill_stage, self.freeze_stage, self.kill_server, self.kill_server, self.freeze_server,
-            self.kill_router, self.be_hostile, self.roll_back_by_hand,
-        ]  # fmt: skip
-        acts += [self.fill_disk] if self.full_disks else []
-        while not self.stop.wait(self.draw.uniform(*_PAUSE_SECONDS)):
-            act = self.draw.choice(acts)
-            try:
-                act()
-            except (OSError, PipelineError, subprocess.SubprocessError) as error:
-                _say(f"{act.__name__} failed: {error}")
-
-    def kill_stage(self) -> None:
-        """As the kernel does when memory is short."""
-        if self._signal_stage(signal.SIGKILL):
-            self._note("stage killed")
-
-    def freeze_stage(self) -> None:
-        """Longer than a lease lasts, sometimes."""
-        if stage := self._signal_stage(signal.SIGSTOP):
-            self._note("stage frozen")
-            self.stop.wait(self.draw.uniform(3, 35))
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(stage, signal.SIGCONT)
-
-    def kill_server(self) -> None:
-        """Candidate's or production's."""
-        if process := self._server():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-                self._note("server killed")
-                _say(f"  {process.name}, while traffic goes {self._traffic()}")
-
-    def freeze_server(self) -> None:
-        """For a moment: requests hang and go on."""
-        if process := self._server():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGSTOP)
-                self._note("server frozen")
-                self.stop.wait(self.draw.uniform(0.5, 4))
-                os.killpg(process.pid, signal.SIGCONT)
-
-    def kill_router(self) -> None:
-        """Everything in flight is lost; somebody has to start it anew."""
-        if process := detached.load(RouterFiles(self.site.state("router")).record):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-                self._note("Envoy killed")
-
-    def be_hostile(self) -> None:
-        """What a user tries at the users' port."""
-        self._note("hostile client")
-        port = self.site.router_port
-        for path in ("/v2/repository/models/llm/unload", "/v2/logging", "/v2/repository/index", "//v2/models/llm%2f.."):
-            with contextlib.suppress(OSError, ValueError):
-                hostile_client.ask(port, "POST", path, b"{}")
-        for _ in range(30):
-            with contextlib.suppress(OSError, ValueError):
-                hostile_client.ask(port, "POST", "/v2/models/llm/generate", b'{"text_input": "", "max_tokens": -1}')
-
-    def fill_disk(self) -> None:
-        """The store takes nothing for some seconds."""
-        filler = self.root / "store" / "filler"
-        self._note("store's disk full")
-        with contextlib.suppress(OSError), filler.open("wb") as stream:
-            while True:
-                stream.write(bytes(1024 * 1024))
-                stream.flush()
-        self.stop.wait(self.draw.uniform(3, 8))
-        filler.unlink(missing_ok=True)
-
-    def roll_back_by_hand(self) -> None:
-        """As a person types it."""
-        self._note("rollback by hand")
-        command = [sys.executable, "-m", "llm_pipeline", "rollback", MODEL, "cpu", "-d", str(self._deployment)]
-        subprocess.run(command, check=False, capture_output=True, timeout=120)
-
     # what is watched
 
     def watch(self) -> None:
-        """Note when no server, or no Envoy, could answer."""
+        """Note when no fit server, or no Envoy, could answer."""
         server_gone = router_gone = 0.0
         while not self.calm.wait(_LOOK_SECONDS):
-            now = time.time()
+            now = time.monotonic()
             server_gone = _moment(
-                self.moments.without_server, server_gone, now, gone=not any(map(self._ready, ("blue", "green")))
+                self.moments.without_server, server_gone, now, gone=not any(map(self._ready, self._fit()))
             )
             router = detached.load(RouterFiles(self.site.state("router")).record)
             router_gone = _moment(
                 self.moments.without_router, router_gone, now, gone=router is None or not router.alive
             )
-        _moment(self.moments.without_server, server_gone, time.time(), gone=False)
-        _moment(self.moments.without_router, router_gone, time.time(), gone=False)
+        _moment(self.moments.without_server, server_gone, time.monotonic(), gone=False)
+        _moment(self.moments.without_router, router_gone, time.monotonic(), gone=False)
 
     def guard(self) -> None:
         """Pass after pass, also while it calms down."""
         while not self.calm.wait(_GUARD_SECONDS):
             for action in guard_once(self.site.store, self.site.deployment):
-                _say(f"guard: {action.release_id} {action.what}: {action.detail}"[:200])
+                say(f"guard: {action.release_id} {action.what}: {action.detail}"[:200])
 
     def disagreements(self) -> list[str]:
         """What does not fit together now."""
@@ -254,13 +164,19 @@ class Chaos:
         placed = PlacedPointers(model_id=MODEL, target="cpu", pointers=pointers)
         return look_at_place(self.site.store, self.site.deployment, placed) or []
 
-    def _traffic(self) -> str:
+    def _fit(self) -> set[str]:
+        """Slots whose servers may answer users."""
+        with contextlib.suppress(PipelineError):  # a full disk is not read either, sometimes: it is as it was
+            pointers = self.site.pointers()
+            served = {one.repository.digest for one in (pointers.production, pointers.previous) if one is not None}
+            servers = {slot: find_server(self.site.state(slot)) for slot in ("blue", "green")}
+            known = {slot for slot, server in servers.items() if server is not None and server.digest in served}
+            self._known_fit = known | self._with_traffic()
+        return self._known_fit
+
+    def _with_traffic(self) -> set[str]:
         router = find_router(self.site.state("router"))
-        with contextlib.suppress(RouterUnavailable):
-            if router is not None:
-                state = router.read()[0]
-                return f"{dict(state.weights)}, on trial: {state.candidate}"
-        return "nowhere"
+        return {slot for slot, weight in router.read()[0].weights.items() if weight} if router is not None else set()
 
     def _ready(self, slot: str) -> bool:
         port = getattr(self.site.deployment.places["cpu"], slot).http
@@ -268,24 +184,6 @@ class Chaos:
             return call(f"http://127.0.0.1:{port}/v2/models/llm/ready", seconds=1.0).status == 200
         except OSError:
             return False
-
-    def _server(self) -> detached.DetachedProcess | None:
-        found = [detached.load(self.site.state(slot) / "process.json") for slot in ("blue", "green")]
-        alive = [process for process in found if process is not None and process.alive]
-        return self.draw.choice(alive) if alive else None
-
-    def _signal_stage(self, number: signal.Signals) -> int:
-        stage = self._stage
-        if stage is None or stage.poll() is not None:
-            return 0
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(stage.pid, number)
-            return stage.pid
-        return 0
-
-    def _note(self, event: str) -> None:
-        self.events[event] += 1
-        _say(event)
 
 
 def main() -> int:
@@ -295,6 +193,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+        if clock_of_this_run() is None:
+            code = under_stepped_clock(Path(name), sys.argv)
+            if code is not None:
+                return code
         chaos = Chaos(Path(name), options.seed)
         try:
             return _run(chaos, options.minutes, options.seed)
@@ -347,8 +249,8 @@ def _judge(chaos: Chaos, traffic: dict[str, Any], left: list[str], minutes: floa
         lost[f"{failure['kind']}, {excuse or 'somebody could have answered'}"] += 1
         if not excuse and failure["kind"] == "unary":
             reasons[failure["reason"]] += 1
-            print(f"lost: {failure['failed_at'] - failure['sent_at']:.1f} s, ended at {failure['failed_at']:.1f}: "
-                  f"{failure['reason']}")  # fmt: skip
+            lasted = failure["failed_at"] - failure["sent_at"]
+            print(f"lost: {lasted:.1f} s, ended at {since_beginning(failure['failed_at'])}: {failure['reason']}")
     seconds = {name: sum(until - since for since, until in moments) for name, moments in vars(chaos.moments).items()}
     print(f"seed {seed}, {minutes:g} minutes; releases: {dict(chaos.releases)}; events: {dict(chaos.events)}")
     print(f"sent {traffic['sent']}, answered {traffic['answered']}, lost {dict(lost)}; seconds {seconds}")
@@ -379,17 +281,6 @@ def _moment(moments: list[tuple[float, float]], since: float, now: float, *, gon
     if since:
         moments.append((since, now))
     return 0.0
-
-
-def _mount(store: Path) -> bool:
-    """Whether the store has a small disk of its own now, which can be filled."""
-    store.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={STORE_MIB}m", "tmpfs", str(store)]
-    return os.getuid() == 0 and subprocess.run(command, check=False, capture_output=True).returncode == 0
-
-
-def _say(event: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {event}", flush=True)
 
 
 if __name__ == "__main__":

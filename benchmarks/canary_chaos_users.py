@@ -1,8 +1,8 @@
 """Users of a chaos run, as a process: canary_chaos_users.py PORT RATE RECORD.
 
 Unary requests and streams over HTTP, as a Poisson process that does not wait for answers. The record says what became
-of each kind, and of every failed request when it was sent and when it had failed. SIGTERM ends the arrivals; the last
-record accounts for every request.
+of each kind, and of every failed request when it was sent and when it had failed, by the monotonic clock. SIGTERM ends
+the arrivals; the last record accounts for every request.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Users:
 
     async def _one(self, session: aiohttp.ClientSession, kind: str) -> None:
         self._sent[kind] += 1
-        sent_at = time.time()
+        sent_at = time.monotonic()
         try:
             problem = await (self._unary(session) if kind == "unary" else self._stream(session))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             problem = f"{type(error).__name__} {error}"
         if problem:
-            failure = {"kind": kind, "sent_at": sent_at, "failed_at": time.time(), "reason": problem[:160]}
+            failure = {"kind": kind, "sent_at": sent_at, "failed_at": time.monotonic(), "reason": problem[:160]}
             self._failures.append(failure)
         else:
             self._answered[kind] += 1
