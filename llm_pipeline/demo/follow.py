@@ -16,6 +16,7 @@ _LOOK_SECONDS = 1.0
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed"})
 _WAITS = "up_for_reschedule"
 _RUN_ENDED = frozenset({"success", "failed"})
+_REASON_CHARACTERS = 400
 
 
 class FollowedRun:
@@ -73,12 +74,21 @@ class FollowedRun:
                 release_id = str(self._client.xcom(dag_id, run_id, "resolve"))
                 self._flow = Flow.open(self._deployment, release_id)
             self._console.step(self._line(task))
+            if task.state == "failed" and (reason := self._reason(dag_id, run_id, task)):
+                self._console.step(f"{'':<29} {reason}")
+
+    def _reason(self, dag_id: str, run_id: str, task: TaskState) -> str:
+        """The last error in the log of a task that failed without a verdict; empty for none."""
+        name, subject = _stage_of(task)
+        result = self._result(name, subject)
+        if result and result.judgement:
+            return ""
+        lines = self._client.task_log(dag_id, run_id, task.task_id, attempt=task.tries, map_index=task.map_index)
+        errors = [line for line in lines if line.startswith(("ERROR ", "CRITICAL "))]
+        return errors[-1].partition(" ")[2].strip().partition("\n")[0][:_REASON_CHARACTERS] if errors else ""
 
     def _line(self, task: TaskState) -> str:
-        name = task.task_id.rpartition(".")[2]
-        subject = task.label.partition(" ")[0] if task.map_index >= 0 else ""
-        if subject.isdigit():  # a task that never ran has no label but its index
-            subject = ""
+        name, subject = _stage_of(task)
         seconds = f"{task.seconds:6.1f} s" if task.seconds is not None else " " * 8
         result = self._result(name, subject)
         outcome = f"  {result.judgement.verdict}: {result.judgement.summary}" if result and result.judgement else ""
@@ -96,6 +106,14 @@ class FollowedRun:
         for task_id, map_index, _details in self._client.pending_approvals(dag_id, run_id):
             self._console.step(f"{task_id:<16} Airflow waits for a human; the demo answers Approve by its own API call")
             self._client.answer_approval(dag_id, run_id, task_id, map_index=map_index, approve=True)
+
+
+def _stage_of(task: TaskState) -> tuple[str, str]:
+    """The stage of a task, and what it works on: a recipe, a target, or nothing."""
+    subject = task.label.partition(" ")[0] if task.map_index >= 0 else ""
+    if subject.isdigit():  # a task that never ran has no label but its index
+        subject = ""
+    return task.task_id.rpartition(".")[2], subject
 
 
 def verdict_rows(flow: Flow) -> Iterator[list[str]]:

@@ -168,10 +168,7 @@ def _running_processes(layout: DemoLayout) -> Iterator[detached.DetachedProcess]
     for record in sorted(layout.root.rglob("*.json")):
         if not record.is_file() or record.stat().st_size > 65536:  # noqa: PLR2004 - a record is far smaller
             continue
-        try:
-            process = detached.load(record)
-        except ValueError:
-            continue  # another kind of file
+        process = detached.parsed(record.read_bytes())  # None for the other kinds of file
         if process is not None and process.group_alive:
             yield process
 

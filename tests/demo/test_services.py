@@ -9,6 +9,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo import services
 from llm_pipeline.demo.layout import DemoLayout
 from llm_pipeline.errors import StageCrashed
+from llm_pipeline.runners import detached
 
 
 @pytest.fixture
@@ -62,3 +63,11 @@ def test_a_training_that_nobody_waits_for_is_stopped(layout, deployment, tmp_pat
     with pytest.raises(KeyboardInterrupt), services.training(layout, deployment):
         raise KeyboardInterrupt
     assert time.monotonic() - started < 300
+
+
+def test_what_runs_is_found_among_other_files_and_nothing_else_is_said(layout, tmp_path, caplog):
+    process = detached.start("a sleeper", ["sleep", "600"], tmp_path / "a.json", log=tmp_path / "log")
+    (tmp_path / "other.json").write_text('{"kind": "something else"}')
+    assert services.stop_everything(layout) == ["a sleeper"]
+    assert caplog.messages == []
+    detached.stop(process)

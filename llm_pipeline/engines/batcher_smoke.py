@@ -1,0 +1,133 @@
+"""What a batcher answers and how fast: the measurement at the end of a build whose engine batches tokens itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from random import Random
+from typing import Any, NamedTuple, Protocol
+
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.golden_match import golden_match
+from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.serving.golden import GoldenPrompt
+
+_MEASURED_TOKENS = 128
+_MOST_SEQUENCES = 64
+_POLL_SECONDS = 1.0
+
+
+class BatchedOutput(Protocol):
+    """What one request generated; see the batchers of `serving/models`."""
+
+    @property
+    def name(self) -> str:
+        """The request's."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """New ones."""
+
+    @property
+    def finish_reason(self) -> str:
+        """Empty before the last one."""
+
+    @property
+    def error(self) -> str:
+        """Why it failed."""
+
+
+class TokenBatcher(Protocol):
+    """A loaded checkpoint that generates in flight."""
+
+    tokenizer: Any
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the KV cache."""
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a prompt and its answer."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still works."""
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether a request of so many tokens may be submitted."""
+
+    def submit(self, name: str, prompt: list[int], maximum_tokens: int, *, ignore_eos: bool) -> None:
+        """Start a request."""
+
+    def outputs(self, timeout_seconds: float) -> Sequence[BatchedOutput]:
+        """What was generated since the last call."""
+
+
+class Rates(NamedTuple):
+    """Output tokens a second of one request alone, and of `sequences` together."""
+
+    single: float
+    batched: float
+    sequences: int
+
+
+class Smoke:
+    """What the loaded checkpoint answers and how fast.
+
+    Attributes:
+        blocks: Of its KV cache.
+        golden_match_fraction: Of the golden prompts; None without any.
+    """
+
+    def __init__(self, batcher: TokenBatcher, golden: Sequence[GoldenPrompt], target: Target) -> None:
+        self._batcher, self.blocks = batcher, batcher.blocks
+        self._vocabulary = len(batcher.tokenizer)
+        self._draw = Random(0)  # noqa: S311 - prompts of a measurement
+        self.golden_match_fraction = self._answer(golden, target)
+
+    def measure(self, maximum_sequences: int) -> Rates:
+        """Measure, after a warm-up."""
+        sequences = min(maximum_sequences, _MOST_SEQUENCES)
+        self._rate(1)
+        return Rates(self._rate(1), self._rate(sequences), sequences)
+
+    def _rate(self, sequences: int) -> float:
+        """Output tokens a second of requests that start together, each with its own prompt, prompts included."""
+        tokens = min(_MEASURED_TOKENS, self._batcher.longest // 2)
+        prompts = [[self._draw.randrange(self._vocabulary) for _ in range(tokens)] for _ in range(sequences)]
+        started = time.monotonic()
+        answers = self._generate(prompts, [tokens] * sequences, ignore_eos=True)
+        produced = sum(map(len, answers))
+        if produced != sequences * tokens:
+            raise IntegrityError(f"the model wrote {produced} tokens where {sequences * tokens} were asked for")
+        return round(produced / (time.monotonic() - started), 1)
+
+    def _answer(self, golden: Sequence[GoldenPrompt], target: Target) -> float | None:
+        if not golden:
+            return None
+        tokenizer, serving = self._batcher.tokenizer, target.serving
+        prompts = [tokenizer.encode(one.prompt, add_special_tokens=serving.add_special_tokens) for one in golden]
+        answers = self._generate(prompts, [one.maximum_tokens for one in golden], ignore_eos=False)
+        texts = tokenizer.batch_decode(answers, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return golden_match(golden, texts)
+
+    def _generate(self, prompts: Sequence[list[int]], most: Sequence[int], *, ignore_eos: bool) -> list[list[int]]:
+        answers: list[list[int]] = [[] for _ in prompts]
+        waiting, running = list(range(len(prompts))), set[int]()
+        while waiting or running:
+            while waiting and self._batcher.has_room(len(prompts[waiting[0]]) + most[waiting[0]]):
+                number = waiting.pop(0)
+                running.add(number)
+                self._batcher.submit(str(number), prompts[number], most[number], ignore_eos=ignore_eos)
+            if not running:
+                raise Unsupported("a request does not fit into the KV cache", hint="raise limits.kv_cache_blocks")
+            for output in self._batcher.outputs(_POLL_SECONDS):
+                answers[int(output.name)] += output.tokens
+                if output.error:
+                    raise IntegrityError(f"the model fails: {output.error}")
+                if output.finish_reason:
+                    running.discard(int(output.name))
+            if not self._batcher.is_running:
+                raise IntegrityError("the model's thread ended", hint="look at its log")
+        return answers

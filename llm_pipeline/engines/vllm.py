@@ -1,0 +1,199 @@
+"""The `vllm` builder: the checkpoint is served as it is, plain or in modelopt's formats, by vLLM's batching.
+
+Heavy: import it through `engine_builder` only. The build starts vLLM with the batcher that will serve it, answers the
+golden prompts and measures. The engine directory holds `engine.json` and what vLLM compiled for this model and GPU, so
+that a server does not compile it again.
+
+Which of modelopt's formats vLLM reads is in `QUANT_ALGOS` of its `model_executor/layers/quantization/modelopt.py`
+(0.20): anything else is refused here by name, before a GPU is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import time
+from collections.abc import Mapping
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from llm_pipeline.checkpoint_directory import check_directory
+from llm_pipeline.config.target import Target
+from llm_pipeline.confinement import confined
+from llm_pipeline.engines.batcher_smoke import Rates, Smoke
+from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts
+from llm_pipeline.engines.host_facts import HostFacts
+from llm_pipeline.engines.host_match import require_target_host
+from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.logging import get_logger
+from llm_pipeline.quantization.checkpoint_files import read_json
+from llm_pipeline.quantization.checkpoint_metadata import QuantizationMetadata, read_quantization
+from llm_pipeline.serving.models.vllm_batcher import COMPILED_DIRECTORY, Batcher, Settings
+
+log = get_logger(__name__)
+
+_READ = frozenset({"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MXFP8", "MIXED_PRECISION"})
+_READ_KV_CACHES = frozenset({"FP8"})
+_VERSIONED = ("vllm", "torch", "transformers", "tokenizers")
+
+
+class VllmBuilder:
+    """The `vllm` engine builder."""
+
+    def __init__(self) -> None:
+        """Find vLLM, without importing it: its own process does.
+
+        Raises:
+            ModuleNotFoundError: This interpreter lacks it.
+        """
+        try:
+            metadata.version("vllm")
+        except metadata.PackageNotFoundError as error:
+            raise ModuleNotFoundError("No module named 'vllm'", name="vllm") from error
+
+    def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
+        """See `EngineBuilder.build`."""
+        quantization = _require_inputs(inputs)
+        host = None if inputs.target.accelerator == "cpu" else require_target_host(inputs.target)
+        config = read_json(inputs.checkpoint / "config.json")
+        context_length = int(config.get("max_position_embeddings") or inputs.target.limits.maximum_tokens_per_request)
+        properties = runtime_properties(inputs.target, inputs.dtype, quantization)
+        workspace = destination.parent / f"{destination.name}-workspace"
+        log.info("vLLM loads the checkpoint", arguments=properties["arguments"])
+        started = time.monotonic()
+        batcher = _load(inputs, properties, context_length, workspace)
+        loaded = time.monotonic()
+        try:
+            smoke = Smoke(batcher, inputs.golden, inputs.target)
+            answered = time.monotonic()
+            rates = smoke.measure(inputs.target.limits.maximum_sequences)
+        finally:
+            batcher.stop()
+        seconds = {"load": loaded - started, "golden": answered - loaded, "measure": time.monotonic() - answered}
+        destination.mkdir()
+        _keep_compiled(workspace, destination)
+        facts = _facts(inputs, host, batcher.facts, smoke, rates).model_copy(
+            update={
+                "seconds": {phase: round(spent, 3) for phase, spent in seconds.items()},
+                "context_length": context_length,
+                "bytes": sum(path.stat().st_size for path in destination.rglob("*") if path.is_file()),
+            }
+        )
+        EngineDescription(
+            facts=facts,
+            target=inputs.target,
+            runtime_properties=properties,
+            host=host,
+            checkpoint=inputs.checkpoint_ref,
+        ).write(destination)
+        return facts
+
+
+def runtime_properties(target: Target, dtype: str, quantization: QuantizationMetadata) -> dict[str, str]:
+    """VLLM's engine arguments, but for the model and the limits, as one JSON text.
+
+    Args:
+        target: Where it is served.
+        dtype: The baseline's precision.
+        quantization: How the checkpoint is quantized; vLLM finds out by itself, but for the KV cache.
+    """
+    runtime, parallelism = target.runtime, target.parallelism
+    arguments: dict[str, Any] = {
+        "dtype": dtype,
+        "tensor_parallel_size": parallelism.tensor,
+        "enable_expert_parallel": parallelism.expert is not None,
+        "gpu_memory_utilization": runtime.kv_cache.free_memory_fraction,
+        "enable_prefix_caching": runtime.kv_cache.reuse_blocks,
+        "kv_cache_dtype": "fp8" if quantization.kv_cache == "FP8" else "auto",
+        "enable_chunked_prefill": runtime.chunked_context,
+        "enforce_eager": runtime.cuda_graphs is None,
+        "generation_config": "vllm",
+        "load_format": "safetensors",
+        "seed": 0,
+        "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+    }
+    return {"arguments": json.dumps(arguments, sort_keys=True)}
+
+
+def _require_inputs(inputs: BuildInputs) -> QuantizationMetadata:
+    where = f"targets/{inputs.target.name}.yaml"
+    if inputs.target.parallelism.pipeline > 1:
+        raise Unsupported(
+            "engine vllm is served with tensor parallelism only", where=where, hint="set parallelism.pipeline: 1"
+        )
+    if inputs.checkpoint_ref is None:
+        raise ConfigError("vLLM serves the checkpoint from the store, and this one has no name there")
+    quantization = read_quantization(inputs.checkpoint)
+    if quantization.algorithm is not None and quantization.algorithm.upper() not in _READ:
+        raise Unsupported(
+            f"vLLM does not read modelopt's {quantization.algorithm} checkpoints",
+            where=str(inputs.checkpoint),
+            hint="use fp8, or nvfp4 where the GPU has it; for this format, engine: tensorrt_llm_llmapi",
+        )
+    if quantization.kv_cache not in (None, *_READ_KV_CACHES):
+        raise Unsupported(
+            f"vLLM does not read modelopt's KV cache format {quantization.kv_cache}",
+            where=str(inputs.checkpoint),
+            hint="use kv_cache: fp8 or none in the recipe",
+        )
+    return quantization
+
+
+def _load(inputs: BuildInputs, properties: Mapping[str, str], context_length: int, workspace: Path) -> Batcher:
+    limits = inputs.target.limits
+    served = {
+        **limits.model_dump(),
+        "maximum_tokens_per_request": min(limits.maximum_tokens_per_request, context_length),
+        "kv_cache_blocks": limits.kv_cache_blocks or 0,
+    }
+    settings = Settings.of(properties, served)
+    settings = Settings(settings.arguments, settings.maximum_tokens_per_request, workspace=workspace)
+    check_directory(inputs.checkpoint)
+    workspace.mkdir()
+    try:
+        # vLLM's processes talk over loopback: they may connect, and read no files but these.
+        start = partial(Batcher, inputs.checkpoint, settings)
+        return confined(start, readable=(inputs.checkpoint, workspace), network=True)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise Unsupported(
+            f"vLLM does not load the checkpoint: {error}", where=str(inputs.checkpoint), hint="its log says why"
+        ) from error
+
+
+def _keep_compiled(workspace: Path, destination: Path) -> None:
+    compiled = workspace / "vllm" / "torch_compile_cache"
+    if compiled.is_dir():
+        shutil.copytree(compiled, destination / COMPILED_DIRECTORY / compiled.name)
+    shutil.rmtree(workspace)
+
+
+def _facts(
+    inputs: BuildInputs, host: HostFacts | None, said: Mapping[str, Any], smoke: Smoke, rates: Rates
+) -> EngineFacts:
+    quantization = read_quantization(inputs.checkpoint)
+    return EngineFacts(
+        builder="vllm",
+        bytes=0,
+        weight_format=inputs.target.weight_format,
+        quantization=quantization.algorithm,
+        kv_cache=str(said["kv_cache_dtype"]).replace("auto", inputs.dtype),
+        context_length=0,
+        device=host.gpus[0].name if host else platform.processor() or platform.machine(),
+        versions={name: metadata.version(name) for name in _VERSIONED},
+        seconds={},
+        single_stream_tokens_per_second=rates.single,
+        batched_tokens_per_second=rates.batched,
+        batched_sequences=rates.sequences,
+        details={
+            "checkpoint_bytes": sum(path.stat().st_size for path in inputs.checkpoint.glob("*.safetensors")),
+            "kv_cache_blocks": smoke.blocks,
+            "block_tokens": int(said["block_tokens"]),
+            "read_as": str(said["quantization"]),
+            "golden_match_fraction": smoke.golden_match_fraction,
+            "golden_prompts": len(inputs.golden),
+        },
+    )

@@ -1,0 +1,303 @@
+"""A checkpoint that generates in flight, by vLLM in a process of its own.
+
+This file is copied into a model repository as `batcher.py`, beside `llm/1/model.py` and `vllm_process.py`, and the
+engine builder measures with it: what was measured is what serves. It stands alone: standard library and Transformers'
+tokenizers.
+
+    batcher = Batcher(checkpoint, Settings.of(properties, limits))
+    batcher.submit("1", prompt, maximum_tokens=16)
+    for output in batcher.outputs(timeout_seconds=0.1): ...
+
+vLLM queues what its KV cache has no room for, so a request may be submitted at any time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROCESS_FILE = "vllm_process.py"
+COMPILED_DIRECTORY = "compiled"
+"""Beside `engine.json`: what vLLM compiled for this model and GPU, and finds again."""
+
+MARK_VARIABLE = "LLM_PIPELINE_ENGINE"
+"""The processes of one engine have it, so that none outlives the engine unseen."""
+
+STOP_SECONDS = 15.0
+SAMPLES = True
+"""Whether requests may have a temperature."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a checkpoint is loaded and batched.
+
+    Attributes:
+        arguments: vLLM's engine arguments, but for the model.
+        maximum_tokens_per_request: Prompt and answer together.
+        compiled: Directory of what vLLM compiled before; None for none.
+        workspace: Where vLLM keeps what it compiles; None for a place in the home directory.
+    """
+
+    arguments: Mapping[str, Any]
+    maximum_tokens_per_request: int
+    compiled: Path | None = None
+    workspace: Path | None = None
+
+    @staticmethod
+    def of(properties: Mapping[str, str], limits: Mapping[str, int], engine: Path | None = None) -> Settings:
+        """From the runtime properties of `engine.json`, the engine's limits, and its directory."""
+        arguments = json.loads(properties["arguments"])
+        arguments |= {
+            "max_num_seqs": limits["maximum_sequences"],
+            "max_model_len": limits["maximum_tokens_per_request"],
+            "max_num_batched_tokens": limits["maximum_batched_tokens"],
+        }
+        if limits["kv_cache_blocks"]:
+            arguments["num_gpu_blocks_override"] = limits["kv_cache_blocks"]
+        compiled = engine / COMPILED_DIRECTORY if engine else None
+        found = compiled if compiled and compiled.is_dir() else None
+        return Settings(arguments, limits["maximum_tokens_per_request"], found)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one request generated since it was last asked for.
+
+    Attributes:
+        name: The request's.
+        tokens: New ones.
+        finish_reason: `stop` or `length` with the last one, empty before.
+        error: Why it failed; empty when it did not.
+    """
+
+    name: str
+    tokens: list[int]
+    finish_reason: str = ""
+    error: str = ""
+
+
+class Batcher:
+    """vLLM's process, and the thread that reads what it sends.
+
+    Attributes:
+        tokenizer: The checkpoint's.
+        facts: What the engine says of itself: its version, blocks of its KV cache, how it read the weights.
+        waiting: Requests in vLLM's queue.
+        preemptions: Requests that lost their place in vLLM's batch, since the engine started.
+    """
+
+    def __init__(self, checkpoint: Path, settings: Settings) -> None:
+        """Load.
+
+        Raises:
+            RuntimeError: vLLM does not start; its log says why.
+        """
+        from transformers import AutoTokenizer
+
+        self._checkpoint, self._settings = checkpoint.absolute(), settings
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
+        self._end_tokens = _end_tokens(checkpoint, self.tokenizer)
+        self._mark = uuid.uuid4().hex
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start with an empty cache; also after a failure."""
+        self.stop()
+        self.waiting = self.preemptions = 0
+        self._cache_usage, self._live = 0.0, set[str]()
+        self._outbox: queue.Queue[Output | None] = queue.Queue()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [_python(), str(Path(__file__).with_name(PROCESS_FILE)), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {MARK_VARIABLE: self._mark} | self._caches(),
+                cwd=self._checkpoint.parent,  # vLLM finds what it compiled before by the model's name, too
+            )
+        self._channel, lines = ours, ours.makefile("rb")
+        self._sending = threading.Lock()
+        arguments = {**self._settings.arguments, "model": self._checkpoint.name}
+        self._send({"arguments": arguments, "end_tokens": self._end_tokens})
+        first = lines.readline()
+        if not first:
+            self.stop()
+            raise RuntimeError("vLLM did not start; the lines above say why")
+        self.facts: dict[str, Any] = json.loads(first)["ready"]
+        self._running = True
+        threading.Thread(target=self._read, args=(lines, self._outbox), name="vllm", daemon=True).start()
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a prompt and its answer."""
+        return self._settings.maximum_tokens_per_request
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the KV cache."""
+        return int(self.facts["blocks"])
+
+    @property
+    def cache_usage(self) -> float:
+        """Share of the cache that holds tokens of live requests, from 0 to 1."""
+        return self._cache_usage if self._live else 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine lives."""
+        return self._running
+
+    def fits(self, tokens: int) -> bool:
+        """Whether an empty cache could hold a prompt and its answer."""
+        return tokens <= self.blocks * int(self.facts["block_tokens"])
+
+    def has_room(self, tokens: int) -> bool:  # noqa: ARG002 - the other batcher must know
+        """Whether one more prompt with its answer may be submitted now."""
+        return True
+
+    def submit(
+        self,
+        name: str,
+        prompt: list[int],
+        maximum_tokens: int,
+        *,
+        ignore_eos: bool = False,
+        temperature: float = 0.0,
+    ) -> None:
+        """Start a request."""
+        self._live.add(name)
+        self._send(
+            {
+                "submit": name,
+                "prompt": prompt,
+                "maximum_tokens": maximum_tokens,
+                "ignore_eos": ignore_eos,
+                "temperature": temperature,
+            }
+        )
+
+    def cancel(self, name: str) -> None:
+        """End a request; nothing more is told of it."""
+        if name in self._live:
+            self._live.discard(name)
+            self._send({"cancel": name})
+
+    def wake(self) -> None:
+        """Have `outputs` return."""
+        self._outbox.put(None)
+
+    def outputs(self, timeout_seconds: float) -> list[Output]:
+        """What was generated since the last call, waiting for the first of it; empty at the time limit."""
+        collected: dict[str, Output] = {}
+        for output in self._told(timeout_seconds):
+            if output is None or output.name not in self._live:
+                continue
+            earlier = collected.get(output.name)
+            collected[output.name] = (
+                dataclasses.replace(output, tokens=earlier.tokens + output.tokens) if earlier else output
+            )
+            if output.finish_reason or output.error:
+                self._live.discard(output.name)
+        return list(collected.values())
+
+    def stop(self) -> None:
+        """End the engine and every process of it."""
+        if self._process is None:
+            return
+        self._running = False
+        self._channel.close()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+        _kill_marked(self._mark)
+
+    def _told(self, timeout_seconds: float) -> Iterator[Output | None]:
+        try:
+            yield self._outbox.get(timeout=timeout_seconds)
+            while True:
+                yield self._outbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _read(self, lines: Any, outbox: queue.Queue[Output | None]) -> None:
+        try:
+            for line in lines:
+                message = json.loads(line)
+                self._cache_usage, self.waiting, self.preemptions = message["state"]
+                for name, tokens, finish_reason, error in message["outputs"]:
+                    outbox.put(Output(name, tokens, finish_reason, error))
+        except (OSError, ValueError):
+            pass  # it was stopped, or ended in the middle of a line
+        if outbox is self._outbox:
+            self._running = False
+            outbox.put(None)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        try:
+            with self._sending:
+                self._channel.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self._running = False  # the reader finds out, too
+
+    def _caches(self) -> dict[str, str]:
+        """Where vLLM and its compilers keep what they compile, with what the build compiled already in it."""
+        workspace = self._settings.workspace or Path.home() / ".cache"
+        vllm = workspace / "vllm"
+        if self._settings.compiled and not vllm.exists():
+            workspace.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(self._settings.compiled, vllm, copy_function=shutil.copyfile)
+        return {
+            "VLLM_CACHE_ROOT": str(vllm),
+            "TORCHINDUCTOR_CACHE_DIR": str(workspace / "torchinductor"),
+            "TRITON_CACHE_DIR": str(workspace / "triton"),
+        }
+
+
+def _python() -> str:
+    """This environment's interpreter; the program of Triton's stub is none."""
+    if Path(sys.executable or "").name.startswith("python"):
+        return sys.executable
+    return shutil.which("python3") or "python3"
+
+
+def _kill_marked(mark: str) -> None:
+    """Kill what is left of an engine's processes: they hold the GPU's memory."""
+    wanted = f"{MARK_VARIABLE}={mark}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+        except OSError:
+            continue  # another user's, or gone
+
+
+def _end_tokens(checkpoint: Path, tokenizer: Any) -> list[int]:
+    """The ids that end an answer: the checkpoint's own, else its tokenizer's; none is legal."""
+    ids = None
+    for file in ("generation_config.json", "config.json"):
+        path = checkpoint / file
+        if ids is None and path.is_file():
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    if ids is None:
+        ids = tokenizer.eos_token_id
+    if ids is None:
+        return []
+    return list(ids) if isinstance(ids, list) else [int(ids)]

@@ -1,0 +1,170 @@
+"""vLLM's engine in a process of its own: requests come as JSON lines through a socket, and tokens go back the same way.
+
+    python vllm_process.py <file descriptor of the socket>
+
+This file is copied into a model repository beside `vllm_batcher.py`, which starts it, and stands alone: standard
+library and vLLM. Triton's stub cannot hold the engine: vLLM starts processes by the interpreter's name, which the stub
+is not, and an engine that dies must not take the served model with it.
+
+The first line that comes holds the settings. Then come `{"submit": name, "prompt": [...], ...}` and
+`{"cancel": name}`; `{"ready": {...}}` goes back once, then lines of `outputs`, each with the state of the engine. The
+process ends when the other side closes the socket, or when the engine has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+
+LONGEST_LINE = 64 * 2**20
+SHUTDOWN_SECONDS = 10.0
+
+
+@dataclass
+class State:
+    """What the engine told of itself last.
+
+    Attributes:
+        cache_usage: Share of the KV cache that holds tokens of live requests, from 0 to 1.
+        waiting: Requests in the scheduler's queue.
+        preemptions: Requests that lost their place in the batch, ever.
+    """
+
+    cache_usage: float = 0.0
+    waiting: int = 0
+    preemptions: int = 0
+
+
+@dataclass
+class Engine:
+    """The engine and what is on its way to the other side."""
+
+    llm: Any
+    writer: asyncio.StreamWriter
+    end_tokens: list[int]
+    state: State
+    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    outbox: list[list[Any]] = field(default_factory=list)
+
+    def submit(self, line: dict[str, Any]) -> None:
+        """Start a request."""
+        name = line["submit"]
+        self.tasks[name] = asyncio.create_task(self._generate(name, line))
+
+    def cancel(self, name: str) -> None:
+        """End a request; nothing more is told of it."""
+        if task := self.tasks.pop(name, None):
+            task.cancel()
+
+    async def _generate(self, name: str, line: dict[str, Any]) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        ignore_eos = line["ignore_eos"]
+        parameters = SamplingParams(
+            temperature=line["temperature"],
+            max_tokens=line["maximum_tokens"],
+            ignore_eos=ignore_eos,
+            stop_token_ids=[] if ignore_eos else self.end_tokens,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        try:
+            async for output in self.llm.generate({"prompt_token_ids": line["prompt"]}, parameters, name):
+                (made,) = output.outputs
+                self._tell(name, list(made.token_ids), (made.finish_reason or "") if output.finished else "")
+        except EngineDeadError:
+            self.writer.close()
+        except Exception as error:  # noqa: BLE001 - whatever vLLM throws is one request's failure
+            self._tell(name, [], error=f"{error!r}")
+        finally:
+            self.tasks.pop(name, None)
+
+    def _tell(self, name: str, tokens: list[int], finish_reason: str = "", error: str = "") -> None:
+        if not self.outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self.outbox.append([name, tokens, finish_reason, error])
+
+    def _flush(self) -> None:
+        """Send what all requests got of a step in one line."""
+        outputs, self.outbox = self.outbox, []
+        state = self.state
+        line = {"outputs": outputs, "state": [state.cache_usage, state.waiting, state.preemptions]}
+        self.writer.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+
+def _state_logger(state: State) -> type:
+    """A class of vLLM's that is told of each step."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class StateLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not here where types are checked
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            """Take what vLLM gives."""
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            if scheduler_stats is not None:
+                state.cache_usage = float(scheduler_stats.kv_cache_usage)
+                state.waiting = int(scheduler_stats.num_waiting_reqs)
+            if iteration_stats is not None:
+                state.preemptions += int(iteration_stats.num_preempted_reqs)
+
+        def log_engine_initialized(self) -> None:
+            """Nothing to say."""
+
+    return StateLogger
+
+
+async def serve(channel: socket.socket) -> None:
+    """Load the engine that the first line asks for, and serve until the other side is gone."""
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    reader, writer = await asyncio.open_connection(sock=channel, limit=LONGEST_LINE)
+    settings = json.loads(await reader.readline())
+    state = State()
+    llm = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(**settings["arguments"], disable_log_stats=True), stat_loggers=[_state_logger(state)]
+    )
+    engine = Engine(llm, writer, settings["end_tokens"], state)
+    try:
+        writer.write(json.dumps({"ready": _facts(llm)}).encode() + b"\n")
+        while line := await reader.readline():
+            message = json.loads(line)
+            if "submit" in message:
+                engine.submit(message)
+            else:
+                engine.cancel(message["cancel"])
+            await writer.drain()
+    except ConnectionError:
+        pass  # the other side is gone
+    finally:
+        with contextlib.suppress(Exception):  # it may be dead
+            llm.shutdown(timeout=SHUTDOWN_SECONDS)
+
+
+def _facts(llm: Any) -> dict[str, Any]:
+    cache = llm.vllm_config.cache_config
+    return {
+        "vllm": metadata.version("vllm"),
+        "blocks": int(cache.num_gpu_blocks),
+        "block_tokens": int(cache.block_size),
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "quantization": str(llm.vllm_config.model_config.quantization or "none"),
+    }
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))
+    os._exit(0)  # threads of libraries must not keep it
