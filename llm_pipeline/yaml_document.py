@@ -57,16 +57,26 @@ class YamlBounds:
         nodes: Values, keys and collections together, those behind an alias counted at each use.
         strict: Refuse what the module's documentation lists as surprising; without it only tags are refused, for
             documents that other programs wrote.
+        tags: Tags that a plain value may have; it is read as `Tagged`.
     """
 
     bytes: int = 256 * 1024
     depth: int = 32
     nodes: int = 20_000
     strict: bool = True
+    tags: frozenset[str] = frozenset()
 
 
 CONFIG_BOUNDS = YamlBounds()
 """Bounds of a file that people write. The largest of ours has 200 nodes."""
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A value with a tag that the reader was told of: nothing is done with it here."""
+
+    tag: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ def parse_yaml(data: bytes | str, *, where: str, bounds: YamlBounds = CONFIG_BOU
     composer = _Composer(_text(data, where, bounds), bounds)
     try:
         node = composer.get_single_node()
-        return YamlDocument(None if node is None else _Constructor(strict=bounds.strict).construct_document(node), node)
+        return YamlDocument(None if node is None else _Constructor(bounds).construct_document(node), node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise _mistake(str(error.problem or error.context), where, mark, composer.key_at(mark)) from error
@@ -197,7 +207,8 @@ class _Composer(Composer, Resolver):
         self._place(event)
         self._keys_by_place[event.start_mark.line, event.start_mark.column] = self.key
         self._count(event)
-        if getattr(event, "tag", None) is not None:
+        is_known = isinstance(event, yaml.ScalarEvent) and event.tag in self._bounds.tags
+        if getattr(event, "tag", None) is not None and not is_known:
             tag = event.tag.replace(_YAML_TAG, "!!")
             raise _refused(f"the tag {_shown(tag)}: write a plain value, in quotes if it is text", event)
         if isinstance(event, yaml.CollectionStartEvent):
@@ -258,11 +269,13 @@ def _shown(text: str) -> str:
 class _Constructor(SafeConstructor):
     """PyYAML's safe constructor, which says of a number that it is one of the surprising ones."""
 
-    def __init__(self, *, strict: bool) -> None:
+    def __init__(self, bounds: YamlBounds) -> None:
         super().__init__()
-        self._strict = strict
+        self._strict, self._tags = bounds.strict, bounds.tags
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Hashable:
+        if node.tag in self._tags:
+            return Tagged(node.tag, str(node.value))
         if node.tag in (_INTEGER_TAG, _FLOAT_TAG) and len(node.value) > _LONGEST_NUMBER:
             raise _problem(f"a number of {len(node.value)} characters", node)
         try:

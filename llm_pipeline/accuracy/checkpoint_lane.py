@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.accuracy.asking import Asking
+from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.evaluation import (
     EvaluationSummary,
     NoiseFloor,
@@ -25,12 +26,16 @@ from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.digest import sha256_json
+from llm_pipeline.errors import ConfigError
 from llm_pipeline.stages.contract import Metric
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 if TYPE_CHECKING:
     from llm_pipeline.accuracy.lm_eval_checkpoint import HarnessModel
     from llm_pipeline.accuracy.questions import Questions
+
+
+_TRIED_DOCUMENTS = 2
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,11 @@ class _Lane:
         with self.phase("import"):
             from llm_pipeline.accuracy.lm_eval_checkpoint import load_harness_model, use_processors
             from llm_pipeline.accuracy.questions import Questions
+            from llm_pipeline.checkpoint_loading import load_tokenizer
         use_processors()
         with self.phase("questions"):
-            self.questions: Questions = Questions.load(inputs.get("tasks"), evaluation, evaluation.tasks)
+            self.chat = ChatTemplate.of(load_tokenizer(inputs["checkpoint"])) if _may_chat(evaluation) else None
+            self.questions: Questions = Questions.load(inputs.get("tasks"), evaluation, evaluation.tasks, self.chat)
         with self.phase("load"):
             self.model: HarnessModel = load_harness_model(inputs["checkpoint"], evaluation, dtype)
         self.harness = {**self.questions.identity, **self.model.identity}
@@ -102,6 +109,8 @@ class _Lane:
         given = {"harness": self.harness, "scoring": self.model.scoring, **self.questions.asked_for, **facts}
         summary = summarise(items, self.seconds, harness_versions()).model_copy(update=given)
         write_evaluation(self.directory, items, summary)
+        if self.chat is not None:
+            self.chat.write(self.directory)
         return LaneEvaluation(self.directory, tuple(items), summary, time.monotonic() - self._started)
 
 
@@ -120,6 +129,8 @@ def evaluate_baseline(inputs: Mapping[str, Path], evaluation: Evaluation, dtype:
     """
     lane = _Lane(inputs, evaluation, dtype, workdir)
     lane.model.refuse_what_would_be_cut(lane.questions.instances())
+    with lane.phase("trial"):
+        _try_each_task(lane)
     with lane.phase("scoring"):
         items = list(lane.asking(len(lane.order)).ask_until(len(lane.order)))
     lane.directory.mkdir(parents=True, exist_ok=True)
@@ -130,6 +141,25 @@ def evaluate_baseline(inputs: Mapping[str, Path], evaluation: Evaluation, dtype:
     with lane.phase("chance"):
         items = [item.model_copy(update={"chance": lane.questions.chance(item)}) for item in items]
     return lane.written(items, noise=noise, perplexity=perplexity)
+
+
+def _may_chat(evaluation: Evaluation) -> bool:
+    return evaluation.chat_template is not False or any(one.chat_template for one in evaluation.task_options.values())
+
+
+def _try_each_task(lane: _Lane) -> None:
+    """Ask a few documents of each task before all of them: what cannot be scored is found out while it is cheap.
+
+    Raises:
+        ConfigError: An answer of a task has no score.
+    """
+    sizes = {task: len(clusters) for task, clusters in lane.questions.clusters.items()}
+    places = [(task, number) for task, size in sizes.items() for number in range(min(size, _TRIED_DOCUMENTS))]
+    without = [item for item in lane.questions.ask(lane.model, places) if item.score is None]
+    if without:
+        metrics = lane.questions.metrics
+        lines = [f"item {item.item_id} of task {item.task} has no {metrics[item.task].metric}" for item in without]
+        raise ConfigError("; ".join(lines), hint="name another metric in evaluation.task_options, or leave it out")
 
 
 def _write_reference(lane: _Lane, items: list[ScoredItem]) -> float | None:

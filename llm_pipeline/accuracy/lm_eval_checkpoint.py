@@ -27,6 +27,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from llm_pipeline.accuracy.batch_size import BatchSize, sequences_that_fit
+from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, summarise
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.progress import Progress
@@ -310,7 +311,8 @@ def evaluate_checkpoint(
     clock = [time.monotonic()]
     model = load_harness_model(checkpoint, evaluation, dtype, device=device, shared_prefix=shared_prefix)
     clock.append(time.monotonic())
-    questions = Questions.load(task_directory, evaluation, evaluation.tasks)
+    chat = ChatTemplate.of(model.tokenizer)
+    questions = Questions.load(task_directory, evaluation, evaluation.tasks, chat)
     clock.append(time.monotonic())
     model.progress = Progress(len(questions.instances()))
     order = [(task, number) for task, clusters in questions.clusters.items() for number in range(len(clusters))]

@@ -17,6 +17,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
+from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Evaluation
@@ -91,18 +92,21 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
             return list(await asyncio.gather(*(ask(request) for request in requests)))
 
 
-def served_questions(task_directory: Path | None, evaluation: Evaluation) -> Questions:
+def served_questions(
+    task_directory: Path | None, evaluation: Evaluation, chat: ChatTemplate | None = None
+) -> Questions:
     """The items of the served tasks.
 
     Args:
         task_directory: Where the tasks' files are; None for lm-eval's own tasks.
         evaluation: Tasks and their limit.
+        chat: The chat format that the baseline was asked in.
 
     Raises:
         Unsupported: A task is not a generative one.
         ConfigError: A task is unknown or its data are unreadable.
     """
-    questions = Questions.load(task_directory, evaluation, evaluation.served_tasks)
+    questions = Questions.load(task_directory, evaluation, evaluation.served_tasks, chat)
     for name, task in questions.tasks.items():
         if task.OUTPUT_TYPE != "generate_until":
             raise _no_likelihood(name)

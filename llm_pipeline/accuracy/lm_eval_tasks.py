@@ -3,81 +3,206 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.accuracy.task_files import task_configurations, task_data
+from llm_pipeline.accuracy.task_data import data_files, read_documents
+from llm_pipeline.accuracy.task_files import TaskCode, TaskDirectory, TaskFile, inside, read_task_directory
 from llm_pipeline.accuracy.task_groups import TaskGroup
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.accuracy.task_metrics import TaskMetric
+from llm_pipeline.config.release import Evaluation
+from llm_pipeline.errors import ConfigError, PipelineError, unless_io
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 
-def task_manager(directory: Path | None) -> TaskManager:
-    """lm-eval's task manager over the task files of one directory, and nothing else.
+_LONGEST_REASON = 300
+_SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
 
-    The data of the tasks are read here, so the directory works wherever it lies, need not be writable and leaves
-    nothing in a dataset cache.
+
+def task_manager(directory: Path | None, evaluation: Evaluation, names: Sequence[str]) -> TaskManager:
+    """lm-eval's task manager, over its own tasks or over a directory of task files.
+
+    The files are read by `task_files` and the data by `task_data`, so the directory works wherever it lies, need not be
+    writable and leaves nothing in a dataset cache. What they mean (groups, tags, overrides) is lm-eval's.
 
     Args:
-        directory: Directory with `*.yaml` task files; None for the tasks that come with lm-eval.
+        directory: Directory with task files; None for the tasks that come with lm-eval.
+        evaluation: What tasks may do.
+        names: What will be loaded. lm-eval's own tasks are there too when the directory lacks one of these.
 
     Raises:
-        ConfigError: A task file is not plain YAML, or its data are missing, damaged or outside the directory.
+        ConfigError: A name is unknown, a file is wrong, or a task runs code that it may not.
     """
     from lm_eval.tasks import TaskManager
 
     if directory is None:
-        return TaskManager()
+        manager = TaskManager()
+        if missing := sorted(set(names) - set(manager.all_tasks)):
+            raise ConfigError(f"lm-eval has no task {', '.join(missing)}", hint="`lm-eval ls tasks` names all of them")
+        found = {name: manager.task_index[name].cfg or {} for name in names}
+        _permit_generated_code(found, evaluation)
+        return manager
     logging.getLogger("lm_eval.api.task").addFilter(_is_about_this_task)
-    place, configurations = directory, task_configurations(directory)
+    defined = read_task_directory(directory, allow_code=evaluation.allow_task_code)
+    known, unknown = defined.reached(names)
+    reached = {name: defined.tasks[name].configuration for name in sorted(known.intersection(defined.tasks))}
+    _permit_generated_code(reached, evaluation)
+    manager = TaskManager(include_defaults=bool(unknown))
+    manager._index.update(_entries(defined, known))  # noqa: SLF001
+    manager._all_tasks = sorted(manager.task_index)  # noqa: SLF001
+    manager._all_tags = sorted({*manager.all_tags, *known.intersection(defined.tags)})  # noqa: SLF001
+    if missing := sorted(unknown.difference(manager.all_tasks)):
+        raise ConfigError(
+            f"no task {', '.join(missing)}, neither here nor in lm-eval",
+            where=str(directory),
+            hint=f"the directory has: {', '.join(defined.names)}"[:_LONGEST_REASON],
+        )
+    return manager
 
-    class DirectoryTasks(TaskManager):  # type: ignore[misc]  # lm_eval is untyped
-        def load(self, task_list: Any) -> Any:
-            names = [task_list] if isinstance(task_list, str) else list(task_list)
-            if unknown := [name for name in names if name not in configurations]:
-                raise ConfigError(f"no task {unknown}: there are {sorted(configurations)}", where=str(place))
-            return super().load([_with_data(place, configurations[name]) for name in names])
 
-    return DirectoryTasks(include_defaults=False)
+def _entries(defined: TaskDirectory, known: set[str]) -> dict[str, Any]:
+    """What some names of a directory are, as lm-eval keeps it."""
+    from lm_eval.tasks._index import Entry, Kind
+
+    entries: dict[str, Any] = {}
+    for name in sorted(known):
+        if name in defined.tasks:
+            configuration = _with_code(defined.root, _with_data(defined.root, defined.tasks[name]))
+            kind = Kind.PY_TASK if "class" in configuration else Kind.TASK
+            entries[name] = Entry(name=name, kind=kind, yaml_path=None, cfg=configuration)
+        elif name in defined.groups:
+            configuration = _with_code(defined.root, dict(defined.groups[name].configuration))
+            entries[name] = Entry(name=name, kind=Kind.GROUP, yaml_path=None, cfg=configuration)
+        else:
+            entries[name] = Entry(name=name, kind=Kind.TAG, yaml_path=None, tags=set(defined.tags[name]))
+    return entries
 
 
-def groups_and_tags(
-    manager: TaskManager, loaded: Mapping[str, Any], names: Sequence[str]
-) -> tuple[tuple[TaskGroup, ...], dict[str, tuple[str, ...]]]:
-    """What stands behind each name that is not a task's own.
+@dataclass(frozen=True)
+class LoadedTasks:
+    """Tasks as lm-eval loaded them.
+
+    Attributes:
+        tasks: By name, sorted; groups and labels are resolved.
+        groups: lm-eval's groups that were asked for, by name, those inside of others too.
+        labels: The tasks of each tag that was asked for.
+        asked: The names that were asked for.
+    """
+
+    tasks: Mapping[str, Any]
+    groups: Mapping[str, Any]
+    labels: Mapping[str, tuple[str, ...]]
+    asked: tuple[str, ...]
+
+    def tasks_named(self, name: str) -> tuple[str, ...]:
+        """The tasks behind a name: a group's, a tag's, or the task itself."""
+        if name in self.groups:
+            return _names(self.groups[name])
+        return self.labels.get(name, (name,))
+
+    def groups_of(self, task: str) -> list[Any]:
+        """The groups that a task is in, the innermost first."""
+        return sorted(
+            (group for group in self.groups.values() if task in _names(group)),
+            key=lambda group: (len(_names(group)), group.name),
+        )
+
+    def judged(self, metrics: Mapping[str, TaskMetric]) -> tuple[tuple[TaskGroup, ...], dict[str, tuple[str, ...]]]:
+        """What stands behind each name that is not a task's own.
+
+        Args:
+            metrics: By which each task is judged.
+
+        Returns:
+            Groups that lm-eval gives one score to, and the tasks of each mere label: of a tag, and of a group without
+            an aggregated metric that all of its tasks have, whose own subgroups may have one.
+        """
+        found: dict[str, TaskGroup] = {}
+        labels = dict(self.labels)
+        for name in self.asked:
+            if name in self.groups:
+                found |= {group.name: group for group in _scored_groups(self.groups[name], metrics)}
+                if name not in found:
+                    labels[name] = _names(self.groups[name])
+        return tuple(found[name] for name in sorted(found)), labels
+
+
+def load_tasks(directory: Path | None, evaluation: Evaluation, names: Sequence[str]) -> LoadedTasks:
+    """Load tasks by name.
 
     Args:
-        manager: It loaded them.
-        loaded: lm-eval's groups by name, as it loaded them.
-        names: What was asked for.
+        directory: Directory with task files; None for the tasks that come with lm-eval.
+        evaluation: What tasks may do.
+        names: Tasks, groups and tags.
 
-    Returns:
-        Groups that lm-eval gives one score to, and the tasks of each mere label: of a tag, and of a group without an
-        aggregated metric, whose own subgroups may have one.
+    Raises:
+        ConfigError: A task is unknown, its data are unreadable, something that it needs is missing, or it runs code
+            that it may not.
     """
-    groups: dict[str, TaskGroup] = {}
-    tags = {}
-    for name in names:
-        if name in loaded:
-            found = _scored_groups(loaded[name])
-            groups |= {group.name: group for group in found}
-            if name not in groups:
-                tags[name] = tuple(sorted(task.task_name for task in loaded[name].get_all_tasks()))
-        elif name in manager.all_tags:
-            tags[name] = tuple(sorted(manager.task_index[name].tags))
-    return tuple(groups[name] for name in sorted(groups)), tags
+    manager = task_manager(directory, evaluation, names)
+    try:
+        loaded = manager.load(list(names))
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise task_failure(error, "lm-eval cannot load its tasks", ", ".join(names)) from error
+    labels = {name: tuple(sorted(manager.task_index[name].tags)) for name in names if name in manager.all_tags}
+    return LoadedTasks(dict(sorted(loaded["tasks"].items())), loaded["groups"], labels, tuple(names))
 
 
-def _scored_groups(group: Any) -> list[TaskGroup]:
+def _permit_generated_code(configurations: Mapping[str, Mapping[str, Any]], evaluation: Evaluation) -> None:
+    if evaluation.allow_generated_code:
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # what the metric itself asks for
+        return
+    os.environ.pop("HF_ALLOW_CODE_EVAL", None)
+    if unsafe := [name for name, configuration in configurations.items() if configuration.get("unsafe_code")]:
+        raise ConfigError(
+            f"{', '.join(unsafe)} runs code that the model writes, on the machine that evaluates",
+            hint="set evaluation.allow_generated_code: true if that machine may, or leave the task out",
+        )
+
+
+def task_failure(error: Exception, what: str, where: str) -> PipelineError:
+    """An error of a task's own code, or of the libraries below it, as one that says what to do."""
+    if isinstance(error, PipelineError):
+        return error
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return ConfigError(
+            f"{what}: the Python package of module {error.name} is missing",
+            where=where,
+            hint="install it into the environment that models are evaluated in, or leave the task out",
+        )
+    reason = next(iter(str(error).splitlines()), "")[:_LONGEST_REASON]
+    return unless_io(error, ConfigError(f"{what}: {type(error).__name__}: {reason}", where=where, hint=_advice(error)))
+
+
+def _advice(error: Exception) -> str:
+    text = str(error)
+    if "HF_ALLOW_CODE_EVAL" in text:
+        return "it runs code that the model writes: set evaluation.allow_generated_code: true, or leave it out"
+    if isinstance(error, OSError) or "offline" in text.lower() or "hub" in text.lower():
+        return "stages work offline: put its data set or metric into the Hugging Face cache, or data beside a task file"
+    return "the fault is in the task's files or its data"
+
+
+def _names(group: Any) -> tuple[str, ...]:
+    return tuple(sorted(task.task_name for task in group.get_all_tasks()))
+
+
+def _scored_groups(group: Any, metrics: Mapping[str, TaskMetric]) -> list[TaskGroup]:
     """The group itself where lm-eval aggregates it, or else those inside of it."""
-    if not group.has_aggregation:
-        return [found for inner in group.get_all_groups(recursive=False) for found in _scored_groups(inner)]
-    weighting: Literal["items", "tasks"] = "items" if group.aggregate_metric_list[0].weight_by_size else "tasks"
-    names = tuple(sorted(task.task_name for task in group.get_all_tasks()))
-    return [TaskGroup(name=group.name, tasks=names, weighting=weighting)]
+    names = _names(group)
+    measured = {(metrics[name].metric, metrics[name].higher_is_better) for name in names}
+    if not group.has_aggregation or len(measured) != 1:
+        return [one for inner in group.get_all_groups(recursive=False) for one in _scored_groups(inner, metrics)]
+    entries = group.aggregate_metric_list
+    entry = next((one for one in entries if one.metric == next(iter(measured))[0]), entries[0])
+    return [TaskGroup(name=group.name, tasks=names, weighting="items" if entry.weight_by_size else "tasks")]
 
 
 def _is_about_this_task(record: logging.LogRecord) -> bool:
@@ -85,15 +210,34 @@ def _is_about_this_task(record: logging.LogRecord) -> bool:
     return "Custom kwargs can be passed" not in record.getMessage()
 
 
-def _with_data(directory: Path, configuration: Mapping[str, Any]) -> dict[str, Any]:
-    rows = task_data(directory, configuration)
-    if not rows:
-        return dict(configuration)
+def _with_data(root: Path, task: TaskFile) -> dict[str, Any]:
+    """A task's configuration with its documents in place of the names of their files."""
+    files = data_files(root, task.path, task.configuration)
+    if files is None:
+        return dict(task.configuration)
+    wanted = {key: task.configuration.get(key) for key in _SPLITS}
+    if missing := {key: split for key, split in wanted.items() if split is not None and split not in files}:
+        stated = ", ".join(f"{key}: {split}" for key, split in missing.items())
+        raise ConfigError(f"its data have no such split ({stated}), only {', '.join(files)}", where=str(task.path))
+    documents = read_documents(task.configuration, files)
+    kept = {key: value for key, value in task.configuration.items() if key not in ("dataset_path", "dataset_kwargs")}
+    return {**kept, "custom_dataset": lambda **_: documents}
 
-    def read_dataset(**_: Any) -> Any:
-        from datasets import Dataset, DatasetDict
 
-        return DatasetDict({split: Dataset.from_list(lines) for split, lines in rows.items()})
+def _with_code(root: Path, value: Any) -> Any:
+    """A configuration with functions in place of their names."""
+    if isinstance(value, dict):
+        return {key: _with_code(root, one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_with_code(root, one) for one in value]
+    if not isinstance(value, TaskCode):
+        return value
+    from lm_eval.tasks._yaml_loader import _import_func_in_yml
 
-    kept = {key: value for key, value in configuration.items() if key not in ("dataset_path", "dataset_kwargs")}
-    return {**kept, "custom_dataset": read_dataset}
+    module = value.reference.rpartition(".")[0]
+    where = f"!function {value.reference}"
+    inside(root, value.directory / f"{module.replace('.', '/')}.py", f"the module {module!r}", value.directory)
+    try:
+        return _import_func_in_yml(value.reference, value.directory)
+    except Exception as error:
+        raise task_failure(error, "a task's own Python cannot be loaded", where) from error

@@ -20,19 +20,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_EVALUATE_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars
 
-import numpy as np
-
+from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.lm_eval_tasks import groups_and_tags, task_manager
+from llm_pipeline.accuracy.lm_eval_scores import apply_filters, item_scores, scored_values
+from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, load_tasks, task_failure
+from llm_pipeline.accuracy.prompt_style import PromptStyle, prompt_style
 from llm_pipeline.accuracy.saved_items import Place
-from llm_pipeline.accuracy.task_groups import TaskGroup
+from llm_pipeline.accuracy.task_metrics import ItemScore
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.digest import sha256_json
 from llm_pipeline.errors import ConfigError, IntegrityError
@@ -41,12 +42,12 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import LM
 
-PREFERRED_METRICS = ("exact_match", "acc", "pass@1", "f1")
-"""Which metric of an item is its score: the first of these that is a number there."""
 _FEW_SHOT_SEED = 1234
 _TEMPLATES = 1024
 _UNLIKELY = -50.0
 """Log-likelihood of a choice that is not guessed."""
+_REHEARSED_DOCUMENTS = 2
+_LONGEST_HINT = 500
 
 
 class NotFinite(IntegrityError):
@@ -71,55 +72,55 @@ class Questions:
         identity: What must be the same wherever these items are asked, see `harness`.
         groups: The groups that were asked for by name, each of them one score.
         tags: Tasks by the label that was asked for instead of them.
+        metrics: By which metric each task is judged.
     """
 
     def __init__(
         self,
-        tasks: Mapping[str, Any],
+        loaded: LoadedTasks,
         items: Mapping[str, Sequence[_Question]],
+        scores: Mapping[str, ItemScore],
         identity: Mapping[str, str],
-        groups: Sequence[TaskGroup] = (),
-        tags: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
-        self.tasks, self.identity = tasks, dict(identity)
-        self.groups, self.tags = tuple(groups), dict(tags)
-        self._items = items
+        self.tasks, self.identity = loaded.tasks, dict(identity)
+        self.metrics = {name: score.metric for name, score in scores.items()}
+        self.groups, self.tags = loaded.judged(self.metrics)
+        self._items, self._scores = items, scores
 
     @property
     def asked_for(self) -> dict[str, object]:
-        """What an evaluation's summary says of its tasks: the groups, the labels."""
-        return {"groups": self.groups, "tags": self.tags}
+        """What an evaluation's summary says of its tasks: groups, labels and metrics."""
+        return {"groups": self.groups, "tags": self.tags, "metrics": self.metrics}
 
     @classmethod
-    def load(cls, task_directory: Path | None, evaluation: Evaluation, names: Sequence[str]) -> Questions:
-        """Build every request of the tasks.
+    def load(
+        cls, task_directory: Path | None, evaluation: Evaluation, names: Sequence[str], chat: ChatTemplate | None = None
+    ) -> Questions:
+        """Build every request of the tasks, and find out what each of them is scored by.
 
         Args:
             task_directory: Where the tasks' files are; None for lm-eval's own tasks.
-            evaluation: Limit and cluster field.
+            evaluation: How they are asked.
             names: The tasks; a group stands for its subtasks.
+            chat: The model's chat format; None where it has none.
 
         Raises:
-            ConfigError: A task is unknown, its data are unreadable, or no document has the cluster field.
+            ConfigError: A task is unknown, its data are unreadable, it cannot be judged item by item or not as the
+                release config wants it, or no document has the cluster field.
         """
-        _compile_templates_once()
-        manager = task_manager(task_directory)
-        if task_directory is None and (unknown := sorted(set(names) - set(manager.all_tasks))):
-            raise ConfigError(f"lm-eval has no task {', '.join(unknown)}", hint="`lm-eval ls tasks` names all of them")
-        loaded = manager.load(list(names))
-        tasks = dict(loaded["tasks"])
-        identity = {"lm-eval": metadata.version("lm_eval"), "few-shot seed": str(_FEW_SHOT_SEED)}
-        identity["chat template"] = "none"
-        items: dict[str, list[_Question]] = {}
-        for name, task in sorted(tasks.items()):
-            items[name] = _questions(name, task, evaluation)
-            identity[f"task {name}"] = _task_digest(task)
-            identity[f"questions of {name}"] = sha256_json([item.fingerprint for item in items[name]])
+        _prepare_templates()
+        loaded = load_tasks(task_directory, evaluation, names)
+        _refuse_options_of_others(loaded, evaluation, names)
+        styles = {name: prompt_style(name, task, loaded, evaluation, chat) for name, task in loaded.tasks.items()}
+        items = {name: _questions(name, task, evaluation, styles[name]) for name, task in loaded.tasks.items()}
+        rehearsed = {name: [one.instances for one in some[:_REHEARSED_DOCUMENTS]] for name, some in items.items()}
+        scores = item_scores(loaded, rehearsed, evaluation)
+        for name, score in scores.items():
+            scores[name] = score.asked(few_shots=styles[name].few_shots, chat_template=styles[name].chat is not None)
         field = evaluation.cluster_field
         if field and not any(item.cluster for task_items in items.values() for item in task_items):
             raise ConfigError(f"no document has the cluster field {field!r}", where=", ".join(names))
-        groups, tags = groups_and_tags(manager, loaded["groups"], names)
-        return cls(tasks, items, identity, groups, tags)
+        return cls(loaded, items, scores, _identity(loaded.tasks, items, scores, styles))
 
     @property
     def clusters(self) -> dict[str, list[str]]:
@@ -148,6 +149,8 @@ class Questions:
         model. No guess hits a text that has to be written.
         """
         task, question = self.tasks[item.task], self._items[item.task][item.item_id]
+        if not self.metrics[item.task].is_share:
+            return None
         if task.OUTPUT_TYPE != "multiple_choice":
             return 0.0 if task.OUTPUT_TYPE in ("generate_until", "loglikelihood") else None
         # Mutual information asks for each choice a second time, without its context.
@@ -158,7 +161,8 @@ class Questions:
 
     def _guess(self, task: Any, question: _Question, choice: int) -> float | None:
         answers = [(0.0, True) if n == choice else (_UNLIKELY, False) for n in range(len(question.instances))]
-        return preferred_score(task.process_results(question.document, answers), "a guess")
+        values = task.process_results(question.document, answers)
+        return self._scores[question.instances[0].task_name].of(values, "a guess")
 
     def ask(self, model: LM, order: Sequence[Place]) -> list[ScoredItem]:
         """Ask items and score them.
@@ -182,41 +186,24 @@ class Questions:
         for task, number in order:
             by_task[task].append(number)
         for task, numbers in by_task.items():
-            self.tasks[task]._instances = self.instances((task, number) for number in numbers)  # noqa: SLF001
-            self.tasks[task].apply_filters()
+            apply_filters(task, self.tasks[task], self.instances((task, number) for number in numbers))
         return [self._score(task, number) for task, number in order]
 
     def _score(self, name: str, number: int) -> ScoredItem:
         task, item = self.tasks[name], self._items[name][number]
-        # Several filters are several readings of one answer; the first one is the task's own.
-        kept = next(iter(item.instances[0].filtered_resps))
-        metrics = task.process_results(item.document, [one.filtered_resps[kept] for one in item.instances])
+        score = self._scores[name]
+        values = scored_values(task, item.document, item.instances, score.metric.filter)
         generative = task.OUTPUT_TYPE == "generate_until"
         return ScoredItem(
             task=name,
             item_id=number,
             fingerprint=item.fingerprint,
-            score=preferred_score(metrics, f"item {number} of task {name}"),
+            score=score.of(values, f"item {number} of task {name}"),
             generative=generative,
             cluster=item.cluster,
             prompt=str(item.instances[0].args[0]) if generative else "",
             completion=str(item.instances[0].resps[0]) if generative else "",
         )
-
-
-def preferred_score(metrics: Mapping[str, Any], where: str) -> float | None:
-    """The item's score out of its metrics, or None if it has none that we know.
-
-    Raises:
-        IntegrityError: It is NaN or infinite.
-    """
-    for name in PREFERRED_METRICS:
-        value = metrics.get(name)
-        if isinstance(value, bool | int | float | np.number):
-            if not math.isfinite(value):
-                raise IntegrityError(f"its {name} is {value}", where=where)
-            return float(value)
-    return None
 
 
 def _answers(model: LM, kind: str, instances: Sequence[Instance]) -> list[Any]:
@@ -235,36 +222,78 @@ def _answers(model: LM, kind: str, instances: Sequence[Instance]) -> list[Any]:
     return answers
 
 
-def _compile_templates_once() -> None:
-    """lm-eval compiles a task's templates again for each document, which takes longer than all else it does."""
-    from lm_eval.utils import env
+def _prepare_templates() -> None:
+    """Give lm-eval an environment for its tasks' templates that keeps them, and in which they run nothing.
 
-    if not hasattr(env.from_string, "cache_info"):
-        env.from_string = functools.lru_cache(maxsize=_TEMPLATES)(env.from_string)
+    lm-eval compiles a task's templates again for each document, which takes longer than all else it does; and a
+    template in its own environment can reach any object of Python, so a data file would be code.
+    """
+    from jinja2.sandbox import SandboxedEnvironment
+    from lm_eval import utils
+
+    if isinstance(utils.env, SandboxedEnvironment):
+        return
+    environment = SandboxedEnvironment(
+        loader=utils.env.loader, undefined=utils.env.undefined, keep_trailing_newline=utils.env.keep_trailing_newline
+    )
+    environment.filters |= utils.env.filters
+    environment.from_string = functools.lru_cache(maxsize=_TEMPLATES)(environment.from_string)  # type: ignore[assignment,method-assign]
+    utils.env = environment
 
 
-def _questions(name: str, task: Any, evaluation: Evaluation) -> list[_Question]:
-    from lm_eval.utils import handle_non_serializable
+def _refuse_options_of_others(loaded: LoadedTasks, evaluation: Evaluation, names: Sequence[str]) -> None:
+    known = {*loaded.tasks, *loaded.groups, *loaded.labels}
+    if set(names) >= set(evaluation.tasks) and (unknown := sorted(evaluation.task_options.keys() - known)):
+        raise ConfigError(
+            f"task_options names {', '.join(unknown)}, which is no task that is asked",
+            where="evaluation",
+            hint=f"the tasks are: {', '.join(sorted(known))}"[:_LONGEST_HINT],
+        )
 
-    if task.get_config("num_fewshot") is None:
-        task.set_config(key="num_fewshot", value=0)
+
+def _identity(
+    tasks: Mapping[str, Any],
+    items: Mapping[str, Sequence[_Question]],
+    scores: Mapping[str, ItemScore],
+    styles: Mapping[str, PromptStyle],
+) -> dict[str, str]:
+    formats = sorted({style.chat.digest for style in styles.values() if style.chat})
+    identity = {"lm-eval": metadata.version("lm_eval"), "few-shot seed": str(_FEW_SHOT_SEED)}
+    identity["chat template"] = " ".join(formats) or "none"
+    for name, task in tasks.items():
+        metric = scores[name].metric
+        identity[f"task {name}"] = _task_digest(task)
+        identity[f"questions of {name}"] = sha256_json([item.fingerprint for item in items[name]])
+        identity[f"score of {name}"] = f"{metric.metric}, {metric.filter}"
+    return identity
+
+
+def _questions(name: str, task: Any, evaluation: Evaluation, style: PromptStyle) -> list[_Question]:
     task.set_fewshot_seed(seed=_FEW_SHOT_SEED)
-    task.build_all_requests(limit=evaluation.limit, cache_requests=False)
+    try:
+        task.build_all_requests(limit=evaluation.limit, cache_requests=False, **style.request_options)
+    except Exception as error:
+        raise task_failure(error, "its prompts cannot be built", f"task {name}") from error
     by_document: dict[int, list[Instance]] = defaultdict(list)
     for instance in task.instances:
         by_document[instance.doc_id].append(instance)
     if sorted(by_document) != list(range(len(by_document))):
         raise IntegrityError("lm-eval left out documents, or asks some twice", where=name)
-    questions = []
-    for number in range(len(by_document)):
-        instances = sorted(by_document[number], key=lambda one: one.idx)
-        document = instances[0].doc
-        prompts = [[str(part) for part in one.args] for one in instances]
-        content = json.dumps(document, default=handle_non_serializable, sort_keys=True)
-        fingerprint = sha256_json([content, prompts, str(task.doc_to_target(document))])
-        cluster = str(document.get(evaluation.cluster_field, "")) if evaluation.cluster_field else ""
-        questions.append(_Question(document, fingerprint, instances, cluster))
-    return questions
+    return [
+        _question(task, sorted(by_document[number], key=lambda one: one.idx), evaluation.cluster_field)
+        for number in range(len(by_document))
+    ]
+
+
+def _question(task: Any, instances: Sequence[Instance], cluster_field: str | None) -> _Question:
+    from lm_eval.utils import handle_non_serializable
+
+    document = instances[0].doc
+    prompts = [[str(part) for part in one.args] for one in instances]
+    content = json.dumps(document, default=handle_non_serializable, sort_keys=True)
+    fingerprint = sha256_json([content, prompts, str(task.doc_to_target(document))])
+    cluster = str(document.get(cluster_field, "")) if cluster_field else ""
+    return _Question(document, fingerprint, instances, cluster)
 
 
 def _task_digest(task: Any) -> str:

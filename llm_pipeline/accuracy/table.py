@@ -4,24 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llm_pipeline.accuracy.evaluation import EvaluationSummary
+from llm_pipeline.accuracy.evaluation import EvaluationSummary, TaskSummary
 from llm_pipeline.accuracy.paired import Comparison, Interval, PairedAccuracy
+from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.verdict import Evidence, Judgement
 
+_TASK_HEAD = ("task", "items", "score", "metric", "filter", "examples", "prompts")
 _BASELINE_HEAD = ("fact", "items", "measured", "bounds", "limit", "verdict")
 _HEAD = ("task", "items", "baseline", "candidate", "loss, points", "bounds", "margin", "lost", "gained", "unpaired")
 
 
 def format_evaluation(summary: EvaluationSummary) -> str:
-    """Items and accuracy, one line a task, and the noise floor if there is one; starts with a line break."""
-    lines = [f"{'task':<20}{'items':>8}{'accuracy':>12}", "-" * 40]
-    for task, own in summary.tasks.items():
-        accuracy = "-" if own.accuracy is None else f"{own.accuracy:.2%}"
-        lines.append(f"{task:<20}{own.items:>8}{accuracy:>12}")
+    """Items, score and how it came about, one line a task, with groups and noise; starts with a line break."""
+    rows = [_task_row(task, own, summary.metrics.get(task)) for task, own in summary.tasks.items()]
+    widths = _widths([_TASK_HEAD, *rows])
+    lines = [_line(_TASK_HEAD, widths), _rule(widths), *(_line(row, widths) for row in rows)]
+    lines += [f"{group.name}: {len(group.tasks)} tasks, judged as one by {group.weighting}" for group in summary.groups]
     if noise := summary.noise:
         lines.append(f"noise floor: {noise.flips} of {noise.items} items score differently at another batch size")
     return "\n" + "\n".join(lines)
+
+
+def _task_row(task: str, own: TaskSummary, asked: TaskMetric | None) -> tuple[str, ...]:
+    score = "-" if own.accuracy is None else f"{own.accuracy:.2%}"
+    if asked is None:
+        return (task, str(own.items), score, "-", "-", "-", "-")
+    if own.accuracy is not None and not asked.is_share:
+        score = f"{own.accuracy:.4g}"
+    metric = asked.metric if asked.higher_is_better else f"{asked.metric} (less is better)"
+    return (
+        task,
+        str(own.items),
+        score,
+        metric,
+        asked.filter,
+        str(asked.few_shots),
+        "chat" if asked.chat_template else "text",
+    )
 
 
 def format_baseline(judgement: Judgement) -> str:

@@ -1,88 +1,249 @@
-"""lm-eval task files of a directory, read without lm-eval: what the tasks are, and how many documents they have.
+"""lm-eval task files of a directory, read without lm-eval: tasks, groups and tags, and how many documents they have.
 
-A task file names its data relative to its own directory (`dataset_path: json` with `dataset_kwargs.data_files`), so
-that the directory works wherever it lies. Task files that run code (`!function`) are refused.
+The directory and those in it hold task files (`*.yaml` with `task:`), groups (`group:` with a list) and what they
+include, as in lm-eval. Data lie beside them (`dataset_path: json` with `dataset_kwargs.data_files`), so that the
+directory works wherever it lies; nothing that a file names may lie outside of it. Files that run Python (`!function`)
+are refused unless the release config allows it, and nothing is run here.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.config.plain_files import DATA_FILE_BYTES, problem_of_plain_file, read_plain_file
-from llm_pipeline.errors import ConfigError, unless_io
-from llm_pipeline.yaml_document import CONFIG_BOUNDS, parse_yaml
+from llm_pipeline.accuracy.task_data import count_documents, data_files
+from llm_pipeline.config.plain_files import read_plain_file
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.yaml_document import CONFIG_BOUNDS, Tagged, parse_yaml
 
 _DEFAULT_OUTPUT_TYPE = "generate_until"
 """What lm-eval takes a task for that does not say."""
+_CODE_TAG = "!function"
+_BOUNDS = replace(CONFIG_BOUNDS, tags=frozenset({_CODE_TAG}))
+_IGNORED = frozenset({"__pycache__", ".ipynb_checkpoints"})
+_SOURCES = ("dataset_path", "dataset_kwargs", "dataset_name", "custom_dataset", "include", "class")
 
 
-def task_output_types(directory: Path) -> dict[str, str]:
-    """`generate_until`, `multiple_choice`, `loglikelihood` or `loglikelihood_rolling`, by task.
+@dataclass(frozen=True)
+class TaskCode:
+    """A function that a task file names: `module.function`, looked up beside the file that says so."""
+
+    reference: str
+    directory: Path
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """One task or group.
+
+    Attributes:
+        path: The file that defines it.
+        configuration: Its content, with what it includes.
+    """
+
+    path: Path
+    configuration: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TaskDirectory:
+    """Everything that a directory defines.
+
+    Attributes:
+        root: The directory.
+        tasks: By name.
+        groups: By name.
+        tags: Names of tasks by tag.
+    """
+
+    root: Path
+    tasks: Mapping[str, TaskFile]
+    groups: Mapping[str, TaskFile]
+    tags: Mapping[str, tuple[str, ...]]
+
+    @property
+    def names(self) -> list[str]:
+        """What an evaluation may ask for by name."""
+        return sorted({*self.tasks, *self.groups, *self.tags})
+
+    def reached(self, names: Sequence[str]) -> tuple[set[str], set[str]]:
+        """What stands behind some names: the directory's tasks, groups and tags; and names that it does not define."""
+        known: set[str] = set()
+        unknown: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name in known or name in unknown:
+                continue
+            if name not in self.tasks and name not in self.groups and name not in self.tags:
+                unknown.add(name)
+                continue
+            known.add(name)
+            if name in self.groups:
+                waiting += [one for one in _members(self.groups[name].configuration["task"]) if one]
+            elif name in self.tags and name not in self.tasks:
+                waiting += self.tags[name]
+        return known, unknown
+
+    def documents(self, name: str) -> int | None:
+        """How many documents a task has; None where its data are not in the directory, or cannot be counted here.
+
+        Raises:
+            ConfigError: The data are missing, damaged or outside the directory.
+        """
+        task = self.tasks[name]
+        files = data_files(self.root, task.path, task.configuration)
+        split = task.configuration.get("test_split") or task.configuration.get("validation_split")
+        if files is None or split is None:
+            return None
+        if split not in files:
+            raise ConfigError(f"its data have no split {split!r}, only {', '.join(files)}", where=str(task.path))
+        return count_documents(task.configuration, files[split])
+
+    def output_type(self, name: str) -> str:
+        """`generate_until`, `multiple_choice`, `loglikelihood` or `loglikelihood_rolling`."""
+        return str(self.tasks[name].configuration.get("output_type", _DEFAULT_OUTPUT_TYPE))
+
+
+def read_task_directory(directory: Path, *, allow_code: bool = False) -> TaskDirectory:
+    """Read every task file below a directory.
+
+    Args:
+        directory: Where they lie.
+        allow_code: Files may name Python of their own; it is not run here.
 
     Raises:
-        ConfigError: A task file is not plain YAML, or names no task.
+        ConfigError: A file is not plain YAML, defines nothing, or what another one does; it names a file that is
+            missing or outside the directory; or it names Python and may not.
     """
-    types = {
-        name: task.get("output_type", _DEFAULT_OUTPUT_TYPE) for name, task in task_configurations(directory).items()
-    }
-    return {name: str(kind) for name, kind in types.items()}
+    root = directory.resolve()
+    found: dict[Path, dict[str, Any]] = {}
+    included: set[Path] = set()
+    for path in sorted(root.rglob("*.yaml")):
+        if path.is_file() and not _IGNORED.intersection(path.relative_to(root).parts):
+            found[path] = _merged(root, inside(root, path, "the task file", path), included, ())
+    tasks: dict[str, TaskFile] = {}
+    groups: dict[str, TaskFile] = {}
+    for path, configuration in found.items():
+        if "task" not in configuration and "group" not in configuration and path in included:
+            continue
+        kind = "group" if "group" in configuration else "task"
+        name = _checked_name(path, kind, configuration)
+        if name in tasks or name in groups:
+            raise ConfigError(f"another file has {kind} {name} already", where=str(path))
+        (groups if kind == "group" else tasks)[name] = TaskFile(path, configuration)
+    if not allow_code:
+        _refuse_code([*tasks.values(), *groups.values()])
+    tags: dict[str, tuple[str, ...]] = {}
+    for name, task in sorted(tasks.items()):
+        own = task.configuration.get("tag") or ()
+        for tag in [own] if isinstance(own, str) else own:
+            tags[str(tag)] = (*tags.get(str(tag), ()), name)
+    return TaskDirectory(root, tasks, groups, tags)
 
 
-def task_document_counts(directory: Path) -> dict[str, int]:
-    """How many documents each task has, for the tasks whose data are in the directory.
+def inside(root: Path, path: Path, what: str, where: Path) -> Path:
+    """A path with its links resolved.
 
     Raises:
-        ConfigError: As `task_output_types`, or data are missing, damaged or outside the directory.
+        ConfigError: It is outside of `root`.
     """
-    counts = {}
-    for name, task in task_configurations(directory).items():
-        splits = task_data(directory, task)
-        split = task.get("test_split") or task.get("validation_split")
-        if split in splits:
-            counts[name] = len(splits[split])
-    return counts
+    resolved = path.resolve()
+    if not resolved.is_relative_to(root):
+        raise ConfigError(f"{what} is outside the task directory", where=str(where))
+    return resolved
 
 
-def task_configurations(directory: Path) -> dict[str, dict[str, Any]]:
-    """The content of each task file, by task.
-
-    Raises:
-        ConfigError: A file is not plain YAML, names no task, or names one that another file has.
-    """
-    configurations: dict[str, dict[str, Any]] = {}
-    for path in sorted(directory.glob("*.yaml")):
-        configuration = parse_yaml(read_plain_file(path, CONFIG_BOUNDS.bytes + 1), where=str(path)).value
-        if not isinstance(configuration, dict) or not isinstance(configuration.get("task"), str):
-            raise ConfigError("a task file needs `task: <name>`", where=str(path))
-        if configuration["task"] in configurations:
-            raise ConfigError(f"another file has task {configuration['task']} already", where=str(path))
-        configurations[configuration["task"]] = configuration
-    return configurations
-
-
-def task_data(directory: Path, configuration: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """A task's documents by split; empty for a task whose data are not in the directory.
-
-    Raises:
-        ConfigError: The data are missing, damaged or outside the directory.
-    """
-    if configuration.get("dataset_path") != "json":
-        return {}
-    splits = configuration.get("dataset_kwargs", {}).get("data_files", {})
-    return {split: _rows(directory, file) for split, file in splits.items()}
+def _merged(root: Path, path: Path, included: set[Path], above: tuple[Path, ...]) -> dict[str, Any]:
+    """A file's content over that of the files it includes, as lm-eval merges them."""
+    if path in above:
+        raise ConfigError("the file includes itself", where=str(path))
+    configuration = _read(path)
+    names = configuration.pop("include", ())
+    merged: dict[str, Any] = {}
+    for name in [names] if isinstance(names, str) else names:
+        other = inside(root, path.parent / str(name), f"the included file {str(name)!r}", path)
+        if not other.is_file():
+            raise ConfigError(f"the included file {str(name)!r} does not exist", where=str(path))
+        included.add(other)
+        merged |= {
+            key: value for key, value in _merged(root, other, included, (*above, path)).items() if key != "task_list"
+        }
+    return merged | configuration
 
 
-def _rows(directory: Path, file: str) -> list[dict[str, Any]]:
-    path = (directory / file).resolve()
-    if not path.is_relative_to(directory.resolve()):
-        raise ConfigError(f"the data file {file!r} is outside the task directory", where=str(directory))
-    try:
-        if problem := problem_of_plain_file(path, DATA_FILE_BYTES):
-            raise ConfigError(f"unreadable task data: the file {problem}", where=str(path))
-        with path.open(encoding="utf-8") as lines:  # `splitlines` would split at the U+2028 of a text, too
-            return [json.loads(line) for line in lines]
-    except (OSError, ValueError, RecursionError) as error:
-        raise unless_io(error, ConfigError(f"unreadable task data: {error}", where=str(path))) from error
+def _read(path: Path) -> dict[str, Any]:
+    content = parse_yaml(read_plain_file(path, _BOUNDS.bytes + 1), where=str(path), bounds=_BOUNDS).value
+    if not isinstance(content, dict):
+        raise ConfigError("a task file needs `task: <name>`", where=str(path))
+    return {str(key): _with_place(value, path.parent) for key, value in content.items()}
+
+
+def _with_place(value: Any, directory: Path) -> Any:
+    if isinstance(value, Tagged):
+        return TaskCode(value.text, directory)
+    if isinstance(value, dict):
+        return {key: _with_place(one, directory) for key, one in value.items()}
+    return [_with_place(one, directory) for one in value] if isinstance(value, list) else value
+
+
+def _checked_name(path: Path, kind: str, configuration: Mapping[str, Any]) -> str:
+    name = configuration.get(kind)
+    if not isinstance(name, str):
+        raise ConfigError("a task file needs `task: <name>`", where=str(path))
+    if kind == "group":
+        if not isinstance(configuration.get("task"), list):
+            raise ConfigError("a group needs a list of tasks; a label of one task is its `tag`", where=str(path))
+        _check_members(path, name, configuration)
+    return name
+
+
+def _check_members(path: Path, name: str, group: Mapping[str, Any]) -> None:
+    """Refuse what would let a group change where its tasks' data are read from."""
+    if stated := [key for key in _SOURCES if key in group]:
+        raise ConfigError(f"group {name} states {', '.join(stated)}: state it in its tasks' files", where=str(path))
+    for member in group["task"]:
+        if isinstance(member, str):
+            continue
+        if not isinstance(member, dict) or not {"task", "group"} & member.keys():
+            raise ConfigError(f"a member of group {name} is neither a name nor a task: {member!r}", where=str(path))
+        if isinstance(member.get("task"), list):
+            _check_members(path, str(member.get("group")), member)
+        elif stated := [key for key in _SOURCES if key in member]:
+            raise ConfigError(
+                f"a member of group {name} states {', '.join(stated)}: give it a task file of its own", where=str(path)
+            )
+
+
+def _members(members: Any) -> Iterator[str]:
+    """Names of the tasks and groups that a group lists; of groups inside of it too."""
+    for member in members if isinstance(members, list) else [members]:
+        if isinstance(member, str):
+            yield member
+        elif isinstance(member, dict) and "group" in member:
+            yield from _members(member["task"]) if "task" in member else [str(member["group"])]
+        elif isinstance(member, dict):
+            yield str(member["task"])
+
+
+def _refuse_code(files: Sequence[TaskFile]) -> None:
+    for file in files:
+        if (code := next(_code_in(file.configuration), None)) is not None:
+            raise ConfigError(
+                f"a task file runs Python of its own (`{_CODE_TAG} {code.reference}`)",
+                where=str(file.path),
+                hint="set evaluation.allow_task_code: true if you trust all of its directory",
+            )
+
+
+def _code_in(value: Any) -> Iterator[TaskCode]:
+    if isinstance(value, TaskCode):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _code_in(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _code_in(one)

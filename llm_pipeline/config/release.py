@@ -117,6 +117,25 @@ class Baseline(ConfigModel):
     expected: Annotated[dict[Word, ExpectedScore], Field(max_length=1024)] = Field(default={})
 
 
+class TaskOptions(ConfigModel):
+    """How a task, or a group of tasks, is asked and judged; what is left out follows the task's file and the field.
+
+    Attributes:
+        metric: lm-eval's name of the metric that the task is judged by. None takes the one that its group is
+            aggregated by, or that published results use: `acc_norm` where the task has it beside `acc` (HellaSwag,
+            ARC), `f1` for DROP, bits a byte for running text, else the first in its file that single items have.
+        filter: lm-eval's name of the reading of an answer. None takes the group's, `flexible-extract` for GSM8K, or
+            the first in its file.
+        num_fewshot: Solved examples in each prompt; None for the number in the task's file, or none at all.
+        chat_template: Overrides `evaluation.chat_template` for this task.
+    """
+
+    metric: Word | None = None
+    filter: Word | None = None
+    num_fewshot: Annotated[int, Field(ge=0, le=100)] | None = None
+    chat_template: bool | None = None
+
+
 class Evaluation(ConfigModel):
     """What the accuracy gates measure.
 
@@ -124,6 +143,14 @@ class Evaluation(ConfigModel):
         task_directory: Directory with lm-eval task files, relative to `configs/`; None for lm-eval's own.
         tasks: lm-eval tasks scored on the checkpoint (log-likelihood and generative ones).
         served_tasks: Generative tasks scored again through the serving endpoint.
+        task_options: Metric, filter, examples and chat format by task, or by group for all of its tasks.
+        chat_template: Ask in the chat format of the checkpoint's tokenizer. `auto` does so where the tokenizer has one
+            for tasks that generate text, as users of a chat model do; tasks that compare the likelihoods of given
+            texts are asked without, as published comparisons of quantized models are. True asks all tasks so.
+        system_instruction: Put before every prompt, as the system's turn where the chat format is used.
+        fewshot_as_multiturn: In the chat format, examples are turns of their own.
+        allow_task_code: Task files of `task_directory` may run Python that lies beside them (`!function`).
+        allow_generated_code: Tasks may run code that the model writes, on the machine that evaluates (HumanEval, MBPP).
         limit: Items per task; None for all.
         batch_size: Requests a forward pass; `auto` takes what fits into the free memory of the device.
         maximum_length: Context length given to the model, in tokens.
@@ -137,6 +164,12 @@ class Evaluation(ConfigModel):
     task_directory: PathText | None = None
     tasks: Annotated[Words, Field(min_length=1)]
     served_tasks: Annotated[Words, Field(min_length=1)]
+    task_options: Annotated[dict[Word, TaskOptions], Field(max_length=1024)] = Field(default={})
+    chat_template: Literal["auto"] | bool = "auto"
+    system_instruction: Line | None = None
+    fewshot_as_multiturn: bool = True
+    allow_task_code: bool = False
+    allow_generated_code: bool = False
     limit: Items | None = None
     batch_size: BatchSize | Literal["auto"] = "auto"
     maximum_length: Annotated[Tokens, Field(ge=8)] = 2048

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.accuracy.task_files import task_document_counts, task_output_types
+from llm_pipeline.accuracy.task_files import TaskDirectory, read_task_directory
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.stages.contract import Frozen
 
@@ -47,12 +47,23 @@ def task_pool(evaluation: Evaluation, configs_root: Path) -> tuple[TaskItems, ..
     known = known_tasks()
     if evaluation.task_directory is not None:
         directory = configs_root / evaluation.task_directory
-        counts = task_document_counts(directory)
-        known = {
-            name: TaskItems(name=name, items=counts.get(name), output_type=kind)
-            for name, kind in task_output_types(directory).items()
-        }
+        defined = read_task_directory(directory, allow_code=evaluation.allow_task_code)
+        known = known | {name: _local(defined, name) for name in evaluation.tasks if name in defined.names}
     return tuple(_limited(known.get(name, TaskItems(name=name)), evaluation.limit) for name in evaluation.tasks)
+
+
+def _local(defined: TaskDirectory, name: str) -> TaskItems:
+    """A task of the directory; of a group or tag, all of its tasks together."""
+    known, unknown = defined.reached([name])
+    tasks = sorted(known.intersection(defined.tasks))
+    counts = [defined.documents(task) for task in tasks]
+    kinds = {defined.output_type(task) for task in tasks}
+    whole = not unknown and None not in counts
+    return TaskItems(
+        name=name,
+        items=sum(count or 0 for count in counts) if whole else None,
+        output_type=kinds.pop() if len(kinds) == 1 and not unknown else None,
+    )
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Literal
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.items import read_items
-from llm_pipeline.accuracy.table import format_comparison
+from llm_pipeline.accuracy.table import format_comparison, format_evaluation
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
@@ -40,6 +40,7 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     )
     baseline = read_items(context.inputs["baseline"])
     comparison = compare_as_judged(baseline, evaluated.items, config.policy, judgement)
+    log.info(Lines(format_evaluation(evaluated.summary)))
     log.info(Lines(format_comparison(comparison, config.policy)))
     if divergence := evaluated.summary.divergence:
         log.info("distance from the baseline", **divergence.model_dump())

@@ -9,7 +9,7 @@ from pydantic import Field
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline
 from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.release import Evaluation
+from llm_pipeline.config.release import Evaluation, TaskOptions
 from llm_pipeline.logging import Lines, get_logger
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 
@@ -23,6 +23,12 @@ class BaselineConfig(ConfigModel):
 
     Attributes:
         tasks: Tasks that are asked.
+        task_options: Metric, filter, examples and chat format by task.
+        chat_template: Ask in the chat format of the checkpoint's tokenizer.
+        system_instruction: Put before every prompt.
+        fewshot_as_multiturn: In the chat format, examples are turns of their own.
+        allow_task_code: Task files may run Python that lies beside them.
+        allow_generated_code: Tasks may run code that the model writes.
         limit: Items per task; None for all.
         maximum_length: Context length given to the model, in tokens.
         seed: Seed of the order, which decides what is asked twice and whose texts are kept.
@@ -34,6 +40,12 @@ class BaselineConfig(ConfigModel):
     """
 
     tasks: tuple[str, ...]
+    task_options: dict[str, TaskOptions] = Field(default={})
+    chat_template: Literal["auto"] | bool = "auto"
+    system_instruction: str | None = None
+    fewshot_as_multiturn: bool = True
+    allow_task_code: bool = False
+    allow_generated_code: bool = False
     limit: int | None = None
     maximum_length: int
     seed: int = 0

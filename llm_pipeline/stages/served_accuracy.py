@@ -9,6 +9,7 @@ import asyncio
 import time
 
 from llm_pipeline.accuracy.asking import Asking
+from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.harness import refuse_other_harness
@@ -59,7 +60,9 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     # importing the harness is the harness's time
     from llm_pipeline.accuracy.lm_eval_served import ServedModel, served_questions, served_versions
 
-    questions, model = served_questions(context.inputs.get("tasks"), config.evaluation), ServedModel(config.endpoint)
+    chat = ChatTemplate.read(context.inputs["baseline"])
+    questions = served_questions(context.inputs.get("tasks"), config.evaluation, chat)
+    model = ServedModel(config.endpoint)
     refuse_other_harness(read_summary(context.inputs["baseline"]).harness, questions.identity)
     order = evaluation_order(questions.clusters, config.evaluation.seed)
     tasks = sorted(questions.clusters)

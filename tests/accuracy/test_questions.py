@@ -7,12 +7,10 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from lm_eval.api.model import LM
-from lm_eval.tasks import TaskManager
 
 from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_evaluation
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.lm_eval_tasks import groups_and_tags
-from llm_pipeline.accuracy.questions import NotFinite, Questions, preferred_score
+from llm_pipeline.accuracy.questions import NotFinite, Questions
 from llm_pipeline.accuracy.task_groups import TaskGroup, read_groups
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.errors import ConfigError, IntegrityError
@@ -135,13 +133,6 @@ def test_an_items_text_is_its_prompt_with_what_was_said_or_is_right(tasks):
     assert questions.text(said) == "q0?a"
 
 
-def test_an_item_is_scored_by_the_first_metric_we_know():
-    assert preferred_score({"bleu": 3.0, "acc": True, "f1": 0.5}, "here") == 1.0
-    assert preferred_score({"f1": (1, 0)}, "here") is None
-    with pytest.raises(IntegrityError, match="acc is nan"):
-        preferred_score({"acc": float("nan")}, "here")
-
-
 def test_the_first_of_several_filters_is_the_score(tasks):
     shouting = {"name": "loud", "filter": [{"function": "uppercase"}, {"function": "take_first"}]}
     plain = {"name": "plain", "filter": [{"function": "take_first"}]}
@@ -175,17 +166,20 @@ def test_a_guess_is_scored_by_the_tasks_own_metric(tasks):
     assert [questions.chance(item) for item in asked] == [1 / 2, 1 / 4]
 
 
-@pytest.mark.parametrize(("by_size", "weighting"), [(True, "items"), (False, "tasks")])
-def test_the_tasks_of_a_group_and_of_a_tag_are_known_by_its_name(tasks, by_size, weighting):
+def write_parts(tasks, *groups):
     files = {"test": str(tasks / "rows.jsonl")}
     for name in ("part_a", "part_b"):
         part = CHOICE | {"task": name, "tag": "tagged", "dataset_kwargs": {"data_files": files}}
         (tasks / f"{name}.yaml").write_text(json.dumps(part))
+    for group in groups:
+        (tasks / f"{group['group']}.yaml").write_text(json.dumps(group))
+
+
+@pytest.mark.parametrize(("by_size", "weighting"), [(True, "items"), (False, "tasks")])
+def test_the_tasks_of_a_group_and_of_a_tag_are_known_by_its_name(tasks, by_size, weighting):
     members, mean = ["part_a", "part_b"], {"metric": "acc", "weight_by_size": by_size}
     whole = {"group": "whole", "task": members, "aggregate_metric_list": [mean]}
-    for group in (whole, {"group": "label", "task": members}, {"group": "outer", "task": ["whole"]}):
-        (tasks / f"{group['group']}.yaml").write_text(json.dumps(group))
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    write_parts(tasks, whole, {"group": "label", "task": members}, {"group": "outer", "task": ["whole"]})
     both = ("part_a", "part_b")
     one = (TaskGroup(name="whole", tasks=both, weighting=weighting),)
     for name, groups, tags in (
@@ -195,7 +189,8 @@ def test_the_tasks_of_a_group_and_of_a_tag_are_known_by_its_name(tasks, by_size,
         ("tagged", (), {"tagged": both}),
         ("part_a", (), {}),
     ):
-        assert groups_and_tags(manager, manager.load([name])["groups"], [name]) == (groups, tags)
+        questions = load(tasks, (name,))
+        assert (questions.groups, questions.tags) == (groups, tags)
 
 
 def test_an_evaluation_says_which_groups_it_was_asked_for(tmp_path):
@@ -204,3 +199,10 @@ def test_an_evaluation_says_which_groups_it_was_asked_for(tmp_path):
     write_evaluation(tmp_path, [], summary)
     assert read_groups(tmp_path) == (group,)
     assert read_summary(tmp_path).named_tasks == {"whole": ("part_a", "part_b"), "label": ("a",)}
+
+
+def test_a_template_runs_nothing_that_python_could(tasks):
+    reaching = {**SAY, "doc_to_text": "{{ prompt.__class__.__base__.__subclasses__() }}"}
+    (tasks / "say.yaml").write_text(json.dumps(reaching))
+    with pytest.raises(ConfigError, match="unsafe"):
+        load(tasks, ("say",))

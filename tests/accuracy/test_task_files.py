@@ -5,8 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.accuracy.task_files import task_document_counts, task_output_types
+from llm_pipeline.accuracy.task_files import read_task_directory
 from llm_pipeline.errors import ConfigError
+
+
+def task_output_types(directory):
+    defined = read_task_directory(directory)
+    return {name: defined.output_type(name) for name in defined.tasks}
+
+
+def task_document_counts(directory):
+    defined = read_task_directory(directory)
+    return {name: count for name in defined.tasks if (count := defined.documents(name)) is not None}
+
 
 DEMO = Path(__file__).parents[2] / "configs" / "tasks" / "demo"
 
@@ -38,10 +49,16 @@ def test_a_task_that_does_not_say_generates(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("task: a\ndoc_to_text: !function module.name\n", "not valid YAML: the tag '!function'"),
+        ("task: a\ndoc_to_text: !function module.name\n", "runs Python of its own .`!function module.name`"),
         ("tasks: a\n", "needs `task"),
-        ("task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: ../secret.jsonl}}\n", "outside"),
-        ("task: a\ndataset_path: json\ndataset_kwargs: {data_files: {test: absent.jsonl}}\n", "unreadable task data"),
+        (
+            "task: a\ntest_split: test\ndataset_path: json\ndataset_kwargs: {data_files: {test: ../secret.jsonl}}\n",
+            "outside",
+        ),
+        (
+            "task: a\ntest_split: test\ndataset_path: json\ndataset_kwargs: {data_files: {test: absent.jsonl}}\n",
+            "unreadable task data",
+        ),
     ],
 )
 def test_a_bad_task_file_is_refused(tmp_path, content, message):
