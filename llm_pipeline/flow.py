@@ -103,7 +103,7 @@ class Flow:
     @property
     def recipes(self) -> tuple[str, ...]:
         """Names of the recipes, in the order in which they are tried."""
-        return climbing_order(self.release)
+        return climbing_order(self.release, self.record.facts)
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.errors import ConfigError, IntegrityError
 from llm_pipeline.hub.pinned import PinnedModel
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.artifact_store import Document
@@ -32,6 +33,7 @@ class ReleaseRecord(Frozen):
         model: The model at its pinned commit.
         datasets: Calibration sets, evaluation tasks and prompts, as artifacts.
         ladders: Names of the recipes that are legal on each target, cheapest first.
+        facts: What the model is; None in records of earlier versions.
         places: Names of the deployment's places, by the target that goes there; one that is missing has its own.
         created_at: When it was resolved last: every run of the release resolves it again, so it tells runs apart.
     """
@@ -42,6 +44,7 @@ class ReleaseRecord(Frozen):
     model: PinnedModel
     datasets: dict[str, ArtifactRef]
     ladders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    facts: ModelFacts | None = None
     places: dict[str, str] = Field(default_factory=dict)
     created_at: datetime
 

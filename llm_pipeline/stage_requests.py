@@ -240,7 +240,7 @@ def _load_test(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         workload=workload,
         policy=flow.release.policy.load_test,
         staging=flow.release.policy.staging,
-        physics=physical_limits(flow.record.model.id, target, recipe, workload),
+        physics=physical_limits(flow.record.facts, target, recipe, workload),
         hour_price=None if price is None else price * target.accelerator_count,
         currency=flow.deployment.currency,
     )

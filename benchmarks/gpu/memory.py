@@ -1,4 +1,4 @@
-"""What `plan` predicts of a GPU's memory, beside what a real model of the same shapes takes there.
+"""What `plan` predicts of a GPU's memory, beside what a real model of the same factss takes there.
 
     python -m benchmarks.gpu.memory --work /tmp/bench
 
@@ -27,8 +27,9 @@ from benchmarks.gpu.quantize_stage import Bench, prepare, recipe, run_stage
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Parallelism
 from llm_pipeline.engines.host_facts import read_host_facts
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.memory import kv_bytes_per_token, rank_weight_bytes
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.quantization.readback import load_model
 from llm_pipeline.stages.contract import StageFailure
 
@@ -52,36 +53,25 @@ def main() -> int:
     print(read_host_facts().model_dump_json(), flush=True)
     options.work.mkdir(parents=True, exist_ok=True)
     bench = prepare(options.work, smoke=False)
-    shape = shape_of(bench.model)
-    goals = [] if options.stored_only else [*_running(bench.model, shape)]
-    goals += [met for weights in options.formats for met in _exported(bench, shape, weights)]
+    facts = facts_of(bench.model)
+    goals = [] if options.stored_only else [*_running(bench.model, facts)]
+    goals += [met for weights in options.formats for met in _exported(bench, facts, weights)]
     return 0 if all(goals) else 1
 
 
-def shape_of(checkpoint: Path) -> ModelShape:
+def facts_of(checkpoint: Path) -> ModelFacts:
     """What planning needs to know of a checkpoint's `config.json`."""
-    config = json.loads((checkpoint / "config.json").read_bytes())
-    return ModelShape(
-        hidden_size=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        attention_heads=config["num_attention_heads"],
-        key_value_heads=config["num_key_value_heads"],
-        head_size=config["hidden_size"] // config["num_attention_heads"],
-        intermediate_size=config["intermediate_size"],
-        vocabulary_size=config["vocab_size"],
-        maximum_positions=config["max_position_embeddings"],
-        tied_embeddings=config.get("tie_word_embeddings", False),
-    )
+    return read_facts(ModelDocuments(json.loads((checkpoint / "config.json").read_bytes())))
 
 
-def _running(source: Path, shape: ModelShape) -> Iterator[bool]:
+def _running(source: Path, facts: ModelFacts) -> Iterator[bool]:
     """The unquantized model at work, batch by batch."""
     model = load_model(source, torch.bfloat16, "cuda")
     plain = QuantizationRecipe(name="none", weights="none")
-    yield _goal("weights_bfloat16", rank_weight_bytes(shape, plain, Parallelism()), torch.cuda.memory_allocated())
+    yield _goal("weights_bfloat16", rank_weight_bytes(facts, plain, Parallelism()), torch.cuda.memory_allocated())
     for batch in BATCHES:
-        peak = _peak_while_decoding(model, batch, shape.vocabulary_size)
-        yield _goal(f"weights_and_kv_batch_{batch}", _at_work(shape, batch), peak)
+        peak = _peak_while_decoding(model, batch, facts.vocabulary_size)
+        yield _goal(f"weights_and_kv_batch_{batch}", _at_work(facts, batch), peak)
     del model
     _empty()
 
@@ -104,7 +94,7 @@ def _peak_while_decoding(model: Any, batch: int, vocabulary: int) -> int:
     return int(torch.cuda.max_memory_allocated())
 
 
-def _exported(bench: Bench, shape: ModelShape, weights: str) -> Iterator[bool]:
+def _exported(bench: Bench, facts: ModelFacts, weights: str) -> Iterator[bool]:
     """An export: its weights as they lie in their files, as TensorRT-LLM keeps them, and read back, at work."""
     asked = recipe(weights, CALIBRATION_SAMPLES, bench.tokens)
     result, _ = run_stage(bench, asked, bench.place / f"memory-{weights}.log")
@@ -117,20 +107,20 @@ def _exported(bench: Bench, shape: ModelShape, weights: str) -> Iterator[bool]:
     measured = torch.cuda.memory_allocated()
     del held
     _empty()
-    stored = rank_weight_bytes(shape, QuantizationRecipe.model_validate(asked), Parallelism())
+    stored = rank_weight_bytes(facts, QuantizationRecipe.model_validate(asked), Parallelism())
     yield _goal(f"weights_{weights}", stored, measured)
     model = load_model(export, torch.bfloat16, "cuda")
-    peak = _peak_while_decoding(model, READ_BACK_BATCH, shape.vocabulary_size)
+    peak = _peak_while_decoding(model, READ_BACK_BATCH, facts.vocabulary_size)
     del model
     _empty()
-    yield _goal(f"{weights}_read_back_batch_{READ_BACK_BATCH}", _at_work(shape, READ_BACK_BATCH), peak)
+    yield _goal(f"{weights}_read_back_batch_{READ_BACK_BATCH}", _at_work(facts, READ_BACK_BATCH), peak)
 
 
-def _at_work(shape: ModelShape, batch: int) -> int:
+def _at_work(facts: ModelFacts, batch: int) -> int:
     """What is predicted for bfloat16 weights and the KV cache of a batch that has decoded its last token."""
     plain = QuantizationRecipe(name="none", weights="none")
     tokens = batch * (PROMPT_TOKENS + DECODED_TOKENS)
-    return rank_weight_bytes(shape, plain, Parallelism()) + tokens * kv_bytes_per_token(shape)
+    return rank_weight_bytes(facts, plain, Parallelism()) + tokens * kv_bytes_per_token(facts)
 
 
 def export_file(place: Path, weights: str) -> Path:

@@ -35,7 +35,8 @@ from llm_pipeline.loadtest.session import run_session
 from llm_pipeline.loadtest.table import format_load_test
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
-from llm_pipeline.planning.model_shape import ModelShape, known_shape
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.physical_limits import physical_limits
 from llm_pipeline.planning.roofline import RooflineEngine, engine_of, most_tokens_per_second
 from llm_pipeline.planning.speed import Tokens
@@ -48,7 +49,7 @@ from llm_pipeline.verdict import Verdict
 PORTS = ServerPorts(http=18700, grpc=18701, metrics=18702)
 PROMPT_TOKENS, OUTPUT_TOKENS = (192, 320), (48, 80)
 RECIPE = QuantizationRecipe(name="none", weights="none")
-MODELS = {"8b": "meta-llama/Llama-3.1-8B-Instruct", "1b": "meta-llama/Llama-3.2-1B-Instruct"}
+SHAPES = ("8b", "1b")
 LAG_MILLISECONDS = 50.0
 
 
@@ -185,12 +186,12 @@ def _policy(run: Run) -> LoadTestPolicy:
     )  # fmt: skip
 
 
-def _shape(run: Run) -> ModelShape | None:
-    return None if run.smoke else known_shape(MODELS[run.shape])
+def _facts(run: Run) -> ModelFacts | None:
+    return None if run.smoke else read_facts(ModelDocuments(json.loads((run.model / "config.json").read_bytes())))
 
 
 def _physics(run: Run, workload: Workload) -> PhysicalLimits | None:
-    return None if run.smoke else physical_limits(MODELS[run.shape], run.target, RECIPE, workload)
+    return physical_limits(_facts(run), run.target, RECIPE, workload)
 
 
 def _print_windows(outcome: LoadTestOutcome) -> None:
@@ -232,10 +233,10 @@ def _goals(outcome: LoadTestOutcome) -> list[bool]:
 
 
 def _roofline_goal(run: Run, outcome: LoadTestOutcome) -> bool:
-    ceiling, shape = outcome.window("ceiling"), _shape(run)
-    if ceiling is None or shape is None:
+    ceiling, facts = outcome.window("ceiling"), _facts(run)
+    if ceiling is None or facts is None:
         return goal("roofline", "not on a GPU", "a share below 1", met=run.smoke)
-    engine: RooflineEngine = engine_of(shape, run.target, RECIPE)
+    engine: RooflineEngine = engine_of(facts, run.target, RECIPE)
     tokens = Tokens(prompt=sum(PROMPT_TOKENS) // 2, output=sum(OUTPUT_TOKENS) // 2)
     bound = most_tokens_per_second(engine, run.users, tokens)
     share = ceiling.output_tokens_per_second / bound
@@ -248,7 +249,7 @@ def _parse() -> Run:
     parser.add_argument("--work", type=Path, required=True, help="directory for the model and the server's slot")
     parser.add_argument("--triton-home", type=Path, required=True, help="the unpacked nvidia-pytriton wheel")
     parser.add_argument("--stub", type=Path, required=True, help="Python of the stub: numpy 1.26, torch, transformers")
-    parser.add_argument("--shape", choices=MODELS, default="8b")
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU: tries the script")
     parser.add_argument("--accelerator", default="H200-SXM-141GB", help="the GPU's name in the catalog")
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second of the target window")

@@ -79,16 +79,15 @@ def _flow(options: argparse.Namespace) -> Flow:
 
 
 def _fits(flow: Flow, bench: TrialBench, settings: object) -> bool:
-    """Whether the memory model of `plan` lets settings be tried; a model whose shape is not known is tried."""
-    from llm_pipeline.planning.model_shape import known_shape
+    """Whether the memory model of `plan` lets settings be tried; a model whose sizes are not known is tried."""
     from llm_pipeline.planning.target_memory import judge_memory
     from llm_pipeline.tuning.knobs import with_settings
 
-    shape = known_shape(flow.record.model.id)
-    if shape is None:
+    facts = flow.record.facts
+    if facts is None:
         return True
     target = with_settings(bench.target, settings)  # type: ignore[arg-type]
-    return judge_memory(target, flow.release.recipe(flow.chosen_recipe(target.name)), shape)[1] is None
+    return judge_memory(target, flow.release.recipe(flow.chosen_recipe(target.name)), facts)[1] is None
 
 
 def _table(trials: list[Trial]) -> list[str]:

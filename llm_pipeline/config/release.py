@@ -28,6 +28,7 @@ from llm_pipeline.config.model import (
     Word,
     Words,
 )
+from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
@@ -46,6 +47,8 @@ class ModelSource(ConfigModel):
             (`file:///absolute/path`) or an S3 prefix (`s3://bucket/prefix`).
         licenses: Licences that may be released, as the hub writes them; None for any.
         sampled_values: Values of each tensor that are looked at for NaN and infinity; 0 for none.
+        sizes: The model's sizes, for `plan`: what its own files do not say, and all of them where it cannot be read.
+            What is read from the model counts more.
     """
 
     id: HubId
@@ -53,6 +56,7 @@ class ModelSource(ConfigModel):
     source: str = Field(default="hub", pattern=_SOURCE, max_length=4096)
     licenses: Words | None = None
     sampled_values: ItemsOrNone = 4096
+    sizes: ModelSizes | None = None
 
 
 class Watch(ConfigModel):

@@ -18,12 +18,12 @@ from llm_pipeline.directory_listing import refuse_unreadable
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.hub.files import select_files, unsafe_reason
 from llm_pipeline.hub.git_ids import blob_id, lfs_pointer
-from llm_pipeline.hub.local_files import license_of, open_body
+from llm_pipeline.hub.local_files import license_of, open_body, read_part
 from llm_pipeline.hub.model_card import CARD_FILE
 from llm_pipeline.hub.partial_file import difference
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
-from llm_pipeline.hub.source import Body, SourceRefused
+from llm_pipeline.hub.source import Body, ModelLook, SourceRefused
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ENTITY_TAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -62,6 +62,16 @@ class CacheSource:
         )
         report_resolved(model, selection)
         return model
+
+    def look(self, model_id: str, revision: str) -> ModelLook:
+        """See `Source.look`."""
+        model = self.resolve(model_id, revision)
+        snapshot = self._repository(model_id) / "snapshots" / model.commit
+
+        def read(path: str, start: int, length: int) -> bytes:
+            return read_part(self._blob(snapshot / path, f"{model.name}: {path}"), start, length)
+
+        return ModelLook(model.name, {file.path: file.size for file in model.files}, read)
 
     def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
         """See `Source.open`."""

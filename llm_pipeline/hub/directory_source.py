@@ -11,13 +11,13 @@ from pathlib import Path
 
 from llm_pipeline.directory_listing import refuse_unreadable
 from llm_pipeline.errors import ConfigError, IntegrityError
-from llm_pipeline.hub.files import select_files
+from llm_pipeline.hub.files import Selection, select_files
 from llm_pipeline.hub.git_ids import blob_hasher, blob_id, commit_id, lfs_pointer
-from llm_pipeline.hub.local_files import license_of, open_body
+from llm_pipeline.hub.local_files import license_of, open_body, read_part
 from llm_pipeline.hub.model_card import CARD_FILE
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
-from llm_pipeline.hub.source import Body, SourceRefused
+from llm_pipeline.hub.source import Body, ModelLook, SourceRefused
 
 _HASHED_AT_ONCE = 4
 _IGNORED_DIRECTORIES = {".git", ".cache"}
@@ -50,9 +50,7 @@ class DirectorySource:
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
         """See `Source.resolve`. Reads every byte of the files that are fetched."""
         where = str(self.root)
-        if not self.root.is_dir():
-            raise ConfigError("there is no such directory", where=where, hint="correct model.source")
-        selection = select_files(self._paths(), where=where)
+        selection = self._selection()
         with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
             files = tuple(pool.map(self._hashed, selection.fetched))
         model = PinnedModel(
@@ -64,6 +62,18 @@ class DirectorySource:
         require_revision(model.commit, revision, where)
         report_resolved(model, selection)
         return model
+
+    def look(self, model_id: str, revision: str) -> ModelLook:
+        """See `Source.look`. A directory has one state, whatever the revision."""
+        del model_id, revision
+        sizes = {path: (self.root / path).lstat().st_size for path in self._selection().fetched}
+        return ModelLook(str(self.root), sizes, lambda path, start, length: read_part(self.root / path, start, length))
+
+    def _selection(self) -> Selection:
+        where = str(self.root)
+        if not self.root.is_dir():
+            raise ConfigError("there is no such directory", where=where, hint="correct model.source")
+        return select_files(self._paths(), where=where)
 
     def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
         """See `Source.open`."""

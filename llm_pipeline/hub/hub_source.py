@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,7 @@ from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub
 from llm_pipeline.hub.bounded_answers import FILE_ANSWER, bounded_session
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.resolve import resolve_revision
-from llm_pipeline.hub.source import Body
+from llm_pipeline.hub.source import Body, ModelLook, taken
 
 _PARTIAL_CONTENT = 206
 _RANGE_NOT_SATISFIABLE = 416
@@ -41,16 +41,31 @@ class HubSource:
         """See `Source.resolve`."""
         return resolve_revision(self.hub, model_id, revision)
 
-    @contextmanager
-    def open(self, model: PinnedModel, file: HubFile, start: int) -> Iterator[Body]:
+    def look(self, model_id: str, revision: str) -> ModelLook:
+        """See `Source.look`."""
+        model = self.resolve(model_id, revision)
+        files = {file.path: file for file in model.files}
+
+        def read(path: str, start: int, length: int) -> bytes:
+            with self._open(model, files[path], start, length) as body:
+                return taken(body, start, length)
+
+        return ModelLook(model.name, {file.path: file.size for file in model.files}, read)
+
+    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
         """See `Source.open`."""
+        return self._open(model, file, start, file.size - start)
+
+    @contextmanager
+    def _open(self, model: PinnedModel, file: HubFile, start: int, length: int) -> Iterator[Body]:
         url = hf_hub_url(
             model.id, file.path, repo_type=self.repositories, revision=model.commit, endpoint=self.hub.endpoint
         )
         headers = self.hub.headers()
-        too_long = file.size - start > self._longest_answer
-        if start or too_long:
-            headers["Range"] = f"bytes={start}-{start + self._longest_answer - 1 if too_long else ''}"
+        length = min(length, self._longest_answer)
+        to_the_end = start + length >= file.size
+        if start or not to_the_end:
+            headers["Range"] = f"bytes={start}-{'' if to_the_end else start + length - 1}"
         with (
             self.hub.errors_at(f"{model.name}: {file.path}"),
             bounded_session().stream(

@@ -27,6 +27,21 @@ def open_body(path: Path, start: int, where: str) -> Iterator[Body]:
         yield Body(start=start, chunks=iter(lambda: stream.read(_BLOCK), b""))
 
 
+def read_part(path: Path, start: int, length: int) -> bytes:
+    """Some bytes of a regular file; fewer at its end.
+
+    Raises:
+        SourceRefused: As `open_body`.
+    """
+    with _open_regular(path, str(path)) as stream:
+        stream.seek(start)
+        parts = []
+        while length > 0 and (part := stream.read(length)):
+            parts.append(part)
+            length -= len(part)
+        return b"".join(parts)
+
+
 @contextmanager
 def _open_regular(path: Path, where: str) -> Iterator[BinaryIO]:
     try:

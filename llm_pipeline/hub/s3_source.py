@@ -19,7 +19,7 @@ from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
 from llm_pipeline.hub.pinned import HubFile, ObjectVersion, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
-from llm_pipeline.hub.source import Body, SourceRefused, SourceTooSlow, SourceUnavailable, WrongBytes
+from llm_pipeline.hub.source import Body, ModelLook, SourceRefused, SourceTooSlow, SourceUnavailable, WrongBytes
 from llm_pipeline.timed_connection import AnswerTooLong
 
 _CHUNK = 256 * 1024
@@ -43,7 +43,7 @@ class S3Source:
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
         """See `Source.resolve`. Small files are read and hashed; of large ones S3 tells what it knows."""
         where = self.access.uri
-        paths = self._paths()
+        paths = list(self._sizes())
         selection = select_files(paths, where=where)
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
             pinned = list(pool.map(self._pin, selection.fetched))
@@ -57,6 +57,20 @@ class S3Source:
         require_revision(model.commit, revision, where)
         report_resolved(model, selection)
         return model
+
+    def look(self, model_id: str, revision: str) -> ModelLook:
+        """See `Source.look`. A prefix has one state, whatever the revision."""
+        del model_id, revision
+        sizes = self._sizes()
+        fetched = select_files(sizes, where=self.access.uri).fetched
+
+        def read(path: str, start: int, length: int) -> bytes:
+            if not length:
+                return b""
+            with self._errors_at(path):
+                return self._bytes(length, **self._object(path), Range=f"bytes={start}-{start + length - 1}")
+
+        return ModelLook(self.access.uri, {path: sizes[path] for path in fetched}, read)
 
     @contextmanager
     def open(self, model: PinnedModel, file: HubFile, start: int) -> Iterator[Body]:
@@ -100,11 +114,16 @@ class S3Source:
         bucket, prefix = self._place
         return {"Bucket": bucket, "Key": f"{prefix}/{path}"}
 
-    def _paths(self) -> list[str]:
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of each object, by its path below the prefix."""
         bucket, prefix = self._place
         with self._errors_at(""):
-            keys = [entry["Key"] for page in self._pages(bucket, f"{prefix}/") for entry in page.get("Contents", [])]
-        return [key.removeprefix(f"{prefix}/") for key in keys if not key.endswith("/")]
+            entries = [entry for page in self._pages(bucket, f"{prefix}/") for entry in page.get("Contents", [])]
+        return {
+            entry["Key"].removeprefix(f"{prefix}/"): int(entry["Size"])
+            for entry in entries
+            if not entry["Key"].endswith("/")
+        }
 
     def _pages(self, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
         from llm_pipeline.store.s3_answers import following_page, until_whole

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -50,6 +50,21 @@ class Body:
     chunks: Iterator[bytes]
 
 
+@dataclass(frozen=True)
+class ModelLook:
+    """A model's files before it is pinned.
+
+    Attributes:
+        name: What was looked at, for people.
+        sizes: Bytes of each file that would be fetched, by path.
+        read: The bytes of a file: path, first byte, and how many; fewer at the file's end.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    read: Callable[[str, int, int], bytes]
+
+
 class Source(Protocol):
     """A place that models are read from.
 
@@ -71,6 +86,17 @@ class Source(Protocol):
             IntegrityError: The listing is malformed, or names unsafe files.
         """
 
+    def look(self, model_id: str, revision: str) -> ModelLook:
+        """See what a model consists of, without pinning it: no large file is hashed.
+
+        Raises:
+            ConfigError: There is no such directory.
+            SourceRefused: No such model or revision, or no access to it.
+            SourceUnavailable: The source cannot be asked now.
+            Unsupported: No safetensors weights, or not a full model.
+            IntegrityError: The listing is malformed, or names unsafe files.
+        """
+
     def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
         """The bytes of a file, from `start` on.
 
@@ -80,3 +106,17 @@ class Source(Protocol):
             WrongBytes: The source found out itself that what it sent is damaged.
             IntegrityError: The file is no longer what was pinned.
         """
+
+
+def taken(body: Body, start: int, length: int) -> bytes:
+    """Some bytes of a file out of a body that begins at `start` or before it; fewer at the file's end."""
+    parts: list[bytes] = []
+    before, wanted = start - body.start, length
+    for chunk in body.chunks:
+        part = chunk[before : before + wanted] if before < len(chunk) else b""
+        before = max(0, before - len(chunk))
+        parts.append(part)
+        wanted -= len(part)
+        if not wanted:
+            break
+    return b"".join(parts)

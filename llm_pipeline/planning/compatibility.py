@@ -6,7 +6,7 @@ says so, since a missing entry in a vendor's table proves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
@@ -52,6 +52,12 @@ _OLDEST_TRANSFORMERS, _NEWEST_TRANSFORMERS = (5, 5), (5, 17)
 """Continuous batching has changed its interface with many versions; these are the ends of what it was run with."""
 
 
+Fits = Callable[[WeightFormat], bool]
+
+
+_OTHER_ENGINE = "engine: tensorrt_llm_llmapi"
+
+
 class Legal(Frozen):
     """The recipe can be built and served on the target, as far as is known.
 
@@ -79,7 +85,11 @@ class Refused(Frozen):
 
 
 def judge_compatibility(
-    target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision, model_id: str | None = None
+    target: Target,
+    recipe: QuantizationRecipe,
+    dtype: BaselinePrecision,
+    model_id: str | None = None,
+    fits: Fits | None = None,
 ) -> Legal | Refused:
     """Whether a recipe is legal on a target.
 
@@ -88,18 +98,19 @@ def judge_compatibility(
         recipe: How the model is quantized.
         dtype: Precision of what is not quantized.
         model_id: The model, for NVIDIA's tables of models; None for what holds of any.
+        fits: Whether the target holds the model in a format; None where the model is not known. Advice must fit.
 
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog, or modelopt has no such recipe.
     """
     if target.accelerator == "cpu":
-        return _judge_on_cpu(target, recipe)
+        return _judge_on_cpu(target, recipe, fits)
     platform = platform_of(target, model_id)
     if refused := _judge_runtime(target):
         return refused
     if target.engine == "transformers_torch":
-        return _judge_transformers(target, recipe)
-    return _judge_on_gpu(platform, target, recipe, dtype)
+        return _judge_transformers(target, recipe, fits)
+    return _judge_on_gpu(platform, target, recipe, dtype, fits)
 
 
 def platform_of(target: Target, model_id: str | None = None) -> Platform:
@@ -111,7 +122,7 @@ def platform_of(target: Target, model_id: str | None = None) -> Platform:
     return Platform(find_gpu(target.accelerator).sm, _column(target), find_family(model_id) if model_id else None)
 
 
-def _judge_on_cpu(target: Target, recipe: QuantizationRecipe) -> Legal | Refused:
+def _judge_on_cpu(target: Target, recipe: QuantizationRecipe, fits: Fits | None) -> Legal | Refused:
     if target.engine != "openvino_cpu":
         return Refused(reason=f"engine {target.engine} does not run on a CPU", nearest="engine: openvino_cpu")
     asked = asked_by(recipe)
@@ -119,8 +130,9 @@ def _judge_on_cpu(target: Target, recipe: QuantizationRecipe) -> Legal | Refused
     unserved = [name for name in asked.weights if name not in CPU_FORMATS]
     if unserved:
         cuda = "; modelopt needs CUDA to quantize it, too" if asked.needs_cuda else ""
+        changes = _changes(recipe, asked, unserved, _fitting(CPU_FORMATS, fits), CPU_KV_FORMATS)
         reason = f"the CPU engine cannot serve {', '.join(unserved)}{cuda}"
-        return Refused(reason=reason, nearest=", ".join(_changes(recipe, asked, unserved, CPU_FORMATS, CPU_KV_FORMATS)))
+        return Refused(reason=reason, nearest=", ".join(changes))
     if asked.kv_cache != kv_cache:
         reason = f"the CPU engine cannot round its KV cache to {asked.kv_cache}"
         return Refused(reason=reason, nearest=f"kv_cache: {kv_cache}")
@@ -136,7 +148,7 @@ def _judge_runtime(target: Target) -> Refused | None:
     """What is wrong with a GPU target whatever the recipe."""
     gpus = target.parallelism.world_size
     if target.engine == "openvino_cpu":
-        return Refused(reason="engine openvino_cpu does not run on a GPU", nearest="engine: tensorrt_llm_llmapi")
+        return Refused(reason="engine openvino_cpu does not run on a GPU", nearest=_OTHER_ENGINE)
     if gpus != target.accelerator_count:
         return Refused(
             reason=f"tensor x pipeline parallelism is {gpus}, accelerator_count is {target.accelerator_count}",
@@ -166,11 +178,11 @@ def _judge_version(target: Target, version: str, container: str) -> Refused | No
     return Refused(reason=problem.reason, nearest=problem.nearest) if problem else None
 
 
-def _judge_transformers(target: Target, recipe: QuantizationRecipe) -> Legal | Refused:
+def _judge_transformers(target: Target, recipe: QuantizationRecipe, fits: Fits | None) -> Legal | Refused:
     if target.accelerator_count > 1:
         return Refused(
             reason="engine transformers_torch serves on one GPU",
-            nearest="accelerator_count: 1, or engine: tensorrt_llm_llmapi",
+            nearest=f"accelerator_count: 1, or {_OTHER_ENGINE}",
         )
     if not _OLDEST_TRANSFORMERS <= release_numbers(target.runtime_version or "") <= _NEWEST_TRANSFORMERS:
         oldest, newest = (".".join(map(str, numbers)) for numbers in (_OLDEST_TRANSFORMERS, _NEWEST_TRANSFORMERS))
@@ -181,13 +193,13 @@ def _judge_transformers(target: Target, recipe: QuantizationRecipe) -> Legal | R
     if recipe.weights != "none":
         return Refused(
             reason=f"Transformers does not read modelopt's {recipe.weights} checkpoints (it drops their scales)",
-            nearest="weights: none, or engine: tensorrt_llm_llmapi",
+            nearest=_OTHER_ENGINE if fits and not fits("none") else f"weights: none, or {_OTHER_ENGINE}",
         )
     return Legal()
 
 
 def _judge_on_gpu(
-    platform: Platform, target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision
+    platform: Platform, target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision, fits: Fits | None
 ) -> Legal | Refused:
     asked, compiled = asked_by(recipe), target.engine == "tensorrt_llm_engine"
     weights = {
@@ -209,6 +221,8 @@ def _judge_on_gpu(
         kv_caches = (asked.kv_cache, *kv_caches)
     if compiled:
         legal = compiled_formats(target, recipe, legal)
+    legal = _fitting(legal or ("none",), fits)  # unquantized, where no format is known to run
+    if compiled:
         chosen = nearest_weights(bits_per_weight(recipe), legal) if refused else recipe.weights
         kv_caches = compiled_kv_caches(target, chosen, kv_caches)
     changes = (
@@ -250,10 +264,16 @@ def _changes(
     kept = [name for name in asked.weights if name not in refused]
     if refused and kept and recipe.search:
         yield f"search.formats: [{', '.join(kept)}]"
-    elif refused:
+    elif refused and legal:
         yield f"weights: {nearest_weights(bits_per_weight(recipe), legal)}"
+    elif refused:
+        yield "an accelerator with more memory: no format that runs on this one makes the model fit"
     if asked.kv_cache not in kv_caches:
         yield f"kv_cache: {nearest_kv_cache(asked.kv_cache, kv_caches)}"
+
+
+def _fitting(formats: Collection[WeightFormat], fits: Fits | None) -> tuple[WeightFormat, ...]:
+    return tuple(name for name in formats if fits is None or fits(name))
 
 
 def _column(target: Target) -> Column:

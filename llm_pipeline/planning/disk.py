@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.memory import weight_bytes
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.stages.contract import Frozen
 
 _COPIES = 2
@@ -34,17 +34,16 @@ class DiskNeed(Frozen):
         return self.download + self.recipes + self.engines
 
 
-def disk_need(shape: ModelShape, recipes: Sequence[QuantizationRecipe], engines: int) -> DiskNeed:
+def disk_need(facts: ModelFacts, recipes: Sequence[QuantizationRecipe], engines: int) -> DiskNeed:
     """The need of a release; the recipe `none` passes the download through and adds no checkpoint.
 
     Args:
-        shape: The model.
+        facts: The model.
         recipes: All that may be tried.
         engines: Targets whose engine holds the weights: TensorRT-LLM's LLM API serves the checkpoint as it is.
     """
-    plain = QuantizationRecipe(name="none", weights="none")
-    download = weight_bytes(shape, plain)
-    sizes = [weight_bytes(shape, recipe) for recipe in recipes]
+    download = facts.stored_bytes
+    sizes = [weight_bytes(facts, recipe) for recipe in recipes]
     quantized = [size for size, recipe in zip(sizes, recipes, strict=True) if recipe.weights != "none"]
     return DiskNeed(
         download=download,

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.catalog import Gpu
 from llm_pipeline.planning.formats import asked_by
 from llm_pipeline.planning.memory import weight_bytes
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.task_pool import TaskItems
 
 _TOKENS_A_SECOND = 34_000.0
@@ -40,30 +40,30 @@ _BACKWARD_PASSES = 3.0
 _PLAIN = QuantizationRecipe(name="none", weights="none")
 
 
-def forward_seconds(shape: ModelShape, gpu: Gpu, tokens: float) -> float:
+def forward_seconds(facts: ModelFacts, gpu: Gpu, tokens: float) -> float:
     """A plain forward pass over so many tokens."""
     flops = (gpu.dense_tflops["bf16"] or 0.0) / _TFLOPS
-    return tokens / (_TOKENS_A_SECOND * flops * _PARAMETERS / shape.parameters)
+    return tokens / (_TOKENS_A_SECOND * flops * _PARAMETERS / facts.active_parameters)
 
 
-def quantization_seconds(shape: ModelShape, recipe: QuantizationRecipe, gpu: Gpu) -> float | None:
+def quantization_seconds(facts: ModelFacts, recipe: QuantizationRecipe, gpu: Gpu) -> float | None:
     """Loading, calibrating (at most, with texts of full length) and exporting; None where nothing was measured."""
     if recipe.weights == "none":
         return 0.0
-    files = weight_bytes(shape, _PLAIN) / _LOADED_A_SECOND + weight_bytes(shape, recipe) / _EXPORTED_A_SECOND
+    files = weight_bytes(facts, _PLAIN) / _LOADED_A_SECOND + weight_bytes(facts, recipe) / _EXPORTED_A_SECOND
     passes = _passes(recipe)
     if recipe.calibration is None or passes is None:
         return None if recipe.calibration else files
     tokens = recipe.calibration.samples * recipe.calibration.maximum_tokens
-    return files + forward_seconds(shape, gpu, tokens * passes)
+    return files + forward_seconds(facts, gpu, tokens * passes)
 
 
-def scoring_seconds(shape: ModelShape, task: TaskItems, gpu: Gpu, batch: int) -> float | None:
+def scoring_seconds(facts: ModelFacts, task: TaskItems, gpu: Gpu, batch: int) -> float | None:
     """Asking all items of a task once; None where too little is known of it."""
     if task.items is None or task.prompt_tokens is None or task.output_tokens is None:
         return None
-    written = task.items / batch * task.output_tokens * _STEP_SECONDS * shape.layers / _LAYERS
-    return forward_seconds(shape, gpu, task.items * task.prompt_tokens) + written
+    written = task.items / batch * task.output_tokens * _STEP_SECONDS * facts.layers / _LAYERS
+    return forward_seconds(facts, gpu, task.items * task.prompt_tokens) + written
 
 
 def _passes(recipe: QuantizationRecipe) -> float | None:

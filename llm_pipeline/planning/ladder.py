@@ -1,6 +1,6 @@
 """The ladder: in which order a release's recipes are tried, over all targets and on each of them. Pure.
 
-What is cheap is the size of the checkpoint (exact where the model's shape is known, the bits of a weight otherwise) or
+What is cheap is the size of the checkpoint (exact where the model's sizes are known, the bits of a weight otherwise) or
 the predicted time of a token on the target. There is no prediction for CPUs: their ladders go by size.
 """
 
@@ -13,16 +13,19 @@ from llm_pipeline.config.policy import SpeedPolicy
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.memory import weight_bytes
-from llm_pipeline.planning.model_shape import ModelShape, known_shape
+from llm_pipeline.planning.model_source import stated_facts
 from llm_pipeline.planning.speed import relative_speed
 from llm_pipeline.planning.weight_storage import bits_per_weight
 
 _PLAIN = QuantizationRecipe(name="none", weights="none")
 
 
-def climbing_order(release: ResolvedRelease) -> tuple[str, ...]:
+def climbing_order(release: ResolvedRelease, facts: ModelFacts | None = None) -> tuple[str, ...]:
     """Names of all recipes, cheapest first over all targets together; equally cheap ones as the config has them.
+
+    Without facts, by the sizes that the release config states, if it does: a DAG is drawn before anything is read.
 
     A recipe's cost is the geometric mean of its costs on the targets, so that one which is cheaper everywhere comes
     first.
@@ -30,16 +33,16 @@ def climbing_order(release: ResolvedRelease) -> tuple[str, ...]:
     Raises:
         ConfigError: An accelerator or a recipe of modelopt's is unknown.
     """
-    return _cheapest_first(release, release.targets)
+    return _cheapest_first(release, release.targets, facts or stated_facts(release.model))
 
 
-def target_order(release: ResolvedRelease, target: Target) -> tuple[str, ...]:
+def target_order(release: ResolvedRelease, target: Target, facts: ModelFacts | None = None) -> tuple[str, ...]:
     """The same on one target alone.
 
     Raises:
         ConfigError: As `climbing_order`.
     """
-    return _cheapest_first(release, (target,))
+    return _cheapest_first(release, (target,), facts or stated_facts(release.model))
 
 
 def decoded_together(release: ResolvedRelease, target: Target) -> int:
@@ -48,23 +51,22 @@ def decoded_together(release: ResolvedRelease, target: Target) -> int:
     return min(wanted.requests, target.limits.maximum_sequences)
 
 
-def _cheapest_first(release: ResolvedRelease, targets: Sequence[Target]) -> tuple[str, ...]:
-    shape = known_shape(release.model.id)
+def _cheapest_first(release: ResolvedRelease, targets: Sequence[Target], facts: ModelFacts | None) -> tuple[str, ...]:
     costs = {
-        recipe.name: (sum(_log_cost(release, recipe, target, shape) for target in targets), _size(recipe, shape))
+        recipe.name: (sum(_log_cost(release, recipe, target, facts) for target in targets), _size(recipe, facts))
         for recipe in release.recipes
     }
     return tuple(sorted(costs, key=lambda name: costs[name]))
 
 
-def _log_cost(release: ResolvedRelease, recipe: QuantizationRecipe, target: Target, shape: ModelShape | None) -> float:
+def _log_cost(release: ResolvedRelease, recipe: QuantizationRecipe, target: Target, facts: ModelFacts | None) -> float:
     """Logarithm of a recipe's cost by that of no quantization."""
-    if release.ladder.order == "speed" and shape:
-        speed = relative_speed(shape, target, recipe, decoded_together(release, target))
+    if release.ladder.order == "speed" and facts:
+        speed = relative_speed(facts, target, recipe, decoded_together(release, target))
         if speed is not None:
             return -log(speed)
-    return log(_size(recipe, shape) / _size(_PLAIN, shape))
+    return log(_size(recipe, facts) / _size(_PLAIN, facts))
 
 
-def _size(recipe: QuantizationRecipe, shape: ModelShape | None) -> float:
-    return weight_bytes(shape, recipe) if shape else bits_per_weight(recipe)
+def _size(recipe: QuantizationRecipe, facts: ModelFacts | None) -> float:
+    return weight_bytes(facts, recipe) if facts else bits_per_weight(recipe)

@@ -2,21 +2,24 @@
 
 Weights: the linear modules inside the layers take the recipe's format; embeddings, norms, biases, the head where the
 recipe excludes it, and every module that an exclude pattern names stay at the baseline's precision, as modelopt
-exports them. KV cache of one token: 2 (key, value) x layers x KV heads x head size x bytes an element; a layer with a
-sliding window holds no more tokens than the window has.
+exports them. A checkpoint that is quantized already stays as it is. What layers keep of a sequence is in
+`model_facts/caches.py`. A layer with a sliding window holds no more tokens than the window has only where the target
+tells its engine so (`attention_windows`): engines keep all of them otherwise.
 
-All known shapes are of dense models, so that expert parallelism spreads nothing. Not counted: a draft model of
+Experts are shared evenly by all ranks of a stage, whichever parallelism spreads them. Not counted: a draft model of
 speculative decoding, and what attention data parallelism copies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cache
 from math import ceil
 
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe
 from llm_pipeline.config.runtime_options import KvCacheOptions
 from llm_pipeline.config.target import EngineLimits, Parallelism
-from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.model_facts.facts import CacheGroup, ModelFacts
 from llm_pipeline.planning.weight_storage import (
     HALF_PRECISION,
     head_parameters,
@@ -81,16 +84,18 @@ class MemoryFit(Frozen):
         return self.kv_wanted <= self.kv_available
 
 
-def weight_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int = HALF_PRECISION) -> int:
+def weight_bytes(facts: ModelFacts, recipe: QuantizationRecipe, unquantized_bytes: int = HALF_PRECISION) -> int:
     """Bytes of a checkpoint's weights under a recipe."""
-    heads = 0 if shape.tied_embeddings else _head_bytes(shape, recipe, unquantized_bytes)
-    edges = (shape.embedding_parameters + shape.vector_parameters) * unquantized_bytes
-    return _layer_bytes(shape, recipe, unquantized_bytes) + edges + heads
+    if facts.stored_format and recipe.weights == "none" and unquantized_bytes == HALF_PRECISION:
+        return facts.stored_bytes
+    heads = 0 if facts.tied_embeddings else _head_bytes(facts, recipe, unquantized_bytes)
+    edges = (facts.embedding_parameters + facts.other_parameters) * unquantized_bytes
+    return _layer_bytes(facts, recipe, unquantized_bytes) + edges + heads
 
 
-def kv_bytes_per_token(shape: ModelShape, element_bytes: float = HALF_PRECISION) -> int:
+def kv_bytes_per_token(facts: ModelFacts, element_bytes: float = HALF_PRECISION) -> int:
     """KV cache of one token over all layers and heads, in bytes."""
-    return ceil(2 * shape.layers * shape.key_value_heads * shape.head_size * element_bytes)
+    return ceil(facts.kv_elements_per_token * element_bytes)
 
 
 def kv_element_bytes(recipe: QuantizationRecipe, unquantized_bytes: int = HALF_PRECISION) -> float:
@@ -99,54 +104,60 @@ def kv_element_bytes(recipe: QuantizationRecipe, unquantized_bytes: int = HALF_P
 
 
 def rank_weight_bytes(
-    shape: ModelShape, recipe: QuantizationRecipe, parallelism: Parallelism, unquantized_bytes: int = HALF_PRECISION
+    facts: ModelFacts, recipe: QuantizationRecipe, parallelism: Parallelism, unquantized_bytes: int = HALF_PRECISION
 ) -> int:
     """Bytes of the weights that the fullest rank holds: the embeddings' or the head's stage of the pipeline."""
     stages = parallelism.pipeline
-    layers = _layer_bytes(shape, recipe, unquantized_bytes) * ceil(shape.layers / stages) / shape.layers
-    embeddings = shape.embedding_parameters * unquantized_bytes
-    head = _head_bytes(shape, recipe, unquantized_bytes)
-    edges = max(embeddings, head) if stages > 1 else embeddings + (0 if shape.tied_embeddings else head)
-    return ceil((layers + edges) / parallelism.tensor) + shape.vector_parameters * unquantized_bytes
+    layers = _layer_bytes(facts, recipe, unquantized_bytes) * _fullest_share(facts, stages)
+    embeddings = facts.embedding_parameters * unquantized_bytes
+    head = _head_bytes(facts, recipe, unquantized_bytes)
+    edges = max(embeddings, head) if stages > 1 else embeddings + (0 if facts.tied_embeddings else head)
+    copied = facts.other_parameters * unquantized_bytes
+    if facts.stored_format and recipe.weights == "none" and unquantized_bytes == HALF_PRECISION:
+        layers = max(0, facts.stored_bytes - embeddings - head - copied) * _fullest_share(facts, stages)
+    return ceil((layers + edges) / parallelism.tensor) + copied
 
 
-def rank_kv_bytes_per_token(shape: ModelShape, parallelism: Parallelism, element_bytes: float) -> int:
+def rank_kv_bytes_per_token(facts: ModelFacts, parallelism: Parallelism, element_bytes: float) -> int:
     """KV cache of one token on the fullest rank; heads are copied where there are more ranks than heads."""
-    layers = ceil(shape.layers / parallelism.pipeline)
-    return ceil(2 * layers * ceil(shape.key_value_heads / parallelism.tensor) * shape.head_size * element_bytes)
+    elements = _by_layer(facts, lambda cache: ceil(cache.heads / parallelism.tensor) * cache.elements)
+    return ceil(_fullest_sum(elements, parallelism.pipeline) * element_bytes)
 
 
 def rank_kv_bytes_per_request(
-    shape: ModelShape, parallelism: Parallelism, element_bytes: float, options: KvCacheOptions, tokens: int
+    facts: ModelFacts, parallelism: Parallelism, element_bytes: float, options: KvCacheOptions, tokens: int
 ) -> int:
-    """KV cache of one request on the fullest rank, in whole blocks of each layer that the rank holds."""
-    per_layer = 2 * ceil(shape.key_value_heads / parallelism.tensor) * shape.head_size * element_bytes
-    held = [_tokens_held(tokens, layer, options) for layer in range(shape.layers)]
-    layers = ceil(shape.layers / parallelism.pipeline)
-    return ceil(per_layer * max(sum(held[first : first + layers]) for first in range(0, shape.layers, layers)))
+    """What one request keeps on the fullest rank: whole blocks of tokens in each layer, and states of fixed size."""
+    elements = _by_layer(facts, lambda cache: ceil(cache.heads / parallelism.tensor) * cache.elements)
+    states = _by_layer(facts, lambda cache: ceil(cache.state_bytes / parallelism.tensor))
+    held = [
+        elements[layer] * element_bytes * _tokens_held(tokens, layer, options) + states[layer]
+        for layer in range(facts.layers)
+    ]
+    return ceil(_fullest_sum(held, parallelism.pipeline))
 
 
-def activation_bytes(shape: ModelShape, limits: EngineLimits, parallelism: Parallelism) -> int:
+def activation_bytes(facts: ModelFacts, limits: EngineLimits, parallelism: Parallelism) -> int:
     """Peak of the activations, by a simple model: one MLP of a full step at 16 bit, and the logits at 32 bit."""
-    width = 2 * shape.hidden_size + 3 * shape.intermediate_size // parallelism.tensor
-    logits = limits.maximum_sequences * shape.vocabulary_size * 4
+    width = 2 * facts.hidden_size + 3 * facts.intermediate_size // parallelism.tensor
+    logits = limits.maximum_sequences * facts.vocabulary_size * 4
     return limits.maximum_batched_tokens * width * HALF_PRECISION + logits
 
 
 def fit_memory(
-    shape: ModelShape,
+    facts: ModelFacts,
     recipe: QuantizationRecipe,
     engine: Engine,
     limits: EngineLimits,
     parallelism: Parallelism,
 ) -> MemoryFit:
     """Whether a recipe's weights and the wanted KV cache fit on each rank, and the largest batch that does."""
-    weights = rank_weight_bytes(shape, recipe, parallelism, engine.unquantized_bytes)
-    runtime = engine.runtime + activation_bytes(shape, limits, parallelism)
+    weights = rank_weight_bytes(facts, recipe, parallelism, engine.unquantized_bytes)
+    runtime = engine.runtime + activation_bytes(facts, limits, parallelism)
     element = kv_element_bytes(recipe, engine.kv_bytes) if engine.quantizes_kv else engine.kv_bytes
-    per_token = rank_kv_bytes_per_token(shape, parallelism, element)
+    per_token = rank_kv_bytes_per_token(facts, parallelism, element)
     tokens = limits.maximum_tokens_per_request
-    request = engine.beam_width * rank_kv_bytes_per_request(shape, parallelism, element, engine.kv_cache, tokens)
+    request = engine.beam_width * rank_kv_bytes_per_request(facts, parallelism, element, engine.kv_cache, tokens)
     available = int(max(0, engine.capacity - weights - runtime) * engine.kv_cache.free_memory_fraction)
     if engine.kv_cache.maximum_tokens:
         available = min(available, engine.kv_cache.maximum_tokens * per_token)
@@ -158,8 +169,33 @@ def fit_memory(
         kv_per_request=request,
         kv_available=available,
         kv_wanted=limits.maximum_sequences * request,
-        largest_batch=available // request,
+        largest_batch=available // request if request else limits.maximum_sequences,
     )
+
+
+def _by_layer(facts: ModelFacts, kept: Callable[[CacheGroup], int]) -> list[int]:
+    """A number of every layer's cache."""
+    numbers = [0] * facts.layers
+    for group in facts.caches:
+        for layer in group.layers:
+            numbers[layer] = kept(group)
+    return numbers
+
+
+def _fullest_sum(numbers: Sequence[float], stages: int) -> float:
+    """The largest sum over the layers of one stage of a pipeline."""
+    layers = ceil(len(numbers) / stages)
+    return max(sum(numbers[first : first + layers]) for first in range(0, len(numbers), layers))
+
+
+@cache
+def _fullest_share(facts: ModelFacts, stages: int) -> float:
+    """Share of the layers' weights that the fullest stage of a pipeline holds."""
+    numbers = [0] * facts.layers
+    for group in facts.matrices:
+        for layer in group.layers:
+            numbers[layer] += group.parameters
+    return _fullest_sum(numbers, stages) / (sum(numbers) or 1)
 
 
 def _tokens_held(tokens: int, layer: int, options: KvCacheOptions) -> int:
@@ -170,19 +206,19 @@ def _tokens_held(tokens: int, layer: int, options: KvCacheOptions) -> int:
     return ceil(tokens / options.tokens_per_block) * options.tokens_per_block
 
 
-def _layer_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
-    return _linear_bytes(shape, recipe, layer_parameters(shape, recipe.exclude), unquantized_bytes)
+def _layer_bytes(facts: ModelFacts, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
+    return _linear_bytes(facts, recipe, layer_parameters(facts, recipe.exclude), unquantized_bytes)
 
 
-def _head_bytes(shape: ModelShape, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
-    return _linear_bytes(shape, recipe, head_parameters(shape, recipe), unquantized_bytes)
+def _head_bytes(facts: ModelFacts, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
+    return _linear_bytes(facts, recipe, head_parameters(facts, recipe), unquantized_bytes)
 
 
 def _linear_bytes(
-    shape: ModelShape, recipe: QuantizationRecipe, parameters: tuple[int, int], unquantized_bytes: int
+    facts: ModelFacts, recipe: QuantizationRecipe, parameters: tuple[int, int], unquantized_bytes: int
 ) -> int:
     may_be_quantized, kept = parameters
-    shares = mixture(shape, recipe)
+    shares = mixture(facts, recipe)
     plain = int(may_be_quantized * sum(share.fraction for share in shares if share.weights == "none"))
     quantized = [share for share in shares if share.weights != "none"]
     return (kept + plain) * unquantized_bytes + stored_bytes(may_be_quantized, quantized)

@@ -8,6 +8,7 @@ from llm_pipeline.config.quantization import WeightFormat
 from llm_pipeline.config.release import ExpectedScore
 from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.loadtest.sample_size import SampleSize
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.aiconfigurator import Prediction
 from llm_pipeline.planning.canary_steps import CanaryPower
 from llm_pipeline.planning.capacity import Capacity
@@ -31,9 +32,9 @@ class RecipePlan(Frozen):
         reason: Why not; empty when legal.
         nearest: The nearest choice that is legal; empty when legal.
         warnings: What is not known, or not as asked for.
-        memory: The memory of one rank; None where the model's shape is not known.
-        capacity: Batches and lengths that fit; None where the model's shape is not known, or it cannot be split so.
-        speed: Predicted against the unquantized model; None on a CPU, and where the model's shape is not known.
+        memory: The memory of one rank; None where the model's sizes are not known.
+        capacity: Batches and lengths that fit; None where the model's sizes are not known, or it cannot be split so.
+        speed: Predicted against the unquantized model; None on a CPU, and where the model's sizes are not known.
         throughput: Tokens a second, predicted and at best; None as `speed`.
         split: A better split over GPUs, if there is one.
         prediction: AIConfigurator's, if it was asked for.
@@ -113,19 +114,18 @@ class Plan(Frozen):
 
     Attributes:
         config: The release config's file.
-        parameters: The model's parameters; None where its shape is not known.
-        checkpoint_bytes: Size of the published model; None where its shape is not known.
+        facts: The model; None where nothing of it was to be read, and the release config states no sizes.
         stages: Every step, in order.
         compared_with: What reuse was judged by; None where there is no earlier release, or the store did not answer.
         total: What all steps take that will be computed.
-        disk: None where the model's shape is not known.
+        disk: None where the model's sizes are not known.
         ladders: Names of the recipes that are legal on each target, cheapest first.
         expected: What the baseline must score, by task.
         tasks: The tasks that are scored on the checkpoint.
         gates: What the accuracy gates need, and what they have.
         load_test: Requests that the load gate needs to say GO, and those that it has.
         canary: What each step of the canary can prove at the workload's rate.
-        gpus: What quantization and scoring take; None where the deployment names no GPUs for them, or the model's shape
+        gpus: What quantization and scoring take; None where the deployment names no GPUs for them, or the model's facts
             is not known.
         warnings: Nothing of this stops the release; all of it deserves a look.
     """
@@ -136,8 +136,7 @@ class Plan(Frozen):
     revision: str
     dtype: str
     deployment: str
-    parameters: int | None
-    checkpoint_bytes: int | None
+    facts: ModelFacts | None
     stages: tuple[PlannedStage, ...]
     compared_with: Comparison | None
     total: TotalCost

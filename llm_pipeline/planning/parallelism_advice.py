@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Parallelism, Target
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.interconnect import pcie_reason
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.target_memory import judge_memory
 from llm_pipeline.stages.contract import Frozen
 
@@ -38,7 +38,7 @@ class SplitAdvice(Frozen):
         return f"parallelism: {split}, accelerator_count: {self.gpus}"
 
 
-def advise_split(target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> SplitAdvice | None:
+def advise_split(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> SplitAdvice | None:
     """The best split for what the target's limits ask for; None where it is configured, or none fits.
 
     Raises:
@@ -46,12 +46,12 @@ def advise_split(target: Target, recipe: QuantizationRecipe, shape: ModelShape) 
     """
     if target.accelerator == "cpu":
         return None
-    best = next((split for split in _splits(shape, target.gpus_per_node) if _fits(target, recipe, shape, split)), None)
+    best = next((split for split in _splits(facts, target.gpus_per_node) if _fits(target, recipe, facts, split)), None)
     now = target.parallelism
     if best is None or (best.tensor, best.pipeline) == (now.tensor, now.pipeline):
         return None
     over_pcie = pcie_reason(target, best.tensor)
-    why = _why(target, best, fits=_fits(target, recipe, shape, now), over_pcie=over_pcie is not None)
+    why = _why(target, best, fits=_fits(target, recipe, facts, now), over_pcie=over_pcie is not None)
     if why is None:
         return None
     if over_pcie:
@@ -73,19 +73,19 @@ def _why(target: Target, best: Parallelism, *, fits: bool, over_pcie: bool) -> s
     return None
 
 
-def _splits(shape: ModelShape, gpus_per_node: int) -> Iterator[Parallelism]:
+def _splits(facts: ModelFacts, gpus_per_node: int) -> Iterator[Parallelism]:
     """Fewest GPUs first; of as many, the shortest pipeline."""
     splits = [
         Parallelism(tensor=tensor, pipeline=pipeline)
         for tensor in _STEPS
         if tensor <= gpus_per_node
         for pipeline in _STEPS
-        if shape.attention_heads % tensor == 0 and pipeline <= shape.layers
+        if facts.attention_heads % tensor == 0 and pipeline <= facts.layers
     ]
     yield from sorted(splits, key=lambda split: (split.world_size, split.pipeline))
 
 
-def _fits(target: Target, recipe: QuantizationRecipe, shape: ModelShape, split: Parallelism) -> bool:
+def _fits(target: Target, recipe: QuantizationRecipe, facts: ModelFacts, split: Parallelism) -> bool:
     changes = {"parallelism": split, "accelerator_count": split.world_size}
-    fit, _ = judge_memory(target.model_copy(update=changes), recipe, shape)
+    fit, _ = judge_memory(target.model_copy(update=changes), recipe, facts)
     return fit is not None and fit.fits

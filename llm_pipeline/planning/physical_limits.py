@@ -6,7 +6,7 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.physics import PhysicalLimits
-from llm_pipeline.planning.model_shape import known_shape
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.roofline import decode_step_seconds, engine_of, most_tokens_per_second, prompt_seconds
 from llm_pipeline.planning.speed import Tokens
 
@@ -15,14 +15,14 @@ _LONG_PROMPT = 1_000_000
 
 
 def physical_limits(
-    model_id: str, target: Target, recipe: QuantizationRecipe, workload: Workload
+    facts: ModelFacts | None, target: Target, recipe: QuantizationRecipe, workload: Workload
 ) -> PhysicalLimits | None:
-    """The bounds of one recipe on one target; None on a CPU, and for a model whose shape is not known.
+    """The bounds of one recipe on one target; None on a CPU, and for a model whose sizes are not known.
 
     Tokens of a prompt cost nothing where a cache may hold them: with shared prefixes, and in a trace that has them.
 
     Args:
-        model_id: The model on the hub.
+        facts: The model.
         target: What it is served on; each instance of the engine has as many GPUs.
         recipe: The format of its weights and its cache.
         workload: Whose prompts may be cached.
@@ -30,10 +30,9 @@ def physical_limits(
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
-    shape = known_shape(model_id)
-    if shape is None or target.accelerator == "cpu":
+    if facts is None or target.accelerator == "cpu":
         return None
-    engine, instances = engine_of(shape, target, recipe), max(1, len(target.serving.gpu_device_ids))
+    engine, instances = engine_of(facts, target, recipe), max(1, len(target.serving.gpu_device_ids))
     shared = workload.shared_prefixes is not None or workload.trace is not None
     together = most_tokens_per_second(engine, target.limits.maximum_sequences, Tokens(prompt=0, output=1))
     return PhysicalLimits(

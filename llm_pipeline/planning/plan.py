@@ -18,6 +18,7 @@ from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.data_files import check_data_files
@@ -28,13 +29,13 @@ from llm_pipeline.planning.foresight import Foresight, ask_store, foresee
 from llm_pipeline.planning.ladder import target_order
 from llm_pipeline.planning.lanes import judge_lanes
 from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan
-from llm_pipeline.planning.model_shape import ModelShape, known_shape
+from llm_pipeline.planning.model_source import see_model, stated_facts
 from llm_pipeline.planning.patience import Asked
 from llm_pipeline.planning.place_checks import ask_holders, place_warnings
 from llm_pipeline.planning.plan_warnings import (
     gpu_warnings,
     host_warnings,
-    shape_warnings,
+    size_warnings,
     target_warnings,
     time_warnings,
 )
@@ -58,19 +59,31 @@ _BUCKET_SECONDS, _DIRECTORY_SECONDS = 1.2, 10.0
 
 
 def plan_release(
-    path: Path, *, store_seconds: float | None = None, predict: bool = False, replace: bool = False
+    path: Path,
+    *,
+    store_seconds: float | None = None,
+    source_seconds: float | None = None,
+    revision: str | None = None,
+    predict: bool = False,
+    replace: bool = False,
 ) -> Plan:
     """Check a release config and all that it names.
 
     Args:
         path: The release config.
         store_seconds: How long the store may take to tell what it holds; 0 asks it nothing, None waits a moment.
+        source_seconds: How long the model's source may take to show the model; 0 asks it nothing: then the model is
+            judged as far as the release config states its sizes.
+        revision: Branch, tag or commit of the model instead of the config's.
         predict: Ask AIConfigurator, too, which takes seconds for each recipe and target.
         replace: The release is meant to take its places over from other models.
 
     Raises:
         PlaceTaken: Another model holds a place of the release.
-        ConfigError: A file is missing or wrong, or this machine lacks what the deployment names.
+        ConfigError: A file is missing or wrong, this machine lacks what the deployment names, or a size of the model is
+            not known.
+        SourceRefused: The model's source does not give it.
+        SourceUnavailable: It does not answer, and the release config states no sizes.
         Unsupported: A recipe is legal on no target, a target has no legal recipe, a task cannot be asked where it is
             to be asked, or a search cannot reach its bits.
     """
@@ -79,29 +92,31 @@ def plan_release(
     if store_seconds is None:
         store_seconds = _DIRECTORY_SECONDS if deployment.store.directory else _BUCKET_SECONDS
     holders = ask_holders(loaded, store_seconds)
-    shape = known_shape(release.model.id)
     check_prices(loaded)
-    check_recipes(loaded, shape)
     check_data_files(loaded)
     check_routers(loaded)
+    _refuse_before_reading(loaded)
+    model = see_model(loaded, revision, source_seconds)
+    facts = model.facts
+    check_recipes(loaded, facts)
     require_enough(release.workload, release.policy.load_test)
     tasks = task_pool(release.evaluation, loaded.configs_root)
     lane_warnings = _check_lanes(loaded, tasks)
-    targets = tuple(plan_target(loaded, target, shape) for target in release.targets)
+    targets = tuple(plan_target(loaded, target, facts) for target in release.targets)
     _refuse_impossible(loaded, targets)
     _refuse_servers(loaded)
-    disk = _plan_disk(loaded, shape) if shape else None
+    disk = _plan_disk(loaded, facts) if facts else None
     here = all(target.accelerator == "cpu" for target in release.targets)
     obstacles = (*host.missing_interpreters(deployment), *(disk.problems() if disk else ()))
     if here:
         _refuse_obstacles(loaded, obstacles)
-    ladders, steps = _ladders(release, targets), tuple(planned_steps(release))
+    ladders, steps = _ladders(release, targets, facts), tuple(planned_steps(release, facts))
     asked = Asked(partial(ask_store, loaded, steps, ladders), store_seconds) if store_seconds else None
     gates = _gates(release, tasks)
     requests = sample_size(release.workload, release.policy.load_test)
     canary = canary_power(release.policy.canary, release.workload.rate_per_second)
-    gpus = _gpu_cost(loaded, targets, shape, (tasks, gates[0]))
-    predicted = predicted_seconds(loaded, shape, gpus, tasks, ladders)
+    gpus = _gpu_cost(loaded, targets, facts, (tasks, gates[0]))
+    predicted = predicted_seconds(loaded, facts, gpus, tasks, ladders)
     seen = foresee(asked, deployment)
     costs = step_costs(loaded, steps, seen.history, predicted)
     return Plan(
@@ -111,8 +126,7 @@ def plan_release(
         revision=release.model.revision,
         dtype=release.baseline.dtype,
         deployment=deployment.name,
-        parameters=shape.parameters if shape else None,
-        checkpoint_bytes=disk.need.download if disk else None,
+        facts=facts,
         stages=_stages(steps, seen, costs),
         compared_with=seen.compared_with,
         total=total_cost(loaded, costs, seen.reuse),
@@ -128,7 +142,8 @@ def plan_release(
         warnings=(
             *place_warnings(holders, loaded, replace=replace),
             *seen.warnings,
-            *shape_warnings(release, shape),
+            *model.warnings,
+            *size_warnings(release, facts),
             *target_warnings(targets),
             *recipe_warnings(loaded),
             *lane_warnings,
@@ -137,7 +152,7 @@ def plan_release(
             *load_test_warnings(requests),
             *canary.warnings,
             *router_warnings(loaded),
-            *gpu_warnings(loaded, gpus, shape, here=here),
+            *gpu_warnings(loaded, gpus, facts, here=here),
             *time_warnings(release, costs),
             *host_warnings(loaded, obstacles, here=here),
         ),
@@ -156,10 +171,12 @@ def _stages(steps: tuple[Step, ...], seen: Foresight, costs: Mapping[Step, StepC
     )
 
 
-def _ladders(release: ResolvedRelease, targets: tuple[TargetPlan, ...]) -> dict[str, tuple[str, ...]]:
+def _ladders(
+    release: ResolvedRelease, targets: tuple[TargetPlan, ...], facts: ModelFacts | None
+) -> dict[str, tuple[str, ...]]:
     legal = {target.name: {recipe.recipe for recipe in target.recipes if recipe.legal} for target in targets}
     return {
-        target.name: tuple(recipe for recipe in target_order(release, target) if recipe in legal[target.name])
+        target.name: tuple(recipe for recipe in target_order(release, target, facts) if recipe in legal[target.name])
         for target in release.targets
     }
 
@@ -184,19 +201,26 @@ def _gates(release: ResolvedRelease, tasks: tuple[TaskItems, ...]) -> tuple[Gate
 def _gpu_cost(
     loaded: LoadedRelease,
     targets: tuple[TargetPlan, ...],
-    shape: ModelShape | None,
+    facts: ModelFacts | None,
     evidence: tuple[tuple[TaskItems, ...], GatePower],
 ) -> GpuCost | None:
     host_named = loaded.deployment.quantization_host
-    if shape is None or host_named is None:
+    if facts is None or host_named is None:
         return None
     useful = {recipe.recipe for target in targets for recipe in target.recipes if recipe.legal}
     recipes = [recipe for recipe in loaded.release.recipes if recipe.name in useful]
     try:
-        return gpu_cost(loaded.release, recipes, host_named, shape, evidence)
+        return gpu_cost(loaded.release, recipes, host_named, facts, evidence)
     except ConfigError as error:
         where = f"deployment {loaded.deployment.name}"
         raise ConfigError(f"quantization_host: {error.message}", where=where, hint=error.hint) from error
+
+
+def _refuse_before_reading(loaded: LoadedRelease) -> None:
+    """Refuse formats that do not run before the model is asked for, where advice that fits needs no more."""
+    if stated := stated_facts(loaded.release.model):
+        targets = loaded.release.targets
+        _refuse_impossible(loaded, tuple(plan_target(loaded, target, None, stated=stated) for target in targets))
 
 
 def _refuse_impossible(loaded: LoadedRelease, targets: tuple[TargetPlan, ...]) -> None:
@@ -236,13 +260,13 @@ def _refuse_obstacles(loaded: LoadedRelease, obstacles: tuple[str, ...]) -> None
         )
 
 
-def _plan_disk(loaded: LoadedRelease, shape: ModelShape) -> DiskPlan:
+def _plan_disk(loaded: LoadedRelease, facts: ModelFacts) -> DiskPlan:
     deployment: Deployment = loaded.deployment
     store, work = deployment.store.directory, host.existing_parent(deployment.work_root)
     parent = host.existing_parent(store) if store else None
     engines = sum(target.engine != "tensorrt_llm_llmapi" for target in loaded.release.targets)
     return DiskPlan(
-        need=disk_need(shape, loaded.release.recipes, engines),
+        need=disk_need(facts, loaded.release.recipes, engines),
         free_store=host.free_bytes(parent) if parent else None,
         free_work=host.free_bytes(work),
         one_file_system=parent is not None and parent.stat().st_dev == work.stat().st_dev,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.model import TargetPlan
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.quantization_plan import GpuCost
 from llm_pipeline.planning.reuse import Step
 from llm_pipeline.planning.stage_cost import StepCost
@@ -18,21 +18,21 @@ _TIGHT = 0.5
 """A prediction above this share of a time limit is worth a warning: predictions are off by a factor."""
 
 
-def shape_warnings(release: ResolvedRelease, shape: ModelShape | None) -> tuple[str, ...]:
-    """What is not judged of a model whose shape is not known."""
-    if shape:
+def size_warnings(release: ResolvedRelease, facts: ModelFacts | None) -> tuple[str, ...]:
+    """What is not judged of a model whose sizes are not known."""
+    if facts:
         return ()
     speed = ", policy speed" if release.policy.speed else ""
-    return (f"memory and disk{speed} are not judged: plan does not know the shape of {release.model.id}",)
+    return (f"memory and disk{speed} are not judged: the sizes of {release.model.id} are not known",)
 
 
 def gpu_warnings(
-    loaded: LoadedRelease, gpus: GpuCost | None, shape: ModelShape | None, *, here: bool
+    loaded: LoadedRelease, gpus: GpuCost | None, facts: ModelFacts | None, *, here: bool
 ) -> tuple[str, ...]:
     """What does not fit the GPUs that quantize, or that nothing is known of them."""
     if gpus:
         return tuple(line for recipe in gpus.recipes for line in recipe.warnings)
-    if here or shape is None:
+    if here or facts is None:
         return ()
     where = f"deployment {loaded.deployment.name}"
     return (f"memory and time of quantization are not predicted: {where} names no quantization_host",)

@@ -1,6 +1,6 @@
 """The peak of device memory while a recipe is made: weights, the largest activations, and what the method adds. Pure.
 
-    peak = predict_peak(shape, recipe, "bfloat16", batch=32, tokens=512, devices=1)
+    peak = predict_peak(facts, recipe, "bfloat16", batch=32, tokens=512, devices=1)
     peak.total  # bytes on the fullest device
 
 Every figure is in bytes. The weights stay in the baseline's precision until they are exported; calibration runs
@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from llm_pipeline.config.quantization import QuantizationRecipe, Search
 from llm_pipeline.config.target import Parallelism
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.formats import BaselinePrecision, asked_by
 from llm_pipeline.planning.memory import rank_weight_bytes
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.weight_storage import HALF_PRECISION, head_parameters
 from llm_pipeline.quantization.batch_limits import SHARE_USED
 from llm_pipeline.stages.contract import Frozen
@@ -55,7 +55,7 @@ class PeakMemory(Frozen):
 
 
 def predict_peak(
-    shape: ModelShape,
+    facts: ModelFacts,
     recipe: QuantizationRecipe,
     dtype: BaselinePrecision,
     batch: int,
@@ -66,7 +66,7 @@ def predict_peak(
     """Predict the peak.
 
     Args:
-        shape: The model.
+        facts: The model.
         recipe: How it is quantized.
         dtype: Precision that it is loaded in.
         batch: Sequences a forward pass; 0 for a recipe without calibration.
@@ -74,19 +74,19 @@ def predict_peak(
         devices: GPUs that its layers are spread over.
     """
     rows, element = batch * tokens, _BYTES[dtype]
-    weights = rank_weight_bytes(shape, _PLAIN, Parallelism(pipeline=min(devices, shape.layers)), element)
+    weights = rank_weight_bytes(facts, _PLAIN, Parallelism(pipeline=min(devices, facts.layers)), element)
     if recipe.weights == "none":
         return PeakMemory(weights=weights, activations=0, logits=0, method=0)
     return PeakMemory(
         weights=weights,
-        activations=rows * _layer_width(shape) * element,
-        logits=rows * shape.vocabulary_size * _logit_bytes(shape, recipe, element),
-        method=_method_bytes(shape, recipe, rows, element),
+        activations=rows * _layer_width(facts) * element,
+        logits=rows * facts.vocabulary_size * _logit_bytes(facts, recipe, element),
+        method=_method_bytes(facts, recipe, rows, element),
     )
 
 
 def fitting_batch(
-    shape: ModelShape,
+    facts: ModelFacts,
     recipe: QuantizationRecipe,
     dtype: BaselinePrecision,
     tokens: int,
@@ -95,40 +95,40 @@ def fitting_batch(
     devices: int = 1,
 ) -> int:
     """Sequences a forward pass that fit into devices of some capacity (in bytes); 0 when not even one does."""
-    empty = predict_peak(shape, recipe, dtype, 0, tokens, devices=devices).total
-    one = predict_peak(shape, recipe, dtype, 1, tokens, devices=devices).total - empty
+    empty = predict_peak(facts, recipe, dtype, 0, tokens, devices=devices).total
+    one = predict_peak(facts, recipe, dtype, 1, tokens, devices=devices).total - empty
     room = int((capacity - CONTEXT_BYTES - empty) * SHARE_USED)
     return max(0, room // one) if one else int(room >= 0)
 
 
 def devices_needed(
-    shape: ModelShape, recipe: QuantizationRecipe, dtype: BaselinePrecision, tokens: int, capacity: int
+    facts: ModelFacts, recipe: QuantizationRecipe, dtype: BaselinePrecision, tokens: int, capacity: int
 ) -> int | None:
     """The fewest devices of some capacity that hold the model and one sequence; None when no number does."""
-    counts = range(1, shape.layers + 1)
-    return next((n for n in counts if fitting_batch(shape, recipe, dtype, tokens, capacity, devices=n)), None)
+    counts = range(1, facts.layers + 1)
+    return next((n for n in counts if fitting_batch(facts, recipe, dtype, tokens, capacity, devices=n)), None)
 
 
-def _layer_width(shape: ModelShape) -> int:
+def _layer_width(facts: ModelFacts) -> int:
     """Elements alive in one layer for each token: the residual, and attention or (wider) the gated MLP."""
-    attention = 2 * shape.head_size * (shape.attention_heads + shape.key_value_heads)
-    return 2 * shape.hidden_size + max(attention, 3 * shape.intermediate_size)
+    attention = 2 * facts.head_size * (facts.attention_heads + facts.key_value_heads)
+    return 2 * facts.hidden_size + max(attention, 3 * facts.intermediate_size)
 
 
-def _logit_bytes(shape: ModelShape, recipe: QuantizationRecipe, element: int) -> int:
+def _logit_bytes(facts: ModelFacts, recipe: QuantizationRecipe, element: int) -> int:
     if recipe.search:  # the logits, as float32, their softmax and, for gradients, what flows back
         back = _SINGLE_PRECISION + element if recipe.search.method == "gradient" else 0
         return element + 2 * _SINGLE_PRECISION + back
-    return element if head_parameters(shape, recipe)[0] else 0
+    return element if head_parameters(facts, recipe)[0] else 0
 
 
-def _method_bytes(shape: ModelShape, recipe: QuantizationRecipe, rows: int, element: int) -> int:
-    widest = max(shape.intermediate_size, shape.hidden_size)
-    largest_weight = shape.hidden_size * shape.intermediate_size
+def _method_bytes(facts: ModelFacts, recipe: QuantizationRecipe, rows: int, element: int) -> int:
+    widest = max(facts.intermediate_size, facts.hidden_size)
+    largest_weight = facts.largest_matrix
     copies = largest_weight * (element + _SINGLE_PRECISION)
     magnitudes = rows * widest * element
     if recipe.search:
-        return copies + magnitudes + _search_bytes(shape, recipe.search, rows, element)
+        return copies + magnitudes + _search_bytes(facts, recipe.search, rows, element)
     formats = asked_by(recipe).weights
     if any("awq" in name for name in formats):
         return 2 * copies + magnitudes + rows * widest * (2 * element + 2 * _SINGLE_PRECISION)
@@ -137,12 +137,12 @@ def _method_bytes(shape: ModelShape, recipe: QuantizationRecipe, rows: int, elem
     return copies + magnitudes
 
 
-def _search_bytes(shape: ModelShape, search: Search, rows: int, element: int) -> int:
+def _search_bytes(facts: ModelFacts, search: Search, rows: int, element: int) -> int:
     if search.method == "kl_div":  # the unquantized model's distribution is kept beside the quantized one's
-        return rows * shape.vocabulary_size * _SINGLE_PRECISION
-    heads = shape.head_size * (shape.attention_heads + 2 * shape.key_value_heads)
-    outputs = heads + 2 * shape.hidden_size + 2 * shape.intermediate_size
+        return rows * facts.vocabulary_size * _SINGLE_PRECISION
+    heads = facts.head_size * (facts.attention_heads + 2 * facts.key_value_heads)
+    outputs = heads + 2 * facts.hidden_size + 2 * facts.intermediate_size
     changes = len(search.formats) * rows * outputs * element
-    inputs_of_layers = shape.layers * rows * shape.hidden_size * element
-    graph = 2 * rows * _layer_width(shape) * element
-    return changes + inputs_of_layers + graph + shape.embedding_parameters * element
+    inputs_of_layers = facts.layers * rows * facts.hidden_size * element
+    graph = 2 * rows * _layer_width(facts) * element
+    return changes + inputs_of_layers + graph + facts.embedding_parameters * element

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from llm_pipeline.config.deployment import QuantizationHost
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Evaluation, ResolvedRelease
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.catalog import Gpu, find_gpu
 from llm_pipeline.planning.evidence import FLIPS, GatePower
 from llm_pipeline.planning.formats import BaselinePrecision
 from llm_pipeline.planning.gpu_time import quantization_seconds, scoring_seconds
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.quantization_memory import PeakMemory, devices_needed, fitting_batch, predict_peak
 from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.quantization.batch_limits import LARGEST_BATCH_TOKENS
@@ -70,7 +70,7 @@ def gpu_cost(
     release: ResolvedRelease,
     recipes: Sequence[QuantizationRecipe],
     host: QuantizationHost,
-    shape: ModelShape,
+    facts: ModelFacts,
     evidence: tuple[Sequence[TaskItems], GatePower],
 ) -> GpuCost:
     """Predict what the given recipes of a release take.
@@ -79,42 +79,42 @@ def gpu_cost(
         release: The release.
         recipes: Those of its recipes that will be made.
         host: Where.
-        shape: The model.
+        facts: The model.
         evidence: The tasks that are scored on the checkpoint, and their gate.
 
     Raises:
         ConfigError: The host's accelerator is not in the GPU catalog.
     """
     gpu, (tasks, gate) = find_gpu(host.accelerator), evidence
-    scoring = _scoring_minutes(release.evaluation, shape, tasks, gpu)
+    scoring = _scoring_minutes(release.evaluation, facts, tasks, gpu)
     return GpuCost(
         accelerator=gpu.name,
         count=host.count,
         capacity=gpu.usable_bytes,
-        recipes=tuple(_recipe_cost(recipe, shape, release.baseline.dtype, gpu, host.count) for recipe in recipes),
+        recipes=tuple(_recipe_cost(recipe, facts, release.baseline.dtype, gpu, host.count) for recipe in recipes),
         scoring_minutes=scoring,
         expected_minutes=None if scoring is None else scoring * _expected_share(tasks, gate),
     )
 
 
 def _recipe_cost(
-    recipe: QuantizationRecipe, shape: ModelShape, dtype: BaselinePrecision, gpu: Gpu, count: int
+    recipe: QuantizationRecipe, facts: ModelFacts, dtype: BaselinePrecision, gpu: Gpu, count: int
 ) -> RecipeCost:
     asked = recipe.calibration
     samples, tokens = (asked.samples, asked.maximum_tokens) if asked else (0, 0)
-    fits = fitting_batch(shape, recipe, dtype, max(1, tokens), gpu.usable_bytes, devices=count)
+    fits = fitting_batch(facts, recipe, dtype, max(1, tokens), gpu.usable_bytes, devices=count)
     batch = 0
     if asked:
         automatic = max(1, min(fits, LARGEST_BATCH_TOKENS // tokens, samples))
         batch = automatic if asked.batch_size == "auto" else min(asked.batch_size, samples)
-    needed = devices_needed(shape, recipe, dtype, max(1, tokens), gpu.usable_bytes)
-    seconds = quantization_seconds(shape, recipe, gpu)
+    needed = devices_needed(facts, recipe, dtype, max(1, tokens), gpu.usable_bytes)
+    seconds = quantization_seconds(facts, recipe, gpu)
     return RecipeCost(
         recipe=recipe.name,
         samples=samples,
         tokens=tokens,
         batch=batch,
-        peak=predict_peak(shape, recipe, dtype, batch, tokens, devices=count),
+        peak=predict_peak(facts, recipe, dtype, batch, tokens, devices=count),
         largest_batch=fits if asked else 0,
         gpus_needed=needed,
         minutes=None if seconds is None else seconds / 60,
@@ -136,9 +136,9 @@ def _shortage(
     return []
 
 
-def _scoring_minutes(evaluation: Evaluation, shape: ModelShape, tasks: Sequence[TaskItems], gpu: Gpu) -> float | None:
+def _scoring_minutes(evaluation: Evaluation, facts: ModelFacts, tasks: Sequence[TaskItems], gpu: Gpu) -> float | None:
     batch = _ASSUMED_BATCH if evaluation.batch_size == "auto" else evaluation.batch_size
-    seconds = [scoring_seconds(shape, task, gpu, batch) for task in tasks]
+    seconds = [scoring_seconds(facts, task, gpu, batch) for task in tasks]
     known = [value for value in seconds if value is not None]
     return sum(known) / 60 if len(known) == len(seconds) else None
 

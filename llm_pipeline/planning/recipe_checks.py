@@ -8,9 +8,9 @@ from math import ceil
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.errors import Unsupported
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.formats import asked_by
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.weight_storage import is_excluded, least_effective_bits
 from llm_pipeline.quantization.checkpoint_ranks import DecoderSizes, refuse_uneven_ranks
 from llm_pipeline.quantization.modelopt_recipes import formats_of, known_modelopt_recipe
@@ -18,7 +18,7 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported
 from llm_pipeline.quantization.whole_blocks import BLOCKWISE, refuse_partial_widths
 
 
-def check_recipes(loaded: LoadedRelease, shape: ModelShape | None) -> None:
+def check_recipes(loaded: LoadedRelease, facts: ModelFacts | None) -> None:
     """Refuse what cannot be exported of the model, and searches for fewer bits than their formats can reach on it.
 
     Raises:
@@ -28,22 +28,22 @@ def check_recipes(loaded: LoadedRelease, shape: ModelShape | None) -> None:
     """
     for recipe in loaded.release.recipes:
         refuse_unsupported_tensorrt_llm_checkpoint(recipe)
-        if shape is not None:
-            _check_sizes(recipe, shape)
-            _check_search(loaded, recipe, shape)
+        if facts is not None:
+            _check_sizes(recipe, facts)
+            _check_search(loaded, recipe, facts)
 
 
-def _check_sizes(recipe: QuantizationRecipe, shape: ModelShape) -> None:
+def _check_sizes(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
     if _is_blockwise(recipe):
-        widths = {name: width for name, width in shape.input_widths() if not is_excluded(name, recipe.exclude)}
+        widths = {name: width for name, width in facts.input_widths() if not is_excluded(name, recipe.exclude)}
         refuse_partial_widths(widths, recipe)
     if recipe.tensorrt_llm_checkpoint:
         sizes = DecoderSizes(
-            layers=shape.layers,
-            attention_heads=shape.attention_heads,
-            key_value_heads=shape.key_value_heads,
-            head_size=shape.head_size,
-            intermediate_size=shape.intermediate_size,
+            layers=facts.layers,
+            attention_heads=facts.attention_heads,
+            key_value_heads=facts.key_value_heads,
+            head_size=facts.head_size,
+            intermediate_size=facts.intermediate_size,
         )
         refuse_uneven_ranks(recipe, sizes)
 
@@ -56,10 +56,10 @@ def _is_blockwise(recipe: QuantizationRecipe) -> bool:
     return formats <= BLOCKWISE if recipe.modelopt_recipe else bool(formats & BLOCKWISE)
 
 
-def _check_search(loaded: LoadedRelease, recipe: QuantizationRecipe, shape: ModelShape) -> None:
+def _check_search(loaded: LoadedRelease, recipe: QuantizationRecipe, facts: ModelFacts) -> None:
     if recipe.search is None:
         return
-    bits, least = recipe.search.effective_bits[0], least_effective_bits(shape, recipe)
+    bits, least = recipe.search.effective_bits[0], least_effective_bits(facts, recipe)
     if bits < least:
         raise Unsupported(
             f"effective_bits {bits:g} cannot be reached on {loaded.release.model.id}: with all that may be "

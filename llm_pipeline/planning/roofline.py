@@ -1,6 +1,6 @@
 """What no engine can beat on a GPU: the times that memory bandwidth and tensor cores allow at best. Pure.
 
-    engine = RooflineEngine(shape, recipe, find_gpu("H100-SXM5-80GB"), Parallelism(tensor=8))
+    engine = RooflineEngine(facts, recipe, find_gpu("H100-SXM5-80GB"), Parallelism(tensor=8))
     decode_step_seconds(engine, requests=1, context_tokens=0)  # 0.00263 for Llama-3-70B in FP8
 
 A decoding step reads the weights of the layers and of the head once, and the KV cache of every request, at the
@@ -21,11 +21,18 @@ from typing import NamedTuple
 
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Parallelism, Target
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.catalog import Gpu, find_gpu
-from llm_pipeline.planning.memory import kv_bytes_per_token, kv_element_bytes
-from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.planning.memory import kv_element_bytes
 from llm_pipeline.planning.speed import PUBLISHED, UNITS, Tokens, Unit
-from llm_pipeline.planning.weight_storage import Share, head_parameters, layer_parameters, mixture, stored_bytes
+from llm_pipeline.planning.weight_storage import (
+    HALF_PRECISION,
+    Share,
+    head_parameters,
+    layer_parameters,
+    mixture,
+    stored_bytes,
+)
 from llm_pipeline.stages.contract import Frozen
 
 _FP8_BY_BF16 = 2.0
@@ -40,7 +47,7 @@ class RooflineEngine(NamedTuple):
         windows: Tokens that layers attend to at most, repeated over the layers; empty for all there are.
     """
 
-    shape: ModelShape
+    facts: ModelFacts
     recipe: QuantizationRecipe
     gpu: Gpu
     parallelism: Parallelism = Parallelism()
@@ -71,7 +78,7 @@ class RooflineFigures(Frozen):
 
 
 def roofline_figures(
-    shape: ModelShape, target: Target, recipe: QuantizationRecipe, tokens: Tokens = PUBLISHED
+    facts: ModelFacts, target: Target, recipe: QuantizationRecipe, tokens: Tokens = PUBLISHED
 ) -> RooflineFigures | None:
     """The bounds of a target at one request and at all that it holds; None on a CPU.
 
@@ -80,7 +87,7 @@ def roofline_figures(
     """
     if target.accelerator == "cpu":
         return None
-    engine, requests = engine_of(shape, target, recipe), target.limits.maximum_sequences
+    engine, requests = engine_of(facts, target, recipe), target.limits.maximum_sequences
     return RooflineFigures(
         token_milliseconds=1e3 * decode_step_seconds(engine, 1, 0) / engine.tokens_per_step,
         prompt_milliseconds=1e3 * prompt_seconds(engine, tokens.prompt),
@@ -93,7 +100,7 @@ def roofline_figures(
     )
 
 
-def engine_of(shape: ModelShape, target: Target, recipe: QuantizationRecipe) -> RooflineEngine:
+def engine_of(facts: ModelFacts, target: Target, recipe: QuantizationRecipe) -> RooflineEngine:
     """The engine of a GPU target.
 
     Raises:
@@ -103,15 +110,14 @@ def engine_of(shape: ModelShape, target: Target, recipe: QuantizationRecipe) -> 
     drafted = speculative.draft_tokens if speculative else 0
     cache = target.runtime.kv_cache
     windows = tuple(window + (cache.sink_tokens or 0) for window in cache.attention_windows or ())
-    return RooflineEngine(shape, recipe, find_gpu(target.accelerator), target.parallelism, 1 + drafted, windows)
+    return RooflineEngine(facts, recipe, find_gpu(target.accelerator), target.parallelism, 1 + drafted, windows)
 
 
 def decode_step_seconds(engine: RooflineEngine, requests: int, context_tokens: float) -> float:
     """Least time of one step of so many requests, each with so many tokens before it on average."""
     bandwidth = engine.gpu.mem_bw_gb_s * 1e9
     ranks, tensor = engine.parallelism.world_size, engine.parallelism.tensor
-    attended = _attended(engine, context_tokens)
-    cache = kv_bytes_per_token(engine.shape, kv_element_bytes(engine.recipe)) * attended * requests
+    cache = _cache_read(engine, context_tokens) * requests
     reading = _weights_read(engine) / (tensor * bandwidth) + cache / (ranks * bandwidth)
     return max(reading, requests * _multiplying_seconds(engine, head=True))
 
@@ -137,30 +143,44 @@ def most_tokens_per_second(engine: RooflineEngine, requests: int, tokens: Tokens
     return requests * tokens.output / max(reading, multiplying)
 
 
-def _attended(engine: RooflineEngine, context_tokens: float) -> float:
-    """Mean over the layers."""
-    layers, windows = engine.shape.layers, engine.windows
-    if not windows:
-        return context_tokens
-    return sum(min(context_tokens, windows[layer % len(windows)]) for layer in range(layers)) / layers
+def _cache_read(engine: RooflineEngine, context_tokens: float) -> float:
+    """Bytes of a request's cache that one step reads at least; of states, whatever the context."""
+    elements, windows = 0.0, engine.windows
+    for cache in engine.facts.caches:
+        for layer in cache.layers:
+            attended = min(context_tokens, cache.window or context_tokens)
+            if windows:
+                attended = min(attended, windows[layer % len(windows)])
+            elements += attended * cache.heads * cache.elements
+    return elements * kv_element_bytes(engine.recipe) + engine.facts.state_bytes
 
 
 def _weights_read(engine: RooflineEngine) -> int:
-    layers = layer_parameters(engine.shape, engine.recipe.exclude)
-    return _stored(engine, layers) + _stored(engine, head_parameters(engine.shape, engine.recipe))
+    """Of a mixture, the experts of one token: however many tokens there are, all may choose the same."""
+    if engine.facts.stored_format and engine.recipe.weights == "none":
+        shares = engine.facts.active_parameters / engine.facts.parameters
+        return int(_stored_layers_and_head(engine.facts) * shares)
+    layers = layer_parameters(engine.facts, engine.recipe.exclude, active=True)
+    return _stored(engine, layers) + _stored(engine, head_parameters(engine.facts, engine.recipe))
+
+
+def _stored_layers_and_head(facts: ModelFacts) -> int:
+    """Bytes of a checkpoint that is quantized already, without what no step reads."""
+    embedding = 0 if facts.tied_embeddings else facts.embedding_parameters
+    return max(0, facts.stored_bytes - HALF_PRECISION * (embedding + facts.other_parameters))
 
 
 def _stored(engine: RooflineEngine, parameters: tuple[int, int]) -> int:
     quantized, kept = parameters
-    return stored_bytes(quantized, mixture(engine.shape, engine.recipe)) + stored_bytes(kept, (Share("none", 1.0),))
+    return stored_bytes(quantized, mixture(engine.facts, engine.recipe)) + stored_bytes(kept, (Share("none", 1.0),))
 
 
 def _multiplying_seconds(engine: RooflineEngine, *, head: bool) -> float:
     """One token through all layers, and the head if it is wanted, with all ranks at work."""
-    matrices = [layer_parameters(engine.shape, engine.recipe.exclude)]
+    matrices = [layer_parameters(engine.facts, engine.recipe.exclude, active=True)]
     if head:
-        matrices.append(head_parameters(engine.shape, engine.recipe))
-    shares = mixture(engine.shape, engine.recipe)
+        matrices.append(head_parameters(engine.facts, engine.recipe))
+    shares = mixture(engine.facts, engine.recipe)
     seconds = 0.0
     for quantized, kept in matrices:
         seconds += 2 * kept / _peak(engine.gpu, "none")

@@ -1,6 +1,6 @@
 """How fast a recipe is decoded on a GPU, beside the unquantized model there: a roofline model. Pure.
 
-    relative_speed(shape, target, recipe, requests=64)  # 0.87: slower than the unquantized model
+    relative_speed(facts, target, recipe, requests=64)  # 0.87: slower than the unquantized model
 
 A pass over `rows` tokens takes, for each matrix, the longer of reading it at `_BANDWIDTH` of the memory's peak and of
 multiplying at `_EFFICIENCY` of the format's peak. Weights that no tensor core takes as they are stored are unpacked
@@ -24,10 +24,17 @@ from typing import Literal, NamedTuple
 
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.catalog import Gpu, find_gpu
 from llm_pipeline.planning.memory import kv_bytes_per_token, kv_element_bytes
-from llm_pipeline.planning.model_shape import ModelShape
-from llm_pipeline.planning.weight_storage import Share, head_parameters, layer_parameters, mixture, stored_bytes
+from llm_pipeline.planning.weight_storage import (
+    Share,
+    head_parameters,
+    layer_parameters,
+    mixture,
+    stored_bytes,
+    touched_parameters,
+)
 
 _BANDWIDTH = 0.9
 _EFFICIENCY = {16: 0.5, 8: 0.34}
@@ -68,12 +75,12 @@ PUBLISHED = Tokens()
 
 
 def relative_speed(
-    shape: ModelShape, target: Target, recipe: QuantizationRecipe, requests: int, tokens: Tokens = PUBLISHED
+    facts: ModelFacts, target: Target, recipe: QuantizationRecipe, requests: int, tokens: Tokens = PUBLISHED
 ) -> float | None:
     """Output tokens a second under a recipe, by those of the unquantized model; None on a CPU.
 
     Args:
-        shape: The model.
+        facts: The model.
         target: Where it is served.
         recipe: How it is quantized.
         requests: Requests decoded together.
@@ -82,13 +89,13 @@ def relative_speed(
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
-    quantized = tokens_per_second(shape, target, recipe, requests, tokens)
-    plain = tokens_per_second(shape, target, QuantizationRecipe(name="none", weights="none"), requests, tokens)
+    quantized = tokens_per_second(facts, target, recipe, requests, tokens)
+    plain = tokens_per_second(facts, target, QuantizationRecipe(name="none", weights="none"), requests, tokens)
     return quantized / plain if quantized and plain else None
 
 
 def tokens_per_second(
-    shape: ModelShape, target: Target, recipe: QuantizationRecipe, requests: int, tokens: Tokens = PUBLISHED
+    facts: ModelFacts, target: Target, recipe: QuantizationRecipe, requests: int, tokens: Tokens = PUBLISHED
 ) -> float | None:
     """Output tokens a second of all requests together; None on a CPU.
 
@@ -97,7 +104,7 @@ def tokens_per_second(
     """
     if target.accelerator == "cpu":
         return None
-    model = _Model(shape, recipe, find_gpu(target.accelerator), target.parallelism.world_size)
+    model = _Model(facts, recipe, find_gpu(target.accelerator), target.parallelism.world_size)
     seconds = model.prompt_seconds(requests, tokens.prompt) + tokens.output * model.step_seconds(requests, tokens)
     return requests * tokens.output / seconds
 
@@ -105,38 +112,41 @@ def tokens_per_second(
 class _Model(NamedTuple):
     """Times of one engine, in seconds; the ranks share all work evenly and never wait for each other."""
 
-    shape: ModelShape
+    facts: ModelFacts
     recipe: QuantizationRecipe
     gpu: Gpu
     ranks: int
 
     def prompt_seconds(self, requests: int, tokens: int) -> float:
         """One pass over all prompts; attention looks back at half of each on average."""
-        attention = 2 * self.shape.layers * self.shape.attention_heads * self.shape.head_size * requests * tokens**2
+        attention = 2 * self.facts.layers * self.facts.attention_heads * self.facts.head_size * requests * tokens**2
         return self._layers(requests * tokens) + attention / self._peak("bf16") / self.ranks + self._fixed()
 
     def step_seconds(self, requests: int, tokens: Tokens) -> float:
         """One more token of every request, at half of its output."""
         held = requests * (tokens.prompt + tokens.output / 2)
-        cache = held * kv_bytes_per_token(self.shape, kv_element_bytes(self.recipe)) / self._bandwidth() / self.ranks
-        head = self._matrices(head_parameters(self.shape, self.recipe), requests)
+        cache = held * kv_bytes_per_token(self.facts, kv_element_bytes(self.recipe)) / self._bandwidth() / self.ranks
+        head = self._matrices(head_parameters(self.facts, self.recipe), requests)
         return self._layers(requests) + head + cache + self._fixed()
 
     def _layers(self, rows: int) -> float:
-        return self._matrices(layer_parameters(self.shape, self.recipe.exclude), rows)
+        """Of a mixture, all experts that the rows choose are read, and each row is multiplied with its own."""
+        touched = touched_parameters(self.facts, self.recipe.exclude, rows)
+        active = layer_parameters(self.facts, self.recipe.exclude, active=True)
+        return self._matrices(touched, rows, active)
 
-    def _matrices(self, parameters: tuple[int, int], rows: int) -> float:
-        quantized, kept = parameters
+    def _matrices(self, read: tuple[int, int], rows: int, multiplied: tuple[int, int] | None = None) -> float:
+        (quantized, kept), (active, active_kept) = read, multiplied or read
         mixed = (
-            self._format(ceil(quantized * share.fraction), share.weights, rows)
-            for share in mixture(self.shape, self.recipe)
+            self._format(ceil(quantized * share.fraction), ceil(active * share.fraction), share.weights, rows)
+            for share in mixture(self.facts, self.recipe)
         )
-        return sum(mixed) + self._format(kept, "none", rows)
+        return sum(mixed) + self._format(kept, active_kept, "none", rows)
 
-    def _format(self, parameters: int, weights: WeightFormat, rows: int) -> float:
-        size = stored_bytes(parameters, (Share(weights, 1.0),))
-        multiplying = 2 * parameters * rows / self._peak(UNITS.get(weights, "bf16"))
-        return (max(size / self._bandwidth(), multiplying) + self._unpacking(parameters, weights, rows)) / self.ranks
+    def _format(self, read: int, multiplied: int, weights: WeightFormat, rows: int) -> float:
+        size = stored_bytes(read, (Share(weights, 1.0),))
+        multiplying = 2 * multiplied * rows / self._peak(UNITS.get(weights, "bf16"))
+        return (max(size / self._bandwidth(), multiplying) + self._unpacking(read, weights, rows)) / self.ranks
 
     def _unpacking(self, parameters: int, weights: WeightFormat, rows: int) -> float:
         if weights not in _UNPACKED:
@@ -156,4 +166,4 @@ class _Model(NamedTuple):
         return self.gpu.mem_bw_gb_s * 1e9 * _BANDWIDTH
 
     def _fixed(self) -> float:
-        return self.shape.layers * _LAYER_SECONDS
+        return self.facts.layers * _LAYER_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.reuse import StepReuse
 from llm_pipeline.planning.stage_cost import StepCost
@@ -29,14 +30,14 @@ class PlannedStage(Frozen):
     cost: StepCost = StepCost()
 
 
-def planned_steps(release: ResolvedRelease) -> Iterator[tuple[str, str]]:
+def planned_steps(release: ResolvedRelease, facts: ModelFacts | None = None) -> Iterator[tuple[str, str]]:
     """Stage and subject of every step of a release that goes well, in the order in which one machine runs them.
 
     Of the recipes it has all; on a ladder that is climbed, those behind one that passed everywhere are left out.
     """
     for stage in ("resolve", "download", "baseline", "baseline_gate"):
         yield stage, ""
-    for recipe in climbing_order(release):
+    for recipe in climbing_order(release, facts):
         yield "quantize", recipe
         yield "accuracy", recipe
     for target in release.targets:

@@ -19,20 +19,19 @@ from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.loadtest.duration import session_seconds
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.memory import weight_bytes
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.quantization_plan import GpuCost
 from llm_pipeline.planning.reuse import Step
 from llm_pipeline.planning.speed import Tokens, tokens_per_second
 from llm_pipeline.planning.task_pool import TaskItems
 
 _BUILD_SECONDS_PER_GIGABYTE = 6.0
-_PLAIN = QuantizationRecipe(name="none", weights="none")
 
 
 def predicted_seconds(
     loaded: LoadedRelease,
-    shape: ModelShape | None,
+    facts: ModelFacts | None,
     gpus: GpuCost | None,
     tasks: tuple[TaskItems, ...],
     ladders: dict[str, tuple[str, ...]],
@@ -43,8 +42,8 @@ def predicted_seconds(
         ConfigError: An accelerator is not in the GPU catalog.
     """
     found = dict(_whatever_the_model(loaded))
-    if shape is not None:
-        found |= dict(_by_size(loaded, shape, tasks, ladders))
+    if facts is not None:
+        found |= dict(_by_size(loaded, facts, tasks, ladders))
     if gpus is not None:
         found |= dict(_on_gpus(gpus))
     return found
@@ -59,29 +58,29 @@ def _whatever_the_model(loaded: LoadedRelease) -> Iterator[tuple[Step, float]]:
 
 
 def _by_size(
-    loaded: LoadedRelease, shape: ModelShape, tasks: tuple[TaskItems, ...], ladders: dict[str, tuple[str, ...]]
+    loaded: LoadedRelease, facts: ModelFacts, tasks: tuple[TaskItems, ...], ladders: dict[str, tuple[str, ...]]
 ) -> Iterator[tuple[Step, float]]:
     rate = loaded.deployment.hub.megabytes_per_second
     if rate is not None:
-        yield ("download", ""), weight_bytes(shape, _PLAIN) / (rate * 1e6)
+        yield ("download", ""), facts.stored_bytes / (rate * 1e6)
     served = [task for task in tasks if task.name in loaded.release.evaluation.served_tasks]
     for target in loaded.release.targets:
         if target.accelerator == "cpu" or not ladders[target.name]:
             continue
         recipes = [loaded.release.recipe(name) for name in ladders[target.name]]
-        largest = max(recipes, key=lambda recipe: weight_bytes(shape, recipe))
-        yield ("build", target.name), _BUILD_SECONDS_PER_GIGABYTE * weight_bytes(shape, largest) / 1e9
-        seconds = [_served_seconds(task, shape, target, largest) for task in served]
+        largest = max(recipes, key=lambda recipe: weight_bytes(facts, recipe))
+        yield ("build", target.name), _BUILD_SECONDS_PER_GIGABYTE * weight_bytes(facts, largest) / 1e9
+        seconds = [_served_seconds(task, facts, target, largest) for task in served]
         known = [value for value in seconds if value is not None]
         if len(known) == len(seconds):
             yield ("served_accuracy", target.name), sum(known)
 
 
-def _served_seconds(task: TaskItems, shape: ModelShape, target: Target, recipe: QuantizationRecipe) -> float | None:
+def _served_seconds(task: TaskItems, facts: ModelFacts, target: Target, recipe: QuantizationRecipe) -> float | None:
     if task.items is None or not task.prompt_tokens or not task.output_tokens:
         return None
     tokens = Tokens(task.prompt_tokens, task.output_tokens)
-    speed = tokens_per_second(shape, target, recipe, target.limits.maximum_sequences, tokens)
+    speed = tokens_per_second(facts, target, recipe, target.limits.maximum_sequences, tokens)
     return None if speed is None else task.items * task.output_tokens / speed
 
 

@@ -38,8 +38,12 @@ def format_plan(plan: Plan) -> str:
 
 def _headline(plan: Plan) -> list[str]:
     size = "size not known"
-    if plan.parameters and plan.checkpoint_bytes:
-        size = f"{_count(plan.parameters)} parameters, {format_bytes(plan.checkpoint_bytes)}"
+    if facts := plan.facts:
+        size = f"{_count(facts.parameters)} parameters, {format_bytes(facts.stored_bytes)}"
+        if facts.is_mixture:
+            size += f", {_count(facts.active_parameters)} active"
+        if facts.stored_format:
+            size += f", quantized already ({facts.stored_format})"
     return [
         f"plan of {plan.release}",
         f"  model       {plan.model}@{plan.revision}, {plan.dtype}, {size}",

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import ConfigError
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.capacity import capacity
 from llm_pipeline.planning.catalog import find_container, find_gpu
 from llm_pipeline.planning.compatibility import Refused, judge_compatibility
 from llm_pipeline.planning.model import RecipePlan, TargetPlan
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.parallelism_advice import advise_split
 from llm_pipeline.planning.target_checks import target_warnings
-from llm_pipeline.planning.target_memory import judge_memory
+from llm_pipeline.planning.target_memory import fits_with, judge_memory
 from llm_pipeline.planning.target_speed import expected_throughput, judge_speed
 
 
-def plan_target(loaded: LoadedRelease, target: Target, shape: ModelShape | None) -> TargetPlan:
+def plan_target(
+    loaded: LoadedRelease, target: Target, facts: ModelFacts | None, *, stated: ModelFacts | None = None
+) -> TargetPlan:
     """Judge every recipe of a release on one target.
+
+    Args:
+        loaded: The release.
+        target: One of its targets.
+        facts: The model; None while it was not read: then memory and speed are not judged.
+        stated: The model by what the release config says, for advice that fits while it was not read.
 
     Raises:
         ConfigError: The accelerator is not in the GPU catalog.
@@ -29,7 +39,7 @@ def plan_target(loaded: LoadedRelease, target: Target, shape: ModelShape | None)
     except ConfigError as error:
         where = str(loaded.configs_root / "targets" / f"{target.name}.yaml")
         raise ConfigError(f"accelerator: {error.message}", where=where, hint=error.hint) from error
-    recipes = tuple(_plan_recipe(loaded.release, target, recipe, shape) for recipe in loaded.release.recipes)
+    recipes = tuple(_plan_recipe(loaded.release, target, recipe, facts, stated) for recipe in loaded.release.recipes)
     image, _, digest = (target.container or "").partition("@")
     known = find_container(image)
     return TargetPlan(
@@ -48,23 +58,29 @@ def plan_target(loaded: LoadedRelease, target: Target, shape: ModelShape | None)
 
 
 def _plan_recipe(
-    release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, shape: ModelShape | None
+    release: ResolvedRelease,
+    target: Target,
+    recipe: QuantizationRecipe,
+    facts: ModelFacts | None,
+    stated: ModelFacts | None,
 ) -> RecipePlan:
-    judged = judge_compatibility(target, recipe, release.baseline.dtype, release.model.id)
+    known = facts or stated
+    fits = partial(fits_with, target, recipe, known) if known else None
+    judged = judge_compatibility(target, recipe, release.baseline.dtype, release.model.id, fits)
     if isinstance(judged, Refused):
         return RecipePlan(
             recipe=recipe.name, weights=recipe.weights, legal=False, reason=judged.reason, nearest=judged.nearest
         )
     plan = RecipePlan(recipe=recipe.name, weights=recipe.weights, legal=True, warnings=judged.warnings)
-    return _with_figures(plan, release, target, recipe, shape) if shape else plan
+    return _with_figures(plan, release, target, recipe, facts) if facts else plan
 
 
 def _with_figures(
-    plan: RecipePlan, release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, shape: ModelShape
+    plan: RecipePlan, release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, facts: ModelFacts
 ) -> RecipePlan:
-    memory, too_large = judge_memory(target, recipe, shape)
-    speed = judge_speed(release, target, recipe, shape)
-    split = advise_split(target, recipe, shape)
+    memory, too_large = judge_memory(target, recipe, facts)
+    speed = judge_speed(release, target, recipe, facts)
+    split = advise_split(target, recipe, facts)
     refusal = too_large or speed.refused
     nearest = refusal.nearest if refusal else ""
     if too_large and split and split.change not in nearest:
@@ -75,9 +91,9 @@ def _with_figures(
         "nearest": nearest,
         "warnings": (*plan.warnings, *speed.warnings),
         "memory": memory,
-        "capacity": capacity(target, recipe, shape),
+        "capacity": capacity(target, recipe, facts),
         "speed": speed.figures,
-        "throughput": expected_throughput(target, recipe, shape),
+        "throughput": expected_throughput(target, recipe, facts),
         "split": split,
     }
     return plan.model_copy(update=figures)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import Refused, platform_of
 from llm_pipeline.planning.formats import legal_weights, nearest_weights
 from llm_pipeline.planning.ladder import decoded_together
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.planning.roofline import RooflineFigures, roofline_figures
 from llm_pipeline.planning.speed import PUBLISHED, Tokens, relative_speed, tokens_per_second
 from llm_pipeline.planning.weight_storage import bits_per_weight
@@ -53,15 +53,15 @@ class JudgedSpeed(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def judge_speed(release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> JudgedSpeed:
+def judge_speed(release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> JudgedSpeed:
     """Predict a recipe's speed and hold it against the policy.
 
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
     requests, policy = decoded_together(release, target), release.policy.speed
-    alone = relative_speed(shape, target, recipe, 1)
-    together = relative_speed(shape, target, recipe, requests)
+    alone = relative_speed(facts, target, recipe, 1)
+    together = relative_speed(facts, target, recipe, requests)
     if alone is None or together is None:
         unjudged = (f"policy speed is not judged: nothing is predicted for {target.accelerator}",) if policy else ()
         return JudgedSpeed(None, None, unjudged)
@@ -72,10 +72,10 @@ def judge_speed(release: ResolvedRelease, target: Target, recipe: QuantizationRe
         f"predicted at {together:.2f} of the unquantized model's speed with {requests} requests, "
         f"policy speed demands {policy.minimum_ratio:.2f}"
     )
-    return JudgedSpeed(figures, Refused(reason=reason, nearest=_nearest(release, target, recipe, shape)))
+    return JudgedSpeed(figures, Refused(reason=reason, nearest=_nearest(release, target, recipe, facts)))
 
 
-def expected_throughput(target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> Throughput | None:
+def expected_throughput(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> Throughput | None:
     """Tokens a second of requests as long as those that the prediction was fitted to; None on a CPU.
 
     Where the target takes none so long, of the longest that it takes.
@@ -86,22 +86,22 @@ def expected_throughput(target: Target, recipe: QuantizationRecipe, shape: Model
     longest = target.limits.maximum_tokens_per_request
     output = min(PUBLISHED.output, longest // 2)
     tokens = Tokens(min(PUBLISHED.prompt, longest - output), output)
-    alone = tokens_per_second(shape, target, recipe, 1, tokens)
-    together = tokens_per_second(shape, target, recipe, target.limits.maximum_sequences, tokens)
-    bounds = roofline_figures(shape, target, recipe, tokens)
+    alone = tokens_per_second(facts, target, recipe, 1, tokens)
+    together = tokens_per_second(facts, target, recipe, target.limits.maximum_sequences, tokens)
+    bounds = roofline_figures(facts, target, recipe, tokens)
     if alone is None or together is None or bounds is None:
         return None
     return Throughput(alone=alone, together=together, bounds=bounds)
 
 
-def _nearest(release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, shape: ModelShape) -> str:
+def _nearest(release: ResolvedRelease, target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> str:
     """The format nearest in size that is fast enough, or the demand that this one meets."""
     demanded = release.policy.speed.minimum_ratio if release.policy.speed else 0.0
     requests = decoded_together(release, target)
 
     def is_fast(weights: WeightFormat) -> bool:
         other = recipe.model_copy(update={"weights": weights, "search": None, "modelopt_recipe": None})
-        return (relative_speed(shape, target, other, requests) or 0.0) >= demanded
+        return (relative_speed(facts, target, other, requests) or 0.0) >= demanded
 
     fast = [name for name in legal_weights(platform_of(target), release.baseline.dtype) if is_fast(name)]
     return f"weights: {nearest_weights(bits_per_weight(recipe), fast)}" if fast else "a lower speed.minimum_ratio"

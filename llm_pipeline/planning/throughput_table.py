@@ -9,7 +9,7 @@ from llm_pipeline.planning.target_speed import Throughput
 
 
 def throughput_lines(target: TargetPlan) -> list[str]:
-    """Output tokens a second by recipe, expected and at best; nothing for a CPU or a model of unknown shape."""
+    """Output tokens a second by recipe, expected and at best; nothing for a CPU or a model of unknown sizes."""
     known = [(recipe, recipe.throughput) for recipe in target.recipes if recipe.legal and recipe.throughput]
     if not known:
         return []

@@ -15,14 +15,11 @@ from math import ceil
 from typing import NamedTuple
 
 from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe, WeightFormat
-from llm_pipeline.planning.model_shape import ModelShape
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe
 
 HALF_PRECISION = 2
 """Bytes of one float16 or bfloat16 element."""
-
-HEAD = "lm_head"
-"""Module name of the output head."""
 
 _UNQUANTIZED_BITS = 8.0 * HALF_PRECISION
 
@@ -77,7 +74,7 @@ def stored_bytes(parameters: int, shares: Sequence[Share]) -> int:
     return sum(_format_bytes(ceil(parameters * share.fraction), share.weights) for share in shares)
 
 
-def mixture(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[Share, ...]:
+def mixture(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[Share, ...]:
     """Formats of the weights that the recipe may quantize.
 
     Of modelopt's own recipes, those that leave layers as they are, or mix formats, are counted as unquantized: nothing
@@ -91,7 +88,7 @@ def mixture(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[Share, ...]:
         return (Share(known.formats[0] if known.whole_model and len(known.formats) == 1 else "none", 1.0),)
     if recipe.search is None:
         return (Share(recipe.weights, 1.0),)
-    bits = _bits_left(shape, recipe)
+    bits = _bits_left(facts, recipe)
     by_bits: dict[float, WeightFormat] = {_UNQUANTIZED_BITS: "none"}
     for name in reversed(recipe.search.formats):
         by_bits[searched_bits(name)] = name
@@ -102,9 +99,9 @@ def mixture(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[Share, ...]:
     return (Share("none", 1.0),)
 
 
-def least_effective_bits(shape: ModelShape, recipe: QuantizationRecipe) -> float:
+def least_effective_bits(facts: ModelFacts, recipe: QuantizationRecipe) -> float:
     """The fewest mean bits that a recipe's search can reach on a model."""
-    quantized, kept = _searched_parameters(shape, recipe)
+    quantized, kept = _searched_parameters(facts, recipe)
     least = min(searched_bits(name) for name in (recipe.search.formats if recipe.search else (recipe.weights,)))
     return (quantized * least + kept * _UNQUANTIZED_BITS) / (quantized + kept)
 
@@ -120,28 +117,54 @@ def is_excluded(name: str, exclude: Sequence[str]) -> bool:
 
 
 @cache
-def layer_parameters(shape: ModelShape, exclude: tuple[str, ...]) -> tuple[int, int]:
-    """Parameters of the linear modules inside the layers: those that may be quantized, and those that are kept."""
-    kept = sum(size for name, size in shape.linears() if is_excluded(name, exclude))
-    return sum(size for _, size in shape.linears()) - kept, kept
+def layer_parameters(facts: ModelFacts, exclude: tuple[str, ...], *, active: bool = False) -> tuple[int, int]:
+    """Parameters of the linear modules inside the layers: those that may be quantized, and those that are kept.
+
+    Args:
+        facts: The model.
+        exclude: Patterns of modules that are kept.
+        active: Count only the experts that one token passes.
+    """
+    counted = [
+        (is_excluded(name, exclude), group.active_parameters if active else group.parameters)
+        for name, group in facts.linears()
+    ]
+    return sum(size for kept, size in counted if not kept), sum(size for kept, size in counted if kept)
 
 
-def head_parameters(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[int, int]:
+@cache
+def touched_parameters(facts: ModelFacts, exclude: tuple[str, ...], rows: int) -> tuple[int, int]:
+    """The same of the matrices that so many tokens read together, when each draws its experts by itself.
+
+    The chance that an expert of E is drawn by none of n tokens with k experts each is (1 - k/E)^n.
+    """
+    quantized = kept = 0.0
+    for name, group in facts.linears():
+        share = 1.0 - (1.0 - group.active / group.copies) ** rows
+        if is_excluded(name, exclude):
+            kept += share * group.parameters
+        else:
+            quantized += share * group.parameters
+    return ceil(quantized), ceil(kept)
+
+
+def head_parameters(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[int, int]:
     """The same for the output head, which modelopt's searches and its own recipes leave as it is."""
-    size, left = shape.embedding_parameters, recipe.search is not None or recipe.modelopt_recipe is not None
-    return (0, size) if left or is_excluded(HEAD, recipe.exclude) else (size, 0)
+    size = facts.head_parameters or facts.embedding_parameters  # a tied head multiplies by the embedding table
+    left = recipe.search is not None or recipe.modelopt_recipe is not None
+    return (0, size) if left or is_excluded(facts.head, recipe.exclude) else (size, 0)
 
 
-def _bits_left(shape: ModelShape, recipe: QuantizationRecipe) -> float:
+def _bits_left(facts: ModelFacts, recipe: QuantizationRecipe) -> float:
     """Mean bits of the weights that may be quantized, when all linear modules together have the mean asked for."""
-    quantized, kept = _searched_parameters(shape, recipe)
+    quantized, kept = _searched_parameters(facts, recipe)
     if not quantized:
         return _UNQUANTIZED_BITS
     return (bits_per_weight(recipe) * (quantized + kept) - kept * _UNQUANTIZED_BITS) / quantized
 
 
-def _searched_parameters(shape: ModelShape, recipe: QuantizationRecipe) -> tuple[int, int]:
-    layers, head = layer_parameters(shape, recipe.exclude), head_parameters(shape, recipe)
+def _searched_parameters(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[int, int]:
+    layers, head = layer_parameters(facts, recipe.exclude), head_parameters(facts, recipe)
     return layers[0] + head[0], layers[1] + head[1]
 
 

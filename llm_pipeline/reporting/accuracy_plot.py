@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,11 +50,7 @@ def plot_accuracy(studies: Sequence[AccuracyStudy]) -> Plot:
 
 def _parts(study: AccuracyStudy) -> list[PairedAccuracy]:
     """Pooled first, then the tasks; those without data are left out."""
-    return [part for part in (study.comparison.pooled, *study.comparison.tasks) if _is_bounded(part.loss)]
-
-
-def _is_bounded(loss: Interval | None) -> bool:
-    return loss is not None and math.isfinite(loss.lower) and math.isfinite(loss.upper)
+    return [part for part in (study.comparison.pooled, *study.comparison.tasks) if part.loss]
 
 
 def _in_words(pooled: PairedAccuracy) -> str:

@@ -99,7 +99,7 @@ class VariantReader:
 
     def _tried(self) -> Iterator[Variant]:
         chosen = chosen_recipes(self._results)
-        for recipe in map(self._record.release.recipe, climbing_order(self._record.release)):
+        for recipe in map(self._record.release.recipe, climbing_order(self._record.release, self._record.facts)):
             quantized = self._results.get(("quantize", recipe.name))
             size = self._size(quantized.artifacts.get("checkpoint")) if quantized else None
             if size is None:

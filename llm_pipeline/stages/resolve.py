@@ -47,6 +47,9 @@ log = get_logger(__name__)
 _STORE_SECONDS = 30.0
 """How long the store may take to say what will be reused; nobody waits at a terminal here."""
 
+_SOURCE_SECONDS = 300.0
+"""The same of the model's source, which is asked for the headers of all weight files."""
+
 
 class ResolveConfig(ConfigModel):
     """What to resolve.
@@ -69,7 +72,12 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         Terminal: The source refuses the model, or it does not fit on the disks.
         Transient: The source cannot be reached.
     """
-    plan = plan_release(Path(context.config.config_path), store_seconds=_STORE_SECONDS)
+    plan = plan_release(
+        Path(context.config.config_path),
+        store_seconds=_STORE_SECONDS,
+        source_seconds=_SOURCE_SECONDS,
+        revision=context.config.revision,
+    )
     for warning in plan.warnings:
         log.warning(warning)
     loaded = load_release(Path(context.config.config_path))
@@ -90,6 +98,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         model=model,
         datasets=datasets,
         ladders=plan.ladders,
+        facts=plan.facts,
         places=loaded.places,
         created_at=datetime.now(UTC),
     )

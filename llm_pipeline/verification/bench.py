@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -10,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from llm_pipeline.config.engine_options import EngineBuildOptions
 from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions
@@ -19,8 +17,10 @@ from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription
 from llm_pipeline.engines.host_facts import HostFacts
 from llm_pipeline.errors import Unsupported
+from llm_pipeline.json_document import read_object
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.catalog import Gpu, find_container, gpus
-from llm_pipeline.planning.model_shape import ModelShape
 from llm_pipeline.serving.golden import GoldenPrompt, read_golden
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.verification.installed import InstalledRuntime
@@ -97,7 +97,7 @@ class Bench:
         ranks = self.source / recipe.name / TENSORRT_LLM_DIRECTORY
         return BuildInputs(
             checkpoint=self.checkpoint(recipe),
-            target=self.target(builder, shape(self.checkpoint(recipe)).maximum_positions, minutes),
+            target=self.target(builder, facts_of(self.checkpoint(recipe)).context_length, minutes),
             dtype=self.prepared.dtype,
             checkpoint_ref=ArtifactRef(kind="checkpoint", digest=sha256_bytes(recipe.name.encode())),
             tensorrt_llm_checkpoint=ranks if ranks.is_dir() else None,
@@ -143,23 +143,9 @@ def this_gpu(host: HostFacts) -> Gpu:
     return nearest
 
 
-def shape(checkpoint: Path) -> ModelShape:
-    """A Llama-like checkpoint's shape, from its `config.json`."""
-    config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    heads = config["num_attention_heads"]
-    return ModelShape(
-        hidden_size=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        attention_heads=heads,
-        key_value_heads=config.get("num_key_value_heads") or heads,
-        head_size=config.get("head_dim") or config["hidden_size"] // heads,
-        intermediate_size=config["intermediate_size"],
-        vocabulary_size=config["vocab_size"],
-        maximum_positions=config["max_position_embeddings"],
-        tied_embeddings=bool(config.get("tie_word_embeddings")),
-        attention_biases=bool(config.get("attention_bias")) or config.get("model_type") == "qwen2",
-        head_norms=config.get("model_type") == "qwen3",
-    )
+def facts_of(checkpoint: Path) -> ModelFacts:
+    """What a checkpoint in a directory is."""
+    return read_facts(ModelDocuments(read_object(checkpoint / "config.json", finite=False)))
 
 
 def versions(runtime: InstalledRuntime) -> dict[str, str]:

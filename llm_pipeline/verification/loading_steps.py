@@ -18,7 +18,7 @@ from llm_pipeline.errors import Unsupported
 from llm_pipeline.planning.catalog import Column
 from llm_pipeline.planning.formats import Platform, kv_support, weights_support, worse
 from llm_pipeline.planning.target_memory import judge_memory
-from llm_pipeline.verification.bench import Bench, shape
+from llm_pipeline.verification.bench import Bench, facts_of
 from llm_pipeline.verification.prepared import PreparedCheckpoint
 from llm_pipeline.verification.report import Seen, Skipped
 
@@ -51,7 +51,7 @@ def compare_memory(bench: Bench, recipe: PreparedCheckpoint) -> Seen:
     measured = description.facts.details["peak_memory_bytes"]
     if not isinstance(measured, int | float):
         raise Skipped("nvidia-smi did not say what memory was in use")
-    fit, _ = judge_memory(description.target, recipe.recipe, shape(bench.checkpoint(recipe)))
+    fit, _ = judge_memory(description.target, recipe.recipe, facts_of(bench.checkpoint(recipe)))
     if fit is None:
         raise Unsupported("the plan has no figure for this model on one GPU")
     planned = fit.weights + fit.runtime + fit.kv_available

@@ -87,7 +87,7 @@ def _refuse_impossible(config_path: str) -> None:
     from llm_pipeline.planning.plan import plan_release
 
     try:
-        plan_release(Path(config_path), store_seconds=0)
+        plan_release(Path(config_path), store_seconds=0, source_seconds=0)
     except Terminal as error:
         raise AirflowFailException(str(error)) from error
 

@@ -69,7 +69,7 @@ class Mutable:
         self._write(name, _replaced(self._files[name], place, value))
         started = time.monotonic()
         try:
-            plan_release(self._path, store_seconds=0)
+            plan_release(self._path, store_seconds=0, source_seconds=0)
         except (ConfigError, Unsupported) as error:
             return type(error).__name__
         finally:

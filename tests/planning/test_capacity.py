@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from published import known_facts
 
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.capacity import capacity
-from llm_pipeline.planning.model_shape import ModelShape, known_shape
 from llm_pipeline.planning.parallelism_advice import advise_split
 from llm_pipeline.planning.target_memory import judge_memory
 
@@ -20,8 +21,8 @@ FP8 = QuantizationRecipe.model_validate(
 )
 
 
-def shape(model: str) -> ModelShape:
-    found = known_shape(f"meta-llama/{model}")
+def shape(model: str) -> ModelFacts:
+    found = known_facts(f"meta-llama/{model}")
     assert found
     return found
 
@@ -72,7 +73,7 @@ def test_no_request_is_longer_than_the_models_context():
     ("gpus_per_node", "nearest"),
     [
         (8, "parallelism.tensor: 8 with accelerator_count: 8"),
-        (4, "an accelerator with more memory, or a smaller format"),
+        (4, "an accelerator with more memory: no format that runs on this one makes the model fit"),
     ],
 )
 def test_tensor_parallel_ranks_beyond_one_host_are_no_advice(gpus_per_node: int, nearest: str):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from published import known_facts
 
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
@@ -9,10 +10,9 @@ from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.evidence import gate_power
 from llm_pipeline.planning.gpu_time import forward_seconds, quantization_seconds, scoring_seconds
 from llm_pipeline.planning.lanes import judge_lanes
-from llm_pipeline.planning.model_shape import known_shape
 from llm_pipeline.planning.task_pool import TaskItems, known_tasks
 
-SHAPE = known_shape("meta-llama/Llama-3.1-8B-Instruct")
+SHAPE = known_facts("meta-llama/Llama-3.1-8B-Instruct")
 H200 = find_gpu("H200-SXM-141GB")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from llm_pipeline.cli import main
 from llm_pipeline.errors import ConfigError, ExitCode, PipelineError, Unsupported
+from llm_pipeline.hub.source import SourceUnavailable
 from llm_pipeline.planning import host
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
 from llm_pipeline.planning.stage_graph import APPROVAL
@@ -40,7 +41,8 @@ def error_of(path: Path) -> PipelineError:
 def test_the_real_example_is_legal_and_fits_everywhere():
     plan = plan_release(REAL, store_seconds=0)
     assert [target.name for target in plan.targets] == ["h100", "h200", "l40s"]
-    assert plan.parameters == 8_030_261_248
+    assert plan.facts is not None
+    assert plan.facts.parameters == 8_030_261_248
     for target in plan.targets:
         assert target.runtime_version == "1.2.1"
         for recipe in target.recipes:
@@ -128,7 +130,13 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_largest_that_does(configs
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_parallelism_that_does(configs: Path, edit):
-    edit("releases/llama-3.1-8b-instruct.yaml", "Llama-3.1-8B-Instruct\n", "Llama-3.1-70B-Instruct\n")
+    release = "releases/llama-3.1-8b-instruct.yaml"
+    edit(
+        release,
+        "hidden_size: 4096, intermediate_size: 14336, num_hidden_layers: 32",
+        "hidden_size: 8192, intermediate_size: 28672, num_hidden_layers: 80",
+    )
+    edit(release, "num_attention_heads: 32", "num_attention_heads: 64")
     edit("targets/l40s.yaml", "maximum_sequences: 24", "maximum_sequences: 8")
     error = error_of(real(configs))
     assert "target l40s" in error.message
@@ -143,12 +151,32 @@ def test_heads_that_cannot_be_split_are_refused(configs: Path, edit):
     assert "32 attention heads cannot be split over tensor parallelism 3" in error_of(real(configs)).message
 
 
-def test_a_model_of_unknown_shape_is_planned_without_memory_and_says_so(configs: Path, edit):
-    edit("releases/demo.yaml", "demo/tiny-llama", "demo/other")
-    plan = plan_release(demo(configs))
+def test_a_model_that_nobody_was_to_read_is_planned_without_memory_and_says_so(configs: Path):
+    text = demo(configs).read_text()
+    begin, end = text.index("  sizes: {"), text.index("  }\n") + 4
+    demo(configs).write_text(text[:begin] + text[end:])
+    plan = plan_release(demo(configs), source_seconds=0)
     assert plan.disk is None
     assert all(recipe.memory is None for recipe in plan.targets[0].recipes)
-    assert "memory and disk are not judged: plan does not know the shape of demo/other" in plan.warnings
+    assert "memory and disk are not judged: the sizes of demo/tiny-llama are not known" in plan.warnings
+    with pytest.raises(SourceUnavailable, match="no answer from") as caught:
+        plan_release(demo(configs))
+    assert "model.sizes" in caught.value.hint
+
+
+def test_a_hub_that_does_not_answer_leaves_the_sizes_that_the_release_states(configs: Path):
+    plan = plan_release(demo(configs))
+    assert plan.facts is not None
+    assert plan.facts.parameters == 524_928
+    assert any(line.startswith("the model is judged by the release config (model.sizes)") for line in plan.warnings)
+
+
+def test_a_directory_that_does_not_exist_is_an_error_whatever_is_stated(configs: Path, edit):
+    edit("releases/demo.yaml", "model:\n", "model:\n  source: file:///models/none\n")
+    error = error_of(demo(configs))
+    assert isinstance(error, ConfigError)
+    assert error.message == "there is no such directory"
+    assert error.where == "/models/none"
 
 
 def test_a_calibration_set_with_too_few_lines_is_refused(configs: Path):
@@ -196,7 +224,8 @@ def test_a_port_that_something_else_listens_on_is_a_warning(configs: Path, edit)
 def test_a_model_that_does_not_come_from_the_hub_needs_no_token(configs: Path, edit, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     edit("releases/llama-3.1-8b-instruct.yaml", "model:\n", "model:\n  source: file:///models/llama\n")
-    assert not any("HF_TOKEN" in line for line in plan_release(real(configs), store_seconds=0).warnings)
+    warnings = plan_release(real(configs), store_seconds=0, source_seconds=0).warnings
+    assert not any("HF_TOKEN" in line for line in warnings)
 
 
 def test_a_token_that_is_not_set_is_a_warning_unless_the_hub_is_on_loopback(
@@ -421,6 +450,6 @@ def test_planning_takes_under_two_seconds_and_imports_nothing_heavy(config: Path
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     seconds, modules = json.loads(done.stdout)
     assert seconds < 2.0  # of processor time, the whole process: other tests may keep the cores busy
-    heavy = {"torch", "transformers", "modelopt", "lm_eval", "airflow", "scipy", "openvino", "huggingface_hub"}
+    heavy = {"torch", "transformers", "modelopt", "lm_eval", "airflow", "scipy", "openvino"}
     assert heavy.isdisjoint(modules)
     assert ("boto3" in modules) == (config == REAL)  # its store is a bucket

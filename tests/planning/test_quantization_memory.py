@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from published import known_facts
 
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.catalog import find_gpu
-from llm_pipeline.planning.model_shape import ModelShape, known_shape
 from llm_pipeline.planning.quantization_memory import devices_needed, fitting_batch, predict_peak
 
 CALIBRATION = {"sources": ["c.jsonl"], "samples": 512, "maximum_tokens": 512}
@@ -14,8 +15,8 @@ H200 = find_gpu("H200-SXM-141GB").usable_bytes
 H100 = find_gpu("H100-SXM5-80GB").usable_bytes
 
 
-def shape_of(size: str) -> ModelShape:
-    shape = known_shape(f"meta-llama/Llama-3.1-{size}-Instruct")
+def shape_of(size: str) -> ModelFacts:
+    shape = known_facts(f"meta-llama/Llama-3.1-{size}-Instruct")
     assert shape is not None
     return shape
 

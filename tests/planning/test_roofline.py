@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from published import known_facts
 
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions, SpeculativeDecoding
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.catalog import find_gpu
-from llm_pipeline.planning.model_shape import ModelShape, known_shape
 from llm_pipeline.planning.roofline import (
     RooflineEngine,
     decode_step_seconds,
@@ -20,8 +21,8 @@ from llm_pipeline.planning.speed import PUBLISHED, Tokens, tokens_per_second
 H100, H200, B200 = "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB"
 
 
-def shape(size: str) -> ModelShape:
-    found = known_shape({"8B": "meta-llama/Llama-3.1-8B", "70B": "meta-llama/Llama-3.1-70B"}[size])
+def shape(size: str) -> ModelFacts:
+    found = known_facts({"8B": "meta-llama/Llama-3.1-8B", "70B": "meta-llama/Llama-3.1-70B"}[size])
     assert found
     return found
 

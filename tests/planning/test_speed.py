@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from published import known_facts
 
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.target import Target
-from llm_pipeline.planning.model_shape import ModelShape, known_shape
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.speed import relative_speed, tokens_per_second
 
 BATCHES = (1, 8, 64)
@@ -23,8 +24,8 @@ PUBLISHED_70B = {
 }
 
 
-def shape_of(size: str) -> ModelShape:
-    shape = known_shape(f"meta-llama/Llama-3.1-{size}-Instruct")
+def shape_of(size: str) -> ModelFacts:
+    shape = known_facts(f"meta-llama/Llama-3.1-{size}-Instruct")
     assert shape is not None
     return shape
 

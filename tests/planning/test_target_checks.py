@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, gpu_target, judge, recipe, refusal
+from published import config_of, known_facts
 
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.target import Target
 from llm_pipeline.errors import Unsupported
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.catalog import gpus
 from llm_pipeline.planning.compatibility import Legal
 from llm_pipeline.planning.engine_formats import compiled_weights
-from llm_pipeline.planning.model_shape import ModelShape, known_shape
 from llm_pipeline.planning.parallelism_advice import advise_split
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.planning.recipe_checks import check_recipes
@@ -146,7 +148,7 @@ def test_tensor_parallel_ranks_without_nvlink_between_them_are_told(accelerator:
 
 
 def test_the_advice_on_splits_says_when_it_leads_over_pcie_and_prefers_no_tensor_ranks_there():
-    shape = known_shape("meta-llama/Llama-3.1-70B")
+    shape = known_facts("meta-llama/Llama-3.1-70B")
     assert shape is not None
     asked = {"engine": "tensorrt_llm_llmapi", "container": TRITON_1_2_1}
     advice = advise_split(gpu_target("L40S", **asked), recipe("fp8"), shape)
@@ -166,10 +168,9 @@ def released(configs, recipe_yaml: str) -> Any:
     return load_release(configs / "releases" / "llama-3.1-8b-instruct-engine.yaml")
 
 
-def shape_of(**changes: int) -> ModelShape:
-    known = known_shape(LLAMA)
-    assert known is not None
-    return known.model_copy(update=changes)
+def facts_with(**changes: int) -> ModelFacts:
+    """Llama-3.1-8B with other numbers in its config.json."""
+    return read_facts(ModelDocuments(config_of("Llama-3.1-8B") | changes))
 
 
 INT4 = "weights: int4_blockwise\n"
@@ -178,17 +179,17 @@ SPREAD = "weights: int8_weight_only\ntensorrt_llm_checkpoint: true\ntensorrt_llm
 
 def test_layers_that_blocks_of_int4_do_not_divide_are_refused_before_the_download(configs):
     loaded = released(configs, INT4)
-    check_recipes(loaded, shape_of())
+    check_recipes(loaded, facts_with())
     with pytest.raises(Unsupported, match=r"32 of 224 layers .* model\.layers\.0\.mlp\.down_proj has 14400"):
-        check_recipes(loaded, shape_of(intermediate_size=14400))
+        check_recipes(loaded, facts_with(intermediate_size=14400))
     with pytest.raises(Unsupported, match=r"32 of 224 layers .*self_attn\.o_proj has 4000"):
-        check_recipes(loaded, shape_of(head_size=125))
+        check_recipes(loaded, facts_with(head_dim=125))
     excluding = released(configs, INT4 + 'exclude: ["*lm_head*", "*.down_proj"]\n')
-    check_recipes(excluding, shape_of(intermediate_size=14400))
-    check_recipes(released(configs, "weights: int8_weight_only\n"), shape_of(intermediate_size=14400))
+    check_recipes(excluding, facts_with(intermediate_size=14400))
+    check_recipes(released(configs, "weights: int8_weight_only\n"), facts_with(intermediate_size=14400))
 
 
 def test_ranks_that_the_model_does_not_divide_into_are_refused_before_the_download(configs):
     with pytest.raises(Unsupported, match="32 attention heads are not divisible by tensor 3"):
-        check_recipes(released(configs, SPREAD), shape_of())
-    check_recipes(released(configs, SPREAD.replace("3", "4")), shape_of())
+        check_recipes(released(configs, SPREAD), facts_with())
+    check_recipes(released(configs, SPREAD.replace("3", "4")), facts_with())

@@ -1,0 +1,44 @@
+"""The longest context that a model was made for, by every key that architectures use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llm_pipeline.model_facts.words import ConfigWords
+
+_EXTENDING = {"yarn", "linear", "dynamic", "longrope", "su"}
+"""Kinds of rope scaling that reach beyond the positions of the training; `llama3` states the extended ones."""
+
+_STATED_EXTENDED = {"llama3", "default", "mrope", "longrope", "su"}
+"""Kinds whose configurations state the positions after scaling."""
+
+_UNBOUNDED = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
+"""Architectures without positions."""
+
+_NO_LIMIT = 2**20
+
+
+def context_length(words: ConfigWords) -> int:
+    """Positions in tokens.
+
+    `max_position_embeddings` counts where rope scaling says that it is extended already, or says nothing; under YaRN,
+    linear and dynamic scaling of `original_max_position_embeddings` (or of the positions themselves) by `factor`, the
+    scaled number counts where it is the larger one.
+
+    Raises:
+        ConfigError: No key says it.
+    """
+    if words.model_type in _UNBOUNDED and words.optional("max_position_embeddings") is None:
+        return _NO_LIMIT
+    stated = words.count("max_position_embeddings")
+    scaling = words.get("rope_scaling") or words.get("rope_parameters")
+    return max(stated, _scaled(scaling)) if isinstance(scaling, Mapping) else stated
+
+
+def _scaled(scaling: Mapping[str, Any]) -> int:
+    kind = scaling.get("rope_type") or scaling.get("type")
+    original, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    if kind not in _EXTENDING - _STATED_EXTENDED or type(original) is not int or not isinstance(factor, int | float):
+        return 0
+    return int(original * factor)

@@ -1,0 +1,108 @@
+"""Looking numbers up in a config.json that somebody else wrote: by every name that architectures give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llm_pipeline.config.model_sizes import ModelSizes
+from llm_pipeline.errors import ConfigError
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "head_dim": ("head_dim", "head_size", "attention_head_dim"),
+    "intermediate_size": ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim", "d_ff"),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "max_position_embeddings": (
+        "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx",
+        "max_seq_length", "model_max_length",
+    ),
+    "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts"),
+    "sliding_window_pattern": ("sliding_window_pattern", "_sliding_window_pattern"),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "moe_intermediate_size": ("moe_intermediate_size", "intermediate_size_mlp", "expert_intermediate_size"),
+}  # fmt: skip
+"""What architectures call a number, by the name that most of them use."""
+
+_PARTS = ("text_config", "llm_config", "language_config")
+"""Where models of several parts keep the configuration of the decoder."""
+
+
+class ConfigWords:
+    """The decoder's part of a config.json, with the sizes that a release config states where it is silent.
+
+    Attributes:
+        part: The decoder's configuration.
+        whole: All of config.json.
+        sizes: What the release config states.
+    """
+
+    def __init__(self, config: Mapping[str, Any], sizes: ModelSizes | None = None) -> None:
+        self.whole = config
+        nested = next((config[name] for name in _PARTS if isinstance(config.get(name), Mapping)), None)
+        self.part: Mapping[str, Any] = config if nested is None else nested
+        self.sizes = sizes or ModelSizes()
+
+    @property
+    def model_type(self) -> str:
+        """The decoder's architecture.
+
+        Raises:
+            ConfigError: It is not named.
+        """
+        named = self.part.get("model_type") or self.whole.get("model_type") or self.sizes.model_type
+        if not isinstance(named, str):
+            raise self.unknown("model_type", "names no architecture")
+        return named
+
+    def get(self, name: str) -> Any:
+        """A value of the decoder's part, or of the whole; None where neither has it."""
+        value = self.part.get(name)
+        return self.whole.get(name) if value is None else value
+
+    def count(self, name: str) -> int:
+        """A whole number above 0, by any of its names.
+
+        Raises:
+            ConfigError: It is not there, or is no such number.
+        """
+        found = self.optional(name)
+        if found is None:
+            raise self.unknown(name, f"does not say {name}")
+        return found
+
+    def optional(self, name: str) -> int | None:
+        """The same; None where it is not there, or 0: architectures say so what they do not have.
+
+        Raises:
+            ConfigError: It is no whole number above 0.
+        """
+        for alias in NAMES.get(name, (name,)):
+            value = self.get(alias)
+            if isinstance(value, Sequence) and not isinstance(value, str) and value:  # a few models: one a layer
+                value = max(value, key=lambda item: item if type(item) is int else -1)
+            if value is not None and value != 0:
+                if type(value) is not int or not 0 < value < 2**40:
+                    raise self.unknown(name, f"says {alias} {str(value)[:40]}, which is no such number")
+                return value
+        stated: int | None = getattr(self.sizes, name, None)
+        return stated
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A switch; the default where it is not set."""
+        value = self.get(name)
+        if value is None and name == "tie_word_embeddings" and self.sizes.tie_word_embeddings is not None:
+            return self.sizes.tie_word_embeddings
+        return default if value is None else bool(value)
+
+    def unknown(self, name: str, problem: str) -> ConfigError:
+        """The error for what cannot be known without being told."""
+        stated = name if name in ModelSizes.model_fields else "kv_bytes_per_token and state_bytes_per_sequence"
+        return ConfigError(
+            f"the size of the model is not known: its config.json {problem}",
+            where="model",
+            hint=f"state it by hand in the release config, model.sizes.{stated}",
+        )

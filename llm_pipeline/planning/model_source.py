@@ -1,0 +1,109 @@
+"""The facts of a release's model, from the place that the release config names, or from what it states by hand.
+
+A place that does not answer is an error with its own words, unless the release config states the sizes: then they are
+what is judged, with a warning.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import NamedTuple
+
+from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.config.release import ModelSource
+from llm_pipeline.errors import ConfigError, PipelineError, Transient
+from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
+from llm_pipeline.planning.patience import Asked
+
+_SECONDS = 20.0
+"""How long a hub or a bucket may take at a terminal."""
+
+_BY_HAND = "the release config (model.sizes)"
+
+
+class SeenModel(NamedTuple):
+    """What is known of a model.
+
+    Attributes:
+        facts: None only where nobody was to be asked, and nothing is stated.
+        warnings: What they rest on, where it is not the model itself.
+    """
+
+    facts: ModelFacts | None
+    warnings: tuple[str, ...] = ()
+
+
+def see_model(loaded: LoadedRelease, revision: str | None = None, seconds: float | None = None) -> SeenModel:
+    """Read a release's model where it is.
+
+    Args:
+        loaded: The release.
+        revision: Branch, tag or commit instead of the config's.
+        seconds: How long the source may take; 0 asks it nothing.
+
+    Raises:
+        ConfigError: There is no such directory, or something of the model is not known: the hint says how to state it.
+        SourceRefused: The source does not give it.
+        SourceUnavailable: The source does not answer, and no sizes are stated.
+        Unsupported: The model has no safetensors weights.
+    """
+    asked, where = loaded.release.model, str(loaded.path)
+    if seconds == 0:
+        return SeenModel(stated_facts(asked))
+    try:
+        documents = Asked(partial(_look, loaded, revision or asked.revision), seconds or _SECONDS).answer()
+    except (SourceRefused, SourceUnavailable, Transient) as error:
+        if asked.sizes is None:
+            raise _with_hint(error, where) from error
+        facts = _facts(ModelDocuments({}, origin=_BY_HAND), asked, where)
+        return SeenModel(facts, (f"the model is judged by {_BY_HAND}, not by itself: {error.message}",))
+    return SeenModel(_facts(documents, asked, where), tuple(_contradictions(documents, asked)))
+
+
+@cache
+def stated_facts(asked: ModelSource) -> ModelFacts | None:
+    """The facts that a release config states by hand; None where it does not state all that is needed."""
+    if asked.sizes is None:
+        return None
+    try:
+        return read_facts(ModelDocuments({}, origin=_BY_HAND), asked.sizes)
+    except ConfigError:
+        return None
+
+
+def _look(loaded: LoadedRelease, revision: str) -> ModelDocuments:
+    from llm_pipeline.hub.model_look import read_documents  # the hub's client is slow to import
+    from llm_pipeline.hub.sources import open_source
+
+    asked = loaded.release.model
+    source = open_source(asked.source, loaded.deployment.hub, loaded.deployment.store)
+    return read_documents(source.look(asked.id, revision))
+
+
+def _facts(documents: ModelDocuments, asked: ModelSource, where: str) -> ModelFacts:
+    try:
+        return read_facts(documents, asked.sizes)
+    except ConfigError as error:
+        raise ConfigError(f"{asked.id}: {error.message}", where=where, hint=error.hint) from error
+
+
+def _contradictions(documents: ModelDocuments, asked: ModelSource) -> list[str]:
+    """Stated sizes that the model's config.json has otherwise: what is read counts."""
+    nested = documents.config.get("text_config")
+    config = nested if isinstance(nested, dict) else documents.config
+    stated = asked.sizes.model_dump(exclude_none=True) if asked.sizes else {}
+    return [
+        f"model.sizes.{name} is {value}, but the model's config.json says {config[name]}, which counts"
+        for name, value in stated.items()
+        if config.get(name, value) != value
+    ]
+
+
+def _with_hint(error: PipelineError, where: str) -> PipelineError:
+    """The source's own error; it says how to go on without the source."""
+    by_hand = "or state the model's sizes by hand in the release config, model.sizes"
+    kind = type(error) if isinstance(error, SourceRefused | SourceUnavailable) else Transient
+    hint = f"{error.hint}; {by_hand}" if error.hint else by_hand
+    return kind(f"the model cannot be read: {error.message}", where=error.where or where, hint=hint)

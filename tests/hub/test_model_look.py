@@ -1,0 +1,161 @@
+"""What every source shows of a model before anything is fetched."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import snapshot_download
+
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.hub.cache_source import CacheSource
+from llm_pipeline.hub.directory_source import DirectorySource
+from llm_pipeline.hub.hub_source import HubSource
+from llm_pipeline.hub.model_look import read_documents
+from llm_pipeline.hub.s3_source import S3Source
+from llm_pipeline.hub.source import Source, SourceRefused
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
+
+from .conftest import LocalHub
+
+SIZES = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 16,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 32,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+TEMPLATE = b'{"chat_template": "{{ messages }}"}'
+
+
+def weights(tensors: dict[str, tuple[int, ...]], dtype: str = "F16") -> bytes:
+    """A safetensors file of zeros."""
+    header, end = {}, 0
+    for name, shape in tensors.items():
+        size = 2
+        for number in shape:
+            size *= number
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)
+
+
+def llama(*, head: bool = True) -> dict[str, tuple[int, ...]]:
+    """The tensors of a small model."""
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (32, 8), "model.norm.weight": (8,)}
+    for layer in range(2):
+        inside = {
+            "self_attn.q_proj": (8, 8), "self_attn.k_proj": (4, 8), "self_attn.v_proj": (4, 8),
+            "self_attn.o_proj": (8, 8), "mlp.gate_proj": (16, 8), "mlp.up_proj": (16, 8), "mlp.down_proj": (8, 16),
+            "input_layernorm": (8,), "post_attention_layernorm": (8,),
+        }  # fmt: skip
+        tensors |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in inside.items()}
+    return tensors | ({"lm_head.weight": (32, 8)} if head else {})
+
+
+FILES = {
+    "config.json": json.dumps(SIZES).encode(),
+    "model.safetensors": weights(llama()),
+    "tokenizer_config.json": TEMPLATE,
+    "tokenizer.json": b"{}",
+}
+PARAMETERS = 2 * 32 * 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128) + 5 * 8
+
+
+def facts_of(source: Source) -> ModelFacts:
+    return read_facts(read_documents(source.look("demo/tiny", "main")))
+
+
+def on_disk(root: Path, files: dict[str, bytes]) -> DirectorySource:
+    root.mkdir(exist_ok=True)
+    for name, data in files.items():
+        (root / name).write_bytes(data)
+    return DirectorySource(root)
+
+
+@pytest.fixture(params=["hub", "cache", "directory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[dict[str, bytes]], Source]:
+    """Puts files where one of the sources finds them."""
+
+    def put(files: dict[str, bytes]) -> Source:
+        if request.param == "directory":
+            return on_disk(tmp_path / "model", files)
+        if request.param == "s3":
+            s3: Any = request.getfixturevalue("s3")
+            bucket = s3.bucket()
+            for name, data in files.items():
+                s3.client().put_object(Bucket=bucket, Key=f"models/tiny/{name}", Body=data)
+            return S3Source(StoreConfig(uri=f"s3://{bucket}/models/tiny", endpoint=s3.endpoint))
+        hub: LocalHub = request.getfixturevalue("local_hub")
+        hub.publish(**{name.replace(".", "__"): data for name, data in files.items()})
+        if request.param == "hub":
+            source: Source = request.getfixturevalue("source")
+            return source
+        snapshot_download("demo/tiny", cache_dir=tmp_path / "cache", endpoint=hub.endpoint, token=False)
+        return CacheSource(tmp_path / "cache")
+
+    return put
+
+
+def test_every_source_shows_the_sizes_of_a_model(place: Callable[[dict[str, bytes]], Source]):
+    facts = facts_of(place(FILES))
+    assert facts.parameters == PARAMETERS
+    assert facts.stored_bytes == 2 * PARAMETERS
+    assert (facts.layers, facts.key_value_heads, facts.context_length) == (2, 2, 64)
+    assert facts.kv_elements_per_token == 2 * 2 * 2 * 2
+    assert facts.chat_template is True
+    assert not facts.tied_embeddings
+    assert "headers of 1 files" in facts.origin
+
+
+def test_a_long_header_is_read_whole(place: Callable[[dict[str, bytes]], Source]):
+    many = llama() | {f"visual.blocks.{number}.a_parameter_with_a_long_name.weight": (1,) for number in range(1200)}
+    facts = facts_of(place(FILES | {"model.safetensors": weights(many)}))
+    assert facts.parameters == PARAMETERS + 1200
+
+
+def test_a_hub_is_asked_for_the_begin_of_the_weights_only(local_hub: LocalHub, source: HubSource):
+    large = llama() | {"visual.large": (5_000_000,)}
+    local_hub.publish(
+        **{name.replace(".", "__"): data for name, data in (FILES | {"model.safetensors": weights(large)}).items()}
+    )
+    facts_of(source)
+    assert local_hub.downloads("model.safetensors") == [("model.safetensors", "bytes=0-65535")]
+
+
+def test_a_head_that_is_not_there_is_the_embedding_table(tmp_path: Path):
+    facts = facts_of(on_disk(tmp_path / "model", FILES | {"model.safetensors": weights(llama(head=False))}))
+    assert facts.tied_embeddings
+    assert facts.parameters == PARAMETERS - 32 * 8
+
+
+def test_a_config_that_contradicts_the_weights_is_an_error(tmp_path: Path):
+    config = json.dumps(SIZES | {"num_key_value_heads": 4}).encode()
+    with pytest.raises(ConfigError, match=r"num_key_value_heads x head_dim is 8, k_proj has \[4\] rows"):
+        facts_of(on_disk(tmp_path / "model", FILES | {"config.json": config}))
+
+
+def test_what_is_no_model_is_refused_as_in_the_download(tmp_path: Path):
+    with pytest.raises(ConfigError, match="there is no such directory"):
+        facts_of(DirectorySource(tmp_path / "none"))
+    with pytest.raises(Unsupported, match="no safetensors file"):
+        facts_of(on_disk(tmp_path / "empty", {"config.json": FILES["config.json"]}))
+    with pytest.raises(IntegrityError, match="not a sound safetensors file"):
+        facts_of(on_disk(tmp_path / "damaged", FILES | {"model.safetensors": b"\xff" * 100}))
+    with pytest.raises(SourceRefused, match="the cache does not have this model"):
+        facts_of(CacheSource(tmp_path / "cache"))
+
+
+def test_modelopts_own_file_says_how_a_checkpoint_is_quantized(tmp_path: Path):
+    told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
+    files = FILES | {"hf_quant_config.json": json.dumps(told).encode()}
+    assert facts_of(on_disk(tmp_path / "model", files)).stored_format == "modelopt FP8"
+
+
+def test_documents_without_headers_are_judged_by_the_architecture():
+    assert read_facts(ModelDocuments(SIZES)).parameters == PARAMETERS
