@@ -29,7 +29,7 @@ def fault(*_: object, **__: object) -> Any:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)

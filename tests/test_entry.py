@@ -88,7 +88,7 @@ def run(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", code],
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
         **{"stdout": subprocess.PIPE, **options},
     )

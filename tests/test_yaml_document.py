@@ -72,10 +72,10 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )  # fmt: skip
 def test_what_is_refused_is_told_with_line_column_and_key(text: str, place: str, problem: str):
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ConfigError) as caught:
         parse_yaml(text, where="file.yaml")
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 2.0
     assert str(caught.value).startswith(f"file.yaml:{place}: "), str(caught.value)
     assert problem in str(caught.value)
     assert caught.value.exit_code is ExitCode.BAD_INPUT

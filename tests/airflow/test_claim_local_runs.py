@@ -38,7 +38,7 @@ class Run:
         return text in self.log.read_text()
 
     def end(self) -> int:
-        return self.process.wait(timeout=120)
+        return self.process.wait(timeout=600)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def run(project) -> Iterator[Callable[..., Run]]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)

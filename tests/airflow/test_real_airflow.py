@@ -65,7 +65,7 @@ def client(access, release) -> Iterator[AirflowClient]:
         yield client
 
 
-def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -102,7 +102,7 @@ class Run:
                 self.client.answer_approval(self.dag_id, self.run_id, task_id, map_index=index, approve=yes)
             return self.client.run_state(self.dag_id, self.run_id) in ("success", "failed")
 
-        until(ended, 240)
+        until(ended, 900)
         return self.client.run_state(self.dag_id, self.run_id)
 
     def _path(self, task_id: str, index: int) -> str:

@@ -50,16 +50,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     command = [sys.executable, "-m", "llm_pipeline.demo.hub_server", "--root", str(root), "--port", str(port)]
     process = subprocess.Popen(command)
     endpoint = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
-            urllib.request.urlopen(f"{endpoint}/api/models/{MODEL}", timeout=1).close()
+            urllib.request.urlopen(f"{endpoint}/api/models/{MODEL}", timeout=30).close()
             break
         except OSError:
             time.sleep(0.05)
     yield endpoint, root, commit
     process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait(120) == 0
 
 
 @pytest.fixture

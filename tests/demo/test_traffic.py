@@ -82,7 +82,7 @@ def free_port() -> int:
     raise AssertionError("no free port in the range of these tests")
 
 
-def wait_for(condition, seconds: float = 20.0) -> None:
+def wait_for(condition, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -114,10 +114,11 @@ def test_the_environments_are_made_once_and_remade_only_when_they_must_be(checko
     assert re.search(r"model: torch 2\.13\.0 +\d+\.\d s", first.stdout)
     assert first.stdout.index("model: torch") < first.stdout.index("model: 2 pinned")
 
-    started = time.monotonic()
+    before = os.times()
     second = checkout.make()
     assert second.stdout.splitlines() == ["control: up to date", "model: up to date", "triton: up to date"]
-    assert time.monotonic() - started < 3
+    after = os.times()
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 3
 
     checkout.constrain("triton", "alpha==1.0")
     changed = checkout.make()
@@ -138,7 +139,7 @@ def test_an_installation_killed_in_the_middle_is_made_again(checkout: Checkout) 
         checkout.command, env=checkout.environment, stdout=subprocess.DEVNULL, start_new_session=True
     )
     pip = checkout.root / ".envs" / "control" / "bin" / "pip"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not pip.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

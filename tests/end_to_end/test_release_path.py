@@ -119,7 +119,7 @@ def test_a_killed_run_goes_on_where_it_was_and_catches_an_engine_that_quantizes_
     assert not [line for line in site.processes() if "cpu_engine_int4" in line]
 
 
-def _wait_for_stage(site, name: str, runner: subprocess.Popen[str], seconds: float = 120.0) -> int:
+def _wait_for_stage(site, name: str, runner: subprocess.Popen[str], seconds: float = 600.0) -> int:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert runner.poll() is None, runner.stderr.read() if runner.stderr else ""

@@ -27,7 +27,7 @@ def start(tmp_path: Path, command: list[str]) -> detached.DetachedProcess:
 
 
 def wait_for_the_child(tmp_path: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not (tmp_path / "stubborn").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)

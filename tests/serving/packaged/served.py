@@ -55,7 +55,7 @@ def settled(server: RunningServer, name: str, seconds: float = 0.3) -> float:
         before = now
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
     """Whether a condition becomes true in time."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
