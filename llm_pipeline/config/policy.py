@@ -172,17 +172,22 @@ class LoadTestPolicy(ConfigModel):
     Attributes:
         service_level: The limits a request must meet to count as good.
         attainment: Share of requests that must be good.
-        confidence: Confidence of the exact binomial statement about `attainment`.
-        maximum_error_fraction: Share of failed requests; NO_GO when it is shown to be above.
+        confidence: Confidence of the exact binomial statements about `attainment` and `maximum_error_fraction`.
+        maximum_error_fraction: Share of failed requests; NO_GO when it is shown to be above, GO when it is shown not to
+            be, which takes 3 / share requests at 95 % if none fails. With 0 none may fail, and nothing more is shown.
         minimum_requests: Fewer finished requests are INCONCLUSIVE.
         maximum_client_lag_milliseconds: p99 delay of our own sends beyond which the run is void.
         seeds: Windows of seeds of their own that a decision is made of: requests of one queue are alike, and only
-            several windows tell how much.
+            several windows tell how much, and by how much windows differ. The fewer they are, the more is charged for
+            a difference that is seen, and with two or three it decides little; a single one tells nothing of others.
         maximum_extension: An undecided window is extended up to so many times its length.
         search: How the highest rate is looked for; None for no search: the target rate alone is confirmed.
         confirmed_share: Share of the highest rate that is confirmed, if that is no less than the workload's rate.
         confirmation_multiple: Length of the confirmation, by that of the workload's window.
         soak: A long window; None for none.
+        stall_period_seconds: Stalls that come once in so long must have been seen, or be excluded: confirmation and
+            soak together must last 3.7 times as long at a confidence of 0.95 (5.3 times at 0.99). None asks for nothing
+            more than the test lasts; a GO says in any case how rare the stalls are that it does not exclude.
         regression: The comparison with production; None for none.
         client_processes: Processes that send; `auto` takes what the rate needs.
         second_opinion: Another load generator that measures the target rate, too, for information.
@@ -194,12 +199,13 @@ class LoadTestPolicy(ConfigModel):
     maximum_error_fraction: Fraction = 0.0
     minimum_requests: Items = 100
     maximum_client_lag_milliseconds: PositiveMilliseconds = 50.0
-    seeds: int = Field(default=3, ge=1, le=20)
+    seeds: int = Field(default=5, ge=1, le=20)
     maximum_extension: Annotated[float, Field(ge=1.0, le=20.0)] = 3.0
     search: RateSearch | None = RateSearch()
     confirmed_share: Annotated[float, Field(ge=0.01, le=1.0)] = 0.9
     confirmation_multiple: Ratio = 2.0
     soak: Soak | None = None
+    stall_period_seconds: PositiveSeconds | None = None
     regression: Regression | None = None
     client_processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = "auto"
     second_opinion: Literal["aiperf"] | None = None

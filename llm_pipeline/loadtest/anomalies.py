@@ -16,6 +16,7 @@ from llm_pipeline.loadtest.floor import FloorTimes, seconds_from_send
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.physics import TOLERANCE, PhysicalLimits
 from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.sample_size import shown_above
 from llm_pipeline.verdict import Evidence, Verdict
 
 FASTER_THAN_ALONE = 1.0 / 3.0
@@ -41,7 +42,7 @@ def other_lengths(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Ev
     """Evidence that answers were shorter or longer than asked for, in more than the tolerated share; none otherwise."""
     short, long = (sum(int(np.sum(window["fault"] == fault)) for window in windows) for fault in _OTHER_LENGTH)
     requests = sum(len(window) for window in windows)
-    if short + long <= policy.maximum_error_fraction * requests:
+    if not shown_above(short + long, requests, policy):
         return []
     detail = f"{short} answers had fewer tokens than asked for and {long} more: all figures are of other answers."
     return [_anomaly("answers of another length", short + long, windows, detail)]

@@ -2,10 +2,12 @@
 
     judgement = judge_windows([first, second, third], policy)
 
-A request that failed has missed every limit; one whose user left as planned is not judged. Shares of good requests
-are exact binomial one-sided statements, as in MLPerf Inference's early stopping: GO when even the lower bound attains,
-NO_GO when even the upper one does not. Requests that share a queue are not independent, so that they are counted for
-as many as they are worth (`design_effect.py`); and looks at data that is extended share the error.
+A request that failed has missed every limit; one whose user left as planned is not judged. Shares of good and of
+failed requests are exact binomial one-sided statements, as in MLPerf Inference's early stopping: GO when even the worse
+bound is within what is allowed, NO_GO when even the better one is not. Requests that share a queue are not independent,
+so that they are counted for as many as they are worth; windows that differ are judged as if they were as slow as others
+may be (`design_effect.py`); looks at data that is extended share the error. What no window was long enough to see is
+told (`stalls.py`).
 
 What cannot be is ANOMALOUS, a client that could not keep up is INCONCLUSIVE, and both before any good figure.
 """
@@ -25,17 +27,26 @@ from llm_pipeline.loadtest.attainment import (
     severities,
     worst_severity,
 )
-from llm_pipeline.loadtest.design_effect import design_effect
+from llm_pipeline.loadtest.design_effect import autocorrelation_time, design_effect, slowdown
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.floor import FloorTimes
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.physics import PhysicalLimits
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.loadtest.sample_size import confidence_of_a_look, needed_requests, share_bounds
+from llm_pipeline.loadtest.sample_size import (
+    ShareBounds,
+    confidence_of_a_look,
+    needed_requests,
+    share_bounds,
+    shown_above,
+)
+from llm_pipeline.loadtest.stalls import not_excluded, rare_stalls
 from llm_pipeline.loadtest.void import client_facts, void_reason
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 __all__ = ["judge_windows", "probe_verdict", "void_reason"]
+
+_TOLD_FACTOR = 1.005
 
 
 def judge_windows(
@@ -76,16 +87,21 @@ def judge_windows(
     void = any(fact.verdict is not Verdict.GO for fact in client)
     usable = not void and enough.verdict is Verdict.GO
     facts = [_errors(judged, policy, confidence, void=void), *_attainments(judged, policy, confidence, usable=usable)]
+    facts += rare_stalls(judged, policy)
     judgement = judge("", _most_telling_first([*impossible, *client, enough, *facts]))
-    return judgement.model_copy(update={"summary": _summary(judgement, policy, look, looks)})
+    return judgement.model_copy(update={"summary": _summary(judgement, judged, policy, look, looks)})
 
 
 def probe_verdict(records: Records, policy: LoadTestPolicy) -> Verdict:
-    """What one short probe of the search says: a point estimate, which decides nothing but where to look next."""
+    """What one short probe of the search says: a point estimate, which decides nothing but where to look next.
+
+    Failed requests are few, and a point estimate of a small share is mostly chance: they end a probe where they are
+    shown to be too many.
+    """
     judged = records.judged
     if not len(judged) or void_reason(records, policy):
         return Verdict.INCONCLUSIVE
-    if float(np.mean(~judged.answered)) > policy.maximum_error_fraction:
+    if shown_above(int(np.sum(~judged.answered)), len(judged), policy):
         return Verdict.NO_GO
     limits = severities(judged, policy.service_level)
     asked = [worst_severity(limits)] if policy.service_level.together else list(limits.values())
@@ -122,30 +138,39 @@ def _attainment(
             unit="fraction",
             detail="It could be measured on no request.",
         )
-    effect = design_effect(asked)
-    bounds = share_bounds(hits, total, confidence, effect)
+    factor = slowdown(asked, confidence)
+    slower, faster = (_bounds([by * window for window in asked], policy, confidence) for by in (factor, 1.0 / factor))
     verdict = Verdict.INCONCLUSIVE
-    if usable and bounds.lower >= policy.attainment:
+    if usable and slower.lower >= policy.attainment:
         verdict = Verdict.GO
-    elif usable and bounds.upper < policy.attainment:
+    elif usable and faster.upper < policy.attainment:
         verdict = Verdict.NO_GO
     return Evidence(
         name=name,
         verdict=verdict,
         measured=hits / total,
-        lower=bounds.lower,
-        upper=bounds.upper,
+        lower=slower.lower,
+        upper=faster.upper,
         limit=policy.attainment,
         unit="fraction",
         samples=total,
-        detail=_attained(total - hits, total, bounds.worth, confidence, policy),
+        detail=_attained(total - hits, total, slower.worth, confidence, policy, factor),
     )
 
 
-def _attained(missed: int, total: int, worth: float, confidence: float, policy: LoadTestPolicy) -> str:
+def _bounds(windows: Sequence[Severity], policy: LoadTestPolicy, confidence: float) -> ShareBounds:
+    total, hits = sum(len(window) for window in windows), sum(int(np.sum(window <= 1.0)) for window in windows)
+    return share_bounds(hits, total, confidence, design_effect(windows, policy.attainment))
+
+
+def _attained(  # noqa: PLR0917 - what was counted, and how it counts
+    missed: int, total: int, worth: float, confidence: float, policy: LoadTestPolicy, factor: float
+) -> str:
     counted = f"{missed} of {total} requests missed it"
     if worth < total:
         counted += f"; they are alike and count as {worth:.0f} independent ones"
+    if factor > _TOLD_FACTOR:
+        counted += f"; the windows differ, and others may be {factor:.2f} times as slow"
     text = f"{counted}; bounds at {100 * confidence:.4g} % each"
     needed = needed_requests(policy.attainment, confidence, misses=int(missed * worth / total))
     return f"{text}, {needed} independent requests are needed." if worth < needed else f"{text}."
@@ -157,11 +182,13 @@ def _errors(windows: Sequence[Records], policy: LoadTestPolicy, confidence: floa
     failed = sum(int(np.sum(~window.answered)) for window in windows)
     if total == 0:
         return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, limit=limit, unit="fraction")
-    effect = design_effect([np.where(window.answered, 0.0, np.inf) for window in windows])
+    effect = min(float(total), autocorrelation_time([~window.answered for window in windows]))
     bounds = share_bounds(failed, total, confidence, effect)
-    verdict = Verdict.GO
-    if failed / total > limit:
-        verdict = Verdict.NO_GO if bounds.lower > limit and not void else Verdict.INCONCLUSIVE
+    none_allowed = limit == 0.0  # it cannot be shown, only seen
+    within = not failed if none_allowed else bounds.upper <= limit
+    verdict = Verdict.GO if within else Verdict.INCONCLUSIVE
+    if bounds.lower > limit and not void:
+        verdict = Verdict.NO_GO
     return Evidence(
         name=name,
         verdict=verdict,
@@ -171,8 +198,15 @@ def _errors(windows: Sequence[Records], policy: LoadTestPolicy, confidence: floa
         limit=limit,
         unit="fraction",
         samples=total,
-        detail=_by_kind(windows) if failed else "None failed.",
+        detail=f"{_by_kind(windows) if failed else 'None failed.'}{_still_needed(verdict, failed, confidence, limit)}",
     )
+
+
+def _still_needed(verdict: Verdict, failed: int, confidence: float, limit: float) -> str:
+    if verdict is not Verdict.INCONCLUSIVE or not limit:
+        return ""
+    needed = needed_requests(1.0 - limit, confidence, misses=failed)
+    return f" {needed} independent requests with no more failures are needed to show {100 * limit:g} %."
 
 
 def _by_kind(windows: Sequence[Records]) -> str:
@@ -210,12 +244,12 @@ def _most_telling_first(facts: Sequence[Evidence]) -> list[Evidence]:
     return sorted(facts, key=lambda fact: _ORDER.index(fact.verdict))
 
 
-def _summary(judgement: Judgement, policy: LoadTestPolicy, look: int, looks: int) -> str:
+def _summary(judgement: Judgement, windows: Sequence[Records], policy: LoadTestPolicy, look: int, looks: int) -> str:
     level = policy.service_level
     each = "" if level.together else "each of: "
     share = f"at least {100 * policy.attainment:g} % of requests within {each}{level_in_words(level)}"
     if judgement.verdict is Verdict.GO:
-        return f"Shown at {100 * policy.confidence:g} % confidence: {share}."
+        return f"Shown at {100 * policy.confidence:g} % confidence: {share}. {not_excluded(windows, policy)}"
     at = f" at look {look} of {looks}" if looks > 1 else ""
     fact = judgement.evidence[0]
     return f"Not shown{at}: {share}. {fact.name}: {fact.detail}"

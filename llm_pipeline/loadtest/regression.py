@@ -28,6 +28,7 @@ from llm_pipeline.loadtest.gate import void_reason
 from llm_pipeline.loadtest.outcome import Ratio, RegressionOutcome
 from llm_pipeline.loadtest.pairs import same_requests
 from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.sample_size import share_bounds, shown_above
 from llm_pipeline.logging import get_logger
 from llm_pipeline.verdict import Evidence, Verdict
 
@@ -186,7 +187,7 @@ def _void(candidate: MeasuredWindow, production: MeasuredWindow, policy: LoadTes
     failed = len(judged) - int(judged.answered.sum())
     if len(judged) < _FEWEST_REQUESTS:
         return f"only {len(judged)} requests in a window: regression.window_seconds is too short for this rate"
-    if failed > policy.maximum_error_fraction * len(judged):
+    if shown_above(failed, len(judged), policy):
         said = next(iter(production.records.details.values()), "no reason given")
         return f"production's version failed {failed} of {len(judged)} requests: {said}"
     return ""
@@ -268,16 +269,19 @@ def _decided(found: Sequence[tuple[Ratio, Evidence]]) -> bool:
 
 
 def _failures(rounds: Sequence[Round], policy: LoadTestPolicy) -> Evidence:
+    """Too many failures are NO_GO where they are shown; that they are few enough was shown by the confirmation."""
     requests, failed = sum(r.requests for r in rounds), sum(r.failed for r in rounds)
-    share, limit = failed / max(1, requests), policy.maximum_error_fraction
+    bounds = share_bounds(failed, max(1, requests), policy.confidence)
     return Evidence(
         name="failed requests beside production",
-        verdict=Verdict.NO_GO if share > limit else Verdict.GO,
-        measured=share,
-        limit=limit,
+        verdict=Verdict.NO_GO if shown_above(failed, requests, policy) else Verdict.GO,
+        measured=failed / max(1, requests),
+        lower=bounds.lower,
+        upper=bounds.upper,
+        limit=policy.maximum_error_fraction,
         unit="fraction",
         samples=requests,
-        detail=f"{failed} of {requests} requests that production's version answered." if failed else "None failed.",
+        detail=f"{failed} of {requests} requests." if failed else "None failed.",
     )
 
 

@@ -17,6 +17,7 @@ from llm_pipeline.accuracy.intervals import clopper_pearson_upper, critical_valu
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.errors import ConfigError
+from llm_pipeline.loadtest.stalls import excluded_period, in_words, seconds_to_exclude, soak_seconds
 from llm_pipeline.stages.contract import Frozen
 
 MOST_RATES = 3
@@ -52,6 +53,12 @@ def share_bounds(good: int, requests: int, confidence: float, design_effect: flo
     hits = worth * good / requests
     lower = 1.0 - clopper_pearson_upper(worth - hits, worth, confidence)
     return ShareBounds(lower, clopper_pearson_upper(hits, worth, confidence), worth)
+
+
+def shown_above(failed: int, requests: int, policy: LoadTestPolicy) -> bool:
+    """Whether more requests failed than the policy tolerates, and not by chance."""
+    bounds = share_bounds(failed, max(1, requests), policy.confidence)
+    return bounds.lower > policy.maximum_error_fraction
 
 
 def confidence_of_a_look(confidence: float, looks: int) -> float:
@@ -97,11 +104,14 @@ class SampleSize(Frozen):
     """What the confirmation at the workload's rate needs, and what it has.
 
     Attributes:
-        needed: Requests that show the attainment when none misses, each independent of the others.
-        needed_with_misses: The same when half of the tolerated share misses.
+        needed: Requests that show the attainment when none misses, and the tolerated share of failures when none fails,
+            each independent of the others.
+        needed_with_misses: The same when half of the tolerated share of misses does miss.
         first_look: Requests of the confirmation.
         last_look: The same with all its extensions.
         looks: Looks that share the error.
+        excluded_period_seconds: Stalls that come less than once in so long are not excluded by the first look and the
+            soak.
     """
 
     needed: int
@@ -109,6 +119,7 @@ class SampleSize(Frozen):
     first_look: int
     last_look: int
     looks: int
+    excluded_period_seconds: float
 
 
 def sample_size(workload: Workload, policy: LoadTestPolicy) -> SampleSize:
@@ -117,18 +128,38 @@ def sample_size(workload: Workload, policy: LoadTestPolicy) -> SampleSize:
     stay = 1.0 - workload.cancelled_share * workload.streaming_share
     first = workload.rate_per_second * workload.duration_seconds * policy.confirmation_multiple * stay
     least = max(policy.minimum_requests, needed_requests(policy.attainment, policy.confidence, looks=looks))
+    if policy.maximum_error_fraction:
+        least = max(least, needed_requests(1.0 - policy.maximum_error_fraction, policy.confidence, looks=looks))
+    watched = workload.duration_seconds * policy.confirmation_multiple + soak_seconds(policy)
     return SampleSize(
         needed=least,
         needed_with_misses=max(least, _with_misses(policy, looks)),
         first_look=math.floor(first),
         last_look=math.floor(first * math.floor(policy.maximum_extension)),
         looks=looks,
+        excluded_period_seconds=excluded_period(watched, policy.confidence),
     )
 
 
 def looks_at_most(policy: LoadTestPolicy) -> int:
     """Looks that a confirmation may take, at all the rates that it may try."""
     return math.floor(policy.maximum_extension) * (1 if policy.search is None else MOST_RATES)
+
+
+def _require_long_enough(workload: Workload, policy: LoadTestPolicy) -> None:
+    """Refuse a period of stalls that even the last look and the soak do not exclude."""
+    period = policy.stall_period_seconds
+    if period is None:
+        return
+    longest = workload.duration_seconds * policy.confirmation_multiple * math.floor(policy.maximum_extension)
+    has, needed = longest + soak_seconds(policy), seconds_to_exclude(period, policy.confidence)
+    if has < needed:
+        raise ConfigError(
+            f"{has:.0f} s of confirmation and soak cannot exclude stalls that come once in {in_words(period)}: "
+            f"{needed:.0f} s are needed",
+            where="workload and policy.load_test.stall_period_seconds",
+            hint=f"a soak of {math.ceil(needed - longest)} s or more, or a shorter period",
+        )
 
 
 def _with_misses(policy: LoadTestPolicy, looks: int) -> int:
@@ -145,19 +176,23 @@ def require_enough(workload: Workload, policy: LoadTestPolicy) -> None:
     """Refuse a load test that can never say GO, whatever the server does.
 
     Raises:
-        ConfigError: Even its last look has too few requests, or some requests have no limit that is measured on them.
+        ConfigError: Even its last look has too few requests, or is too short for the period of stalls that must be
+            excluded, or some requests have no limit that is measured on them.
     """
     size = sample_size(workload, policy)
     claim = f"{100 * policy.attainment:g} % at {100 * policy.confidence:g} % confidence"
+    if policy.maximum_error_fraction:
+        claim += f", with at most {100 * policy.maximum_error_fraction:g} % failed"
     if size.last_look < size.needed:
         needed_seconds = workload.duration_seconds * size.needed / max(1, size.last_look)
         raise ConfigError(
             f"{size.last_look} requests can never show {claim}: {size.needed} are needed when none misses, "
             f"in {size.looks} looks",
             where="workload and policy.load_test",
-            hint=f"duration_seconds of {math.ceil(needed_seconds)} or more, a higher rate, or a lower attainment or "
-            "confidence; double that leaves room for misses",
+            hint=f"duration_seconds of {math.ceil(needed_seconds)} or more, a higher rate, a lower attainment or "
+            "confidence, or a larger maximum_error_fraction; double that leaves room for misses",
         )
+    _require_long_enough(workload, policy)
     if workload.streaming_share < 1.0 and policy.service_level.end_to_end_milliseconds is None:
         raise ConfigError(
             f"{100 * (1 - workload.streaming_share):g} % of the requests are not streamed, so that no limit of the "

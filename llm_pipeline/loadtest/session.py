@@ -8,7 +8,7 @@
     target          the workload's rate
     search          the highest rate that meets the service level, by short probes
     confirmation    a share of that rate, never below the target; longer, on fresh seeds, extended while undecided
-    soak            long, if the policy asks for it
+    soak            long, if the policy asks for it, and judged like any other window
 
 The verdict comes from the confirmation, and from what may veto it. When the target window alone shows that the
 service level is missed, or shows what cannot be, that is the verdict.
@@ -32,7 +32,7 @@ from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint
 from llm_pipeline.loadtest.physics import PhysicalLimits
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.search import highest_passed, search_highest_rate
-from llm_pipeline.loadtest.soak import memory_growth
+from llm_pipeline.loadtest.soak import judge_soak
 from llm_pipeline.loadtest.steady import FEWEST, steady_from
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.logging import get_logger
@@ -151,10 +151,13 @@ def _point(windows: Windows, rate: float, records: Records) -> RatePoint:
 def _outcome(windows: Windows, warm: WarmUp, decision: Decision, rates: tuple[RatePoint, ...]) -> LoadTestOutcome:
     judgement, soak = decision.judgement, windows.policy.soak
     if soak is not None and judgement.verdict is Verdict.GO:
-        windows.open("soak", "soak", windows.workload.rate_per_second, soak.duration_seconds, keep=True)
-        growth = memory_growth(windows.summaries[-1], soak)
-        summary = judgement.summary if growth.verdict is Verdict.GO else f"{growth.name}: {growth.detail}"
-        judgement = judge(summary, (*judgement.evidence, growth))
+        records = windows.open("soak", "soak", windows.workload.rate_per_second, soak.duration_seconds, keep=True)
+        facts = judge_soak(records, windows.summaries[-1], soak, windows.policy)
+        decided = judge(judgement.summary, (*judgement.evidence, *facts))
+        worse = next(
+            (fact for fact in facts if decided.verdict is not Verdict.GO and fact.verdict is decided.verdict), None
+        )
+        judgement = decided.model_copy(update={"summary": f"{worse.name}: {worse.detail}"}) if worse else decided
     return LoadTestOutcome(
         target_rate_per_second=windows.workload.rate_per_second,
         warmup_requests=warm.requests,

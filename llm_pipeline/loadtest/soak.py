@@ -1,13 +1,30 @@
-"""What grows while a server is used for long."""
+"""What comes of a server that is used for long: what grows, and trouble that is too rare for shorter windows."""
 
 from __future__ import annotations
 
-from llm_pipeline.config.policy import Soak
+from llm_pipeline.config.policy import LoadTestPolicy, Soak
+from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.outcome import WindowSummary
+from llm_pipeline.loadtest.records import Records
 from llm_pipeline.verdict import Evidence, Verdict
 
 _NAME = "memory growth in the soak"
 _FEWEST_SAMPLES = 20
+
+
+def judge_soak(records: Records, window: WindowSummary, soak: Soak, policy: LoadTestPolicy) -> tuple[Evidence, ...]:
+    """What a soak says, by itself: the service level as anywhere else, and the memory.
+
+    Args:
+        records: Of its window.
+        window: The same in figures.
+        soak: What the policy asks of it.
+        policy: When the server is fast enough.
+    """
+    alone = policy.model_copy(update={"stall_period_seconds": None})  # the time of all windows counts for that
+    judgement = judge_windows([records], alone, servers=[window.server])
+    held = (fact.model_copy(update={"name": f"in the soak: {fact.name}"}) for fact in judgement.evidence)
+    return (*held, memory_growth(window, soak))
 
 
 def memory_growth(window: WindowSummary, soak: Soak) -> Evidence:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from llm_pipeline.loadtest.sample_size import SampleSize
+from llm_pipeline.loadtest.stalls import in_words
 from llm_pipeline.planning.evidence import GatePower
 from llm_pipeline.planning.quantization_plan import GpuCost, RecipeCost
 from llm_pipeline.planning.task_pool import TaskItems
@@ -50,7 +51,8 @@ def load_lines(size: SampleSize) -> list[str]:
         else f"{size.first_look}"
     )
     needed = f"{size.needed} when none misses, {size.needed_with_misses} when half of the tolerated share does"
-    return [f"load test (requests of the confirmation at the workload's rate): {has}; needed {needed}"]
+    rare = f"stalls rarer than one in {in_words(size.excluded_period_seconds)} will not be excluded"
+    return [f"load test (requests of the confirmation at the workload's rate): {has}; needed {needed}; {rare}"]
 
 
 def gpu_lines(cost: GpuCost) -> list[str]:

@@ -275,7 +275,7 @@ def _milliseconds(latencies: Iterable[Latency | None]) -> float | None:
 
 STAGE = Stage(
     name="load_test",
-    version=2,
+    version=3,
     config=LoadTestConfig,
     run=run,
     environment="control",

@@ -49,7 +49,8 @@ def test_answers_shorter_than_asked_for_are_anomalous_beyond_the_tolerated_share
     short = {"fault": Fault.SHORT, "output_tokens": 4}
     assert judge_windows([window(300, 1, **short)], POLICY).verdict is Verdict.ANOMALOUS
     tolerant = POLICY.model_copy(update={"maximum_error_fraction": 0.01})
-    assert judge_windows([window(300, 1, **short)], tolerant).verdict is Verdict.GO
+    assert judge_windows([window(900, 1, **short)], tolerant).verdict is Verdict.GO
+    assert judge_windows([window(90, 1, **short)], tolerant).verdict is Verdict.INCONCLUSIVE, "one is chance"
     assert judge_windows([window(300, 9, **short)], tolerant).verdict is Verdict.ANOMALOUS
 
 

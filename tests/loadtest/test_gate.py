@@ -189,6 +189,50 @@ def test_more_errors_than_tolerated_decide_only_when_they_are_shown():
     assert judge_windows([window(470, 30, **FAILED)], tolerant).verdict is Verdict.NO_GO
 
 
+def test_a_tolerated_share_of_failures_is_shown_and_not_taken_from_the_point_estimate():
+    """Two failures of 2,400 are fewer than 0.1 %, and come of a server that fails 0.2 % in one session of seven."""
+    tolerant = POLICY.model_copy(update={"maximum_error_fraction": 0.001})
+    few = judge_windows([window(2398, 2, **FAILED)], tolerant)
+    assert few.verdict is Verdict.INCONCLUSIVE
+    assert "6294 independent requests" in fact(few, "failed requests").detail
+    assert judge_windows([window(2994)], tolerant).verdict is Verdict.INCONCLUSIVE
+    assert judge_windows([window(2995)], tolerant).verdict is Verdict.GO
+    assert judge_windows([window(6598, 2, **FAILED)], tolerant).verdict is Verdict.GO
+
+
+def test_where_no_failure_is_allowed_a_go_needs_no_more_than_to_have_seen_none():
+    assert fact(judge_windows([window(100)], POLICY), "failed requests").verdict is Verdict.GO
+    assert fact(judge_windows([window(9999, 1, **FAILED)], POLICY), "failed requests").verdict is Verdict.NO_GO
+
+
+def test_a_probe_is_not_ended_by_a_failure_that_the_tolerated_share_explains():
+    tolerant = POLICY.model_copy(update={"maximum_error_fraction": 0.001})
+    assert probe_verdict(window(299, 1, **FAILED), tolerant) is Verdict.GO
+    assert probe_verdict(window(295, 5, **FAILED), tolerant) is Verdict.NO_GO
+    assert probe_verdict(window(299, 1, **FAILED), POLICY) is Verdict.NO_GO, "none is allowed"
+
+
+def test_windows_that_differ_seldom_pass_at_the_limit_itself():
+    """Each of three windows is slower or faster than the others by 30 %, and the limit is the p95 of all such."""
+    draws, runs, limit = np.random.default_rng(3), 120, 0.1
+    unit = limit / math.exp(1.645 * math.hypot(0.5, 0.3))
+    passed = 0
+    for _ in range(runs):
+        factors = unit * draws.lognormal(0.0, 0.3, 3)
+        windows = [bulk(factor * draws.lognormal(0.0, 0.5, 600) - 0.001) for factor in factors]
+        passed += judge_windows(windows, POLICY).verdict is Verdict.GO
+    assert passed <= 12, "5 % of 120 are 6, and a fair gate has more than 12 in one run of a hundred"
+
+
+def test_windows_that_differ_say_by_how_much_others_may():
+    windows = [bulk(np.full(400, seconds)) for seconds in (0.05, 0.06, 0.075)]
+    level = fact(judge_windows(windows, POLICY), "service level met")
+    assert level.measured == 1.0
+    assert level.verdict is Verdict.INCONCLUSIVE
+    assert "others may be" in level.detail
+    assert fact(judge_windows(windows[:1] * 3, POLICY), "service level met").verdict is Verdict.GO
+
+
 def test_the_bounds_are_the_exact_binomial_ones():
     level = fact(judge_windows([window(100)], POLICY), "service level met")
     assert level.lower == pytest.approx(0.05 ** (1 / 100))  # all of n good: the lower bound is alpha^(1/n)

@@ -70,7 +70,11 @@ class Source:
 
 def compared(candidate: Server, production: Server, rate: float = 20.0):
     outcome, facts = compare(candidate, production, Source(), POLICY, rate, production_name="repository/1", seed=7)
-    return outcome, {fact.name: fact for fact in facts}
+    return outcome, facts_by_name(facts)
+
+
+def facts_by_name(facts):
+    return {fact.name: fact for fact in facts}
 
 
 def servers(host: Host, **candidate):
@@ -158,6 +162,21 @@ def test_without_usable_windows_of_production_it_is_inconclusive_and_says_why(pr
 def test_a_candidate_that_sheds_what_production_answers_is_not_flattered(failing):
     _, facts = compared(*servers(Host(), failing=failing))
     assert facts["failed requests beside production"].verdict is Verdict.NO_GO
+
+
+def test_a_rare_failure_of_two_equal_servers_is_no_regression():
+    """Both fail 0.05 % of requests, and 0.1 % is tolerated: one failure of a window or two is chance."""
+    refused = 0
+    for seed in range(30):
+        host = Host(noise=0.01, seed=seed)
+        policy = POLICY.model_copy(update={"maximum_error_fraction": 0.001})
+        outcome, facts = compare(
+            Server("candidate", host, failing=0.0005), Server("production", host, failing=0.0005), Source(), policy,
+            50.0, production_name="repository/1", seed=7,
+        )  # fmt: skip
+        assert outcome.ratios, facts
+        refused += facts_by_name(facts)["failed requests beside production"].verdict is not Verdict.GO
+    assert refused <= 1
 
 
 def test_nothing_at_all_is_no_pass():

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.errors import ConfigError
-from llm_pipeline.loadtest.design_effect import autocorrelation_time, design_effect
+from llm_pipeline.loadtest.design_effect import autocorrelation_time, design_effect, slowdown
 from llm_pipeline.loadtest.sample_size import needed_requests, require_enough, sample_size, share_bounds
 
 POLICY = LoadTestPolicy(
@@ -95,33 +95,42 @@ def waves(requests: int, length: int, share: float) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("length", [1, 10, 40])
 def test_the_design_effect_of_spells_is_their_length(length: int):
-    effect = design_effect([waves(12_000, length, 0.1)] * 2)
+    effect = design_effect([waves(12_000, length, 0.1)] * 2, 0.95)
     assert length <= effect <= 1.6 * length
 
 
 def test_batches_of_many_requests_tell_the_same():
-    few, many = design_effect([waves(48_000, 40, 0.1)]), design_effect([waves(480_000, 40, 0.1)])
+    few, many = (design_effect([waves(count, 40, 0.1)], 0.95) for count in (48_000, 480_000))
     assert many == pytest.approx(few, rel=0.15)
 
 
-def test_near_misses_tell_how_misses_would_cluster():
-    near = 0.6 * waves(4000, 20, 0.1)  # 0.9 of the limit, and never above it
-    assert design_effect([near]) > 15
-    assert design_effect([0.1 * near]) == 1.0
+@pytest.mark.parametrize("of_the_limit", [0.9, 0.1])
+def test_the_slowest_requests_tell_how_misses_would_cluster(of_the_limit: float):
+    below = of_the_limit / 1.5 * waves(4000, 20, 0.04)  # and never above it
+    assert design_effect([below], 0.95) > 15
 
 
 def test_windows_that_differ_are_worth_little_more_than_a_request_each():
     fine, bad = np.full(300, 0.1), np.where(np.random.default_rng(1).random(300) < 0.5, 1.5, 0.1)
-    assert design_effect([fine, bad, fine]) > 20 * design_effect([bad, bad, bad])
+    assert design_effect([fine, bad, fine], 0.95) > 20 * design_effect([bad, bad, bad], 0.95)
+
+
+def test_other_windows_may_be_slower_than_those_that_were_seen():
+    draws = np.random.default_rng(2)
+    alike = [draws.lognormal(0.0, 0.5, 400) for _ in range(5)]
+    apart = [window * factor for window, factor in zip(alike, (0.7, 0.9, 1.0, 1.2, 1.4), strict=True)]
+    assert 1.0 < slowdown(alike, 0.95) < 1.25 < slowdown(apart, 0.95)
+    assert slowdown(apart[:2], 0.95) > slowdown(apart, 0.95), "two windows tell less of others than five"
+    assert slowdown(alike[:1], 0.95) == slowdown([], 0.95) == slowdown([np.full(9, np.inf)] * 3, 0.95) == 1.0
 
 
 def test_what_is_always_the_same_is_not_correlated():
     assert autocorrelation_time([np.zeros(100, bool)]) == 1.0
     assert autocorrelation_time([np.ones(100, bool)]) == 1.0
     assert autocorrelation_time([np.ones(1, bool), np.zeros(1, bool)]) == 1.0
-    assert design_effect([np.full(50, np.inf)]) == 1.0
+    assert design_effect([np.full(50, np.inf)], 0.95) == 1.0
 
 
 def test_regular_misses_are_no_spells():
     every_tenth = np.where(np.arange(3000) % 10 == 0, 1.5, 0.1)
-    assert design_effect([every_tenth]) < 1.2
+    assert design_effect([every_tenth], 0.95) < 1.2

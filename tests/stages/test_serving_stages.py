@@ -90,7 +90,7 @@ class Release:
             "users": 8,
             "workload": {"prompts": "p.jsonl", "rate_per_second": 50, "duration_seconds": 2, "warmup_requests": 5},
             "policy": {"service_level": {"first_token_milliseconds": 500, "end_to_end_milliseconds": 1000},
-                       "minimum_requests": 60, "maximum_client_lag_milliseconds": 200, "attainment": 0.9, "seeds": 2,
+                       "minimum_requests": 60, "maximum_client_lag_milliseconds": 200, "attainment": 0.9, "seeds": 4,
                        "search": {"maximum_multiple": 2, "window_seconds": 1, "minimum_requests": 60},
                        "regression": {"maximum_ratio": 50, "window_seconds": 1, "rounds": 3, "maximum_rounds": 3,
                                       "maximum_length_drift": 0.9, "undecided": "go_on"}},
