@@ -61,7 +61,7 @@ class FaultyServer:
 def faulty_server(directory: Path) -> Iterator[FaultyServer]:
     """Start a server in a new directory; it is stopped whole at the end, whatever was killed."""
     state = directory / "slot"
-    repository = _write_repository(directory)
+    repository = write_repository(directory)
     try:
         ports = _free_ports().model_copy(update={"readable": ("/tmp",)})  # noqa: S108 - Triton unpacks models there
         server = start_server(
@@ -72,7 +72,7 @@ def faulty_server(directory: Path) -> Iterator[FaultyServer]:
         stop_server(state)
 
 
-def _write_repository(directory: Path) -> Path:
+def write_repository(directory: Path) -> Path:
     """The repository as it is packaged for every release, with the faulty model's code in it."""
     limits = {
         "maximum_sequences": SEQUENCES, "maximum_queued_requests": QUEUED, "maximum_tokens_per_request": CONTEXT,
