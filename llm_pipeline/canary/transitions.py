@@ -18,7 +18,7 @@ from llm_pipeline.canary.record import (
     PauseReason,
     Phase,
 )
-from llm_pipeline.canary.rollback import UNRECORDED, give_back
+from llm_pipeline.canary.rollback import UNRECORDED, give_back, move_unrecorded
 from llm_pipeline.canary.router import (
     ALL,
     RouteState,
@@ -31,7 +31,7 @@ from llm_pipeline.canary.shadow import Shadow
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.canary.watch_clock import WatchClock
-from llm_pipeline.errors import ConfigError, Fenced, PipelineError
+from llm_pipeline.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease
@@ -137,10 +137,19 @@ class Transitions:
         return self._save(marked, phase=Phase.PAUSED, pause=pause)
 
     def _condemn(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
+        """Decide to go back.
+
+        Raises:
+            Transient: The store takes nothing; all traffic is on stable, if that answers.
+        """
         log.warning(f"rolling back: {judgement.summary}", percent=record.step_percent)
         marked = record.marked(f"rolling back: {judgement.summary}", share=record.step_percent / 100)
         told = marked.with_event(EventKind.ROLLING_BACK, judgement.summary, by=self._owner, verdict=judgement.verdict)
-        return self._save(told, phase=Phase.ROLLING_BACK, judgement=judgement, pause=None)
+        try:
+            return self._save(told, phase=Phase.ROLLING_BACK, judgement=judgement, pause=None)
+        except Transient:  # the store: users first, and whoever comes next finds what the router was told
+            move_unrecorded(self._router, self._slots, record.release_id, self._plan.patience, record)
+            raise
 
     def _roll_back(self, record: CanaryRecord) -> CanaryRecord:
         want = self._state(record.stable or record.candidate, 1.0, on_trial=False)

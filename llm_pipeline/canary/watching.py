@@ -14,13 +14,16 @@ from llm_pipeline.canary.record import (
     PauseReason,
     Phase,
 )
+from llm_pipeline.canary.rollback import UNRECORDED
 from llm_pipeline.canary.router import (
+    RouterUnavailable,
     other_slot,
 )
 from llm_pipeline.canary.step_table import format_step, step_in_numbers
 from llm_pipeline.canary.transitions import Transitions, tests_of
-from llm_pipeline.errors import PipelineError, Transient
+from llm_pipeline.errors import Fenced, PipelineError, Transient
 from llm_pipeline.logging import Lines, get_logger
+from llm_pipeline.store.lease import LeaseLost
 from llm_pipeline.verdict import Judgement
 
 log = get_logger(__name__)
@@ -59,6 +62,18 @@ class Watching(Transitions):
         return record.marked(percent, share=self._policy.share_at(record.step_percent))
 
     def _look(self, record: CanaryRecord) -> CanaryRecord:
+        """One look, recorded; what the store does not take is looked at again, from where it was recorded last."""
+        try:
+            return self._look_once(record)
+        except (Fenced, LeaseLost, RouterUnavailable):
+            raise
+        except Transient as error:
+            if self._router.read()[0].owner.startswith(UNRECORDED):  # condemned, and nobody could be told
+                raise
+            log.warning("the store takes nothing: the candidate is watched on", reason=str(error))
+            return record
+
+    def _look_once(self, record: CanaryRecord) -> CanaryRecord:
         time.sleep(self._policy.look_seconds)
         current, _ = self._router.read()
         if (drift := self._drift(record, current)) is not None:

@@ -1,0 +1,61 @@
+"""A store that takes nothing while a canary is watched: users come first. The site is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from simulated import Site
+from test_one_way_back import fast  # noqa: F401 - a fixture
+
+from llm_pipeline.canary.record import Phase
+from llm_pipeline.errors import Transient
+
+
+@pytest.fixture
+def site(tmp_path) -> Site:
+    return Site(tmp_path)
+
+
+def at_looks(site: Site, acts: dict[int, Callable[[], None]]) -> None:
+    """Do something as the log is read for so many times since the step began."""
+    read, looks = site.log.read, iter(range(1_000))
+
+    def counted(*arguments, **settings):
+        if act := acts.get(next(looks)):
+            act()
+        return read(*arguments, **settings)
+
+    site.log.read = counted
+
+
+def fill(site: Site) -> None:
+    site.store_takes = False
+
+
+def make_room(site: Site) -> None:
+    site.store_takes = True
+
+
+def test_a_candidate_that_fails_while_the_store_is_full_loses_its_traffic_at_once(site) -> None:
+    site.policy["minimum_bake_seconds"] = site.policy["maximum_bake_seconds"] = 60.0
+
+    def break_down() -> None:
+        site.faulty = True
+
+    at_looks(site, {2: lambda: fill(site), 4: break_down})
+    with pytest.raises(Transient, match="no space left"):
+        site.step(20)
+    assert (site.weights(), site.record().phase) == ({"blue": 10_000}, Phase.BAKING)
+    assert "green" in site.running, "nothing is stopped that nobody wrote down"
+    make_room(site)
+    assert site.buried().steps(20) == ["INCONCLUSIVE"], "why was told to nobody: it was taken back"
+    assert (site.weights(), site.record().phase, site.running) == ({"blue": 10_000}, Phase.ROLLED_BACK, {"blue"})
+
+
+def test_a_store_that_is_full_for_a_while_ends_no_healthy_canary(site) -> None:
+    site.policy |= {"minimum_bake_seconds": 0.1, "maximum_bake_seconds": 60.0}  # ten looks at least
+    at_looks(site, {1: lambda: fill(site), 6: lambda: make_room(site)})
+    assert site.steps(20) == ["GO"]
+    assert site.record().phase is Phase.PASSED
+    assert site.weights() == {"blue": 8_000, "green": 2_000}
