@@ -41,6 +41,7 @@ from llm_pipeline.quantization.readback import load_model
 log = get_logger(__name__)
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_SAMPLING_SEED = 1234
 _DISTRIBUTIONS = ("lm_eval", "torch", "transformers")
 
 Answers = TypeVar("Answers")
@@ -131,9 +132,14 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
         return [(score.log_likelihood, score.greedy) for score in scores]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = True) -> list[str]:  # noqa: ARG002
-        """Text that follows each prompt, up to its stop words."""
+        """Text that follows each prompt, up to its stop words; what is drawn is the same for the same requests."""
         self._check_prompts(requests)
-        return list(self._with_memory(lambda: super(HarnessModel, self).generate_until(requests, disable_tqdm=True)))
+
+        def generate() -> list[str]:
+            torch.manual_seed(_SAMPLING_SEED)
+            return list(super(HarnessModel, self).generate_until(requests, disable_tqdm=True))
+
+        return self._with_memory(generate)
 
     def _model_generate(self, context: Any, *arguments: Any, **options: Any) -> Any:
         generated = super()._model_generate(context, *arguments, **options)
