@@ -10,9 +10,10 @@ import os
 import platform
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from llm_pipeline.airflow_pools import airflow_pools, pool_problem, slots_needed
@@ -35,6 +36,9 @@ from llm_pipeline.store.references import readable_pointers
 
 State = Literal["ok", "warning", "failed"]
 _START_SECONDS = 60
+_FIND_MODULES = (
+    "import sys; from importlib.util import find_spec; print(*[name for name in sys.argv[1:] if not find_spec(name)])"
+)
 _LITTLE_DISK = 20e9
 
 
@@ -53,16 +57,23 @@ class Check(Frozen):
     fix: str = ""
 
 
-def examine(deployment: Deployment, targets: Sequence[Target] = (), model_id: str = "") -> tuple[Check, ...]:
+def examine(
+    deployment: Deployment,
+    targets: Sequence[Target] = (),
+    model_id: str = "",
+    task_modules: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> tuple[Check, ...]:
     """Look at everything.
 
     Args:
         deployment: What should be there.
         targets: Targets that this host may be meant for; a GPU host should be one of them.
         model_id: The model whose engines in production must fit this host, where it is their target's.
+        task_modules: Python modules that evaluation tasks need, by task.
     """
     return (
         *(_environment(name, found) for name, found in deployment.environments.items()),
+        *_task_modules(deployment, task_modules),
         _attempt("store", lambda: _store(deployment)),
         *_directories(deployment),
         _attempt("triton", lambda: _triton(deployment)),
@@ -116,6 +127,32 @@ def _start(python: str) -> str:
             f"{python} does not run this package: {said[-1] if said else error}", hint="run `make environments`"
         ) from error
     return f"{python}, package {answer.stdout.strip()}"
+
+
+def _task_modules(deployment: Deployment, needed: Mapping[str, Sequence[str]]) -> Iterator[Check]:
+    """Whether evaluation tasks find what they import, where that is an interpreter of this host."""
+    environment = deployment.environments.get("model")
+    for task, modules in needed.items():
+        subject = f"task {task}"
+        if not isinstance(environment, Interpreter):
+            detail = f"needs {', '.join(modules)} in the image that models are evaluated in: not looked at"
+            yield Check(subject=subject, state="warning", detail=detail)
+            continue
+        try:
+            found = subprocess.run(
+                [environment.python, "-c", _FIND_MODULES, *modules],
+                capture_output=True, text=True, timeout=_START_SECONDS, check=True,
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            yield Check(subject=subject, state="failed", detail=f"{environment.python} does not start: {error}")
+            continue
+        missing = found.stdout.split()
+        yield Check(
+            subject=subject,
+            state="failed" if missing else "ok",
+            detail=f"{environment.python} lacks {', '.join(missing)}" if missing else f"has {', '.join(modules)}",
+            fix="install their packages there, or leave the task out" if missing else "",
+        )
 
 
 def _store(deployment: Deployment) -> str:

@@ -220,3 +220,14 @@ def test_a_router_that_is_not_ours_to_close_is_a_warning(deployment_file: Path, 
     _, checks = doctor(broken(deployment_file, places={"cpu": {**place, "router": router}}), capsys)
     assert checks["users' port of cpu"]["state"] == "warning"
     assert "gRPC" in checks["users' port of cpu"]["detail"]
+
+
+def test_modules_that_tasks_need_are_looked_for_where_models_are_evaluated(deployment_file: Path) -> None:
+    deployment = load_deployment(deployment_file)
+    checks = {
+        check.subject: check
+        for check in examine(deployment, task_modules={"good": ("json",), "bad": ("json", "no_such_module_x")})
+    }
+    assert checks["task good"].state == "ok"
+    assert (checks["task bad"].state, checks["task bad"].detail.split()[-1]) == ("failed", "no_such_module_x")
+    assert "install" in checks["task bad"].fix

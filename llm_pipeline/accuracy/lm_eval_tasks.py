@@ -178,7 +178,9 @@ def task_failure(error: Exception, what: str, where: str) -> PipelineError:
             hint="install it into the environment that models are evaluated in, or leave the task out",
         )
     reason = next(iter(str(error).splitlines()), "")[:_LONGEST_REASON]
-    return unless_io(error, ConfigError(f"{what}: {type(error).__name__}: {reason}", where=where, hint=_advice(error)))
+    problem = ConfigError(f"{what}: {type(error).__name__}: {reason}", where=where, hint=_advice(error))
+    # An error without a number is no machine's: offline, `datasets` calls a hub that it may not ask out of reach.
+    return unless_io(error, problem) if isinstance(error, OSError) and error.errno is not None else problem
 
 
 def _advice(error: Exception) -> str:

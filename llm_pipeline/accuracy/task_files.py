@@ -144,6 +144,18 @@ def read_task_directory(directory: Path, *, allow_code: bool = False) -> TaskDir
     return TaskDirectory(root, tasks, groups, tags)
 
 
+def task_code(value: Any) -> Iterator[TaskCode]:
+    """The functions that a configuration names, wherever in it."""
+    if isinstance(value, TaskCode):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from task_code(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from task_code(one)
+
+
 def inside(root: Path, path: Path, what: str, where: Path) -> Path:
     """A path with its links resolved.
 
@@ -230,20 +242,9 @@ def _members(members: Any) -> Iterator[str]:
 
 def _refuse_code(files: Sequence[TaskFile]) -> None:
     for file in files:
-        if (code := next(_code_in(file.configuration), None)) is not None:
+        if (code := next(task_code(file.configuration), None)) is not None:
             raise ConfigError(
                 f"a task file runs Python of its own (`{_CODE_TAG} {code.reference}`)",
                 where=str(file.path),
                 hint="set evaluation.allow_task_code: true if you trust all of its directory",
             )
-
-
-def _code_in(value: Any) -> Iterator[TaskCode]:
-    if isinstance(value, TaskCode):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _code_in(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _code_in(one)

@@ -81,7 +81,7 @@ class Described:
 
     task: str
     values: Mapping[str, Any]
-    aggregations: Mapping[str, str | Callable[[Sequence[Any]], Any]]
+    aggregations: Mapping[str, str | Callable[[Sequence[Any]], Any] | None]
     higher_is_better: Mapping[str, bool]
 
     @property
@@ -144,6 +144,23 @@ def choose_metric(described: Described, wanted: str | None, of_group: Sequence[s
     return ItemScore(_metric(described, name, value), usable[name])
 
 
+def refuse_by_file(task: str, metrics: Sequence[tuple[str, str | None]], wanted: str | None) -> None:
+    """Refuse what a task's file alone shows to be no score of single items.
+
+    Args:
+        task: Its name.
+        metrics: The metrics of its file, each with lm-eval's name of its aggregation; None for the metric's own.
+        wanted: What the release config names.
+
+    Raises:
+        ConfigError: The task has no such metric, or none that can be given item by item.
+    """
+    usable = [name for name, aggregation in metrics if (aggregation or _OWN_AGGREGATION.get(name)) not in _WHOLE_SETS]
+    known = Described(task, dict.fromkeys(name for name, _ in metrics), dict(metrics), {})
+    if (metrics and not usable) or (wanted is not None and wanted not in usable):
+        raise _refused(known, wanted or ", ".join(known.names), usable)
+
+
 def choose_filter(task: str, names: Sequence[str], wanted: str | None, of_group: Sequence[str] = ()) -> str:
     """The reading of an answer that is scored.
 
@@ -180,7 +197,7 @@ def _metric(described: Described, name: str, value: float) -> TaskMetric:
 def _reading(described: Described, name: str) -> Callable[[Any], float] | None:
     """How a number is read from a document's value; None for a metric that only the whole set has."""
     kind = described.aggregations.get(name, "mean")
-    read = _READINGS.get(kind) if isinstance(kind, str) else (_number if _is_mean(kind) else None)
+    read = _READINGS.get(kind) if isinstance(kind, str) else (_number if kind and _is_mean(kind) else None)
     if read is None:
         return None
     try:
@@ -260,6 +277,9 @@ _READINGS: Mapping[str, Callable[[Any], float]] = {
 }
 """By lm-eval's name of the aggregation. The chrF of a document is that of the document alone: their mean is not the
 corpus' chrF, but ranks models alike and can be paired."""
+_WHOLE_SETS = frozenset({"matthews_corrcoef", "f1", "bleu", "median", "bypass"})
+_OWN_AGGREGATION = {"mcc": "matthews_corrcoef", "f1": "f1", "bleu": "bleu", "bypass": "bypass"}
+"""lm-eval's aggregation of a metric whose task names none, of those that only the whole set has."""
 _BOUNDS: Mapping[str, tuple[float | None, float | None]] = {
     "brier_score": (0.0, 2.0),
     "chrf": (0.0, 100.0),

@@ -33,10 +33,12 @@ def add_commands(commands: Commands) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     from llm_pipeline.config.loading import load_release
     from llm_pipeline.doctor import examine
+    from llm_pipeline.planning.task_checks import task_modules
 
     if options.config:
         loaded = load_release(options.config)
-        checks = examine(loaded.deployment, loaded.release.targets, loaded.release.model.id)
+        modules = task_modules(loaded.release.evaluation, loaded.configs_root)
+        checks = examine(loaded.deployment, loaded.release.targets, loaded.release.model.id, modules)
     else:
         checks = examine(deployment_of(options))
     if options.json:

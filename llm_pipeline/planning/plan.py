@@ -49,6 +49,7 @@ from llm_pipeline.planning.stage_graph import PlannedStage, planned_steps
 from llm_pipeline.planning.stage_time import predicted_seconds
 from llm_pipeline.planning.table import format_plan
 from llm_pipeline.planning.target_plan import plan_target
+from llm_pipeline.planning.task_checks import check_tasks
 from llm_pipeline.planning.task_pool import TaskItems, task_pool
 from llm_pipeline.serving.launch_rules import default_mode
 
@@ -101,6 +102,7 @@ def plan_release(
     check_recipes(loaded, facts)
     require_enough(release.workload, release.policy.load_test)
     tasks = task_pool(release.evaluation, loaded.configs_root)
+    task_warnings = check_tasks(release.evaluation, loaded.configs_root)
     lane_warnings = _check_lanes(loaded, tasks)
     targets = tuple(plan_target(loaded, target, facts) for target in release.targets)
     _refuse_impossible(loaded, targets)
@@ -146,6 +148,7 @@ def plan_release(
             *size_warnings(release, facts),
             *target_warnings(targets),
             *recipe_warnings(loaded),
+            *task_warnings,
             *lane_warnings,
             *expected_warnings(release),
             *(line for gate in gates for line in gate.warnings),

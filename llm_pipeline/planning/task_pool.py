@@ -69,9 +69,15 @@ def _local(defined: TaskDirectory, name: str) -> TaskItems:
 @cache
 def known_tasks() -> dict[str, TaskItems]:
     """Well-known tasks of lm-eval's own, by name."""
+    return {row["name"]: TaskItems.model_validate(row) for row in known_facts()["tasks"]}
+
+
+@cache
+def known_facts() -> dict[str, Any]:
+    """What is known of lm-eval's own tasks: sizes, modules they need, whether they run what the model writes."""
     text = files("llm_pipeline.planning").joinpath("data", "known_tasks.json").read_text(encoding="utf-8")
-    rows: list[dict[str, Any]] = json.loads(text)["tasks"]
-    return {row["name"]: TaskItems.model_validate(row) for row in rows}
+    facts: dict[str, Any] = json.loads(text)
+    return facts
 
 
 def _limited(task: TaskItems, limit: int | None) -> TaskItems:

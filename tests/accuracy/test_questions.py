@@ -206,3 +206,77 @@ def test_a_template_runs_nothing_that_python_could(tasks):
     (tasks / "say.yaml").write_text(json.dumps(reaching))
     with pytest.raises(ConfigError, match="unsafe"):
         load(tasks, ("say",))
+
+
+def test_data_of_every_kind_are_read_into_memory(tasks):
+    import pandas as pd
+
+    frame = pd.DataFrame({"prompt": ["q0?", "q1?"], "answer": ["a", "b"]})
+    frame.to_csv(tasks / "rows.csv", index=False)
+    frame.to_parquet(tasks / "rows.parquet")
+    (tasks / "lines.txt").write_text("q0?\nq1?\n")
+    for kind, file in (("csv", "rows.csv"), ("parquet", "rows.parquet"), ("text", "lines.txt")):
+        fields = (
+            {"doc_to_text": "{{text}}", "doc_to_target": "a"} if kind == "text" else {"doc_to_target": "{{answer}}"}
+        )
+        data = {"dataset_path": kind, "dataset_kwargs": {"data_files": {"test": file}}}
+        (tasks / "say.yaml").write_text(json.dumps(SAY | data | fields))
+        items = load(tasks, ("say",)).ask(Answering(), [("say", 0), ("say", 1)])
+        assert [item.prompt for item in items] == ["q0?", "q1?"]
+    (tasks / "rows.parquet").write_text("no parquet")
+    data = {"dataset_path": "parquet", "dataset_kwargs": {"data_files": {"test": "rows.parquet"}}}
+    (tasks / "say.yaml").write_text(json.dumps(SAY | data))
+    with pytest.raises(ConfigError, match="unreadable task data"):
+        load(tasks, ("say",))
+
+
+def test_a_field_that_only_some_documents_have_is_none_in_the_others(tasks):
+    rows = [
+        {"prompt": "q0?", "choices": ["a"], "right": 0},
+        {"prompt": "q1?", "choices": ["a"], "right": 0, "hint": "h"},
+    ]
+    (tasks / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tasks / "say.yaml").write_text(json.dumps(SAY | {"doc_to_text": "{{prompt}}{{hint}}"}))
+    items = load(tasks, ("say",)).ask(Answering(), [("say", 0), ("say", 1)])
+    assert [item.prompt for item in items] == ["q0?None", "q1?h"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"doc_to_text": "{{nothing}}"}, "nothing"),
+        ({"doc_to_text": "{{"}, "TemplateSyntaxError"),
+        pytest.param(
+            {"metric_list": [{"metric": "no_such_metric"}]},
+            "lm-eval cannot load",
+            marks=pytest.mark.thorough,  # it is looked for among the metrics of another library
+        ),
+        ({"filter_list": [{"name": "a", "filter": [{"function": "no_such"}]}]}, "lm-eval cannot load"),
+        ({"output_type": "sing"}, "sing"),
+        ({"num_fewshot": "many"}, "cannot"),
+        ({"dataset_path": "org/absent", "dataset_kwargs": None}, "lm-eval cannot load"),
+    ],
+)
+def test_whatever_is_wrong_with_a_task_file_is_one_clear_error(tasks, changes, message):
+    (tasks / "say.yaml").write_text(json.dumps(SAY | changes))
+    with pytest.raises(ConfigError, match=message):
+        load(tasks, ("say",))
+
+
+def test_a_tasks_own_python_is_run_with_permission_and_only_from_its_directory(tasks):
+    (tasks / "say.yaml").write_text(json.dumps(SAY).replace('"{{prompt}}"', "!function steps.ask"))
+    (tasks / "steps.py").write_text("def ask(document):\n    return 'own ' + document['prompt']\n")
+    assert load(tasks, ("say",), allow_task_code=True).instances()[0].args[0] == "own q0?"
+    for code, message in (
+        ("import absent_module_x", "module absent_module_x is missing"),
+        ("x = 1", "no function 'ask'"),
+    ):
+        (tasks / "steps.py").write_text(code + "\n")
+        with pytest.raises(ConfigError, match=message):
+            load(tasks, ("say",), allow_task_code=True)
+    inner = tasks / "inner"
+    inner.mkdir()
+    (tasks / "say.yaml").rename(inner / "say.yaml")
+    (inner / "say.yaml").write_text((inner / "say.yaml").read_text().replace("steps.ask", "../steps.ask"))
+    with pytest.raises(ConfigError):
+        load(inner, ("say",), allow_task_code=True)

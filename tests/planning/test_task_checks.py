@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llm_pipeline.config.release import Evaluation, TaskOptions
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.planning.task_checks import check_tasks, task_modules
+from llm_pipeline.planning.task_pool import task_pool
+
+PICK = {
+    "task": "pick", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}},
+    "test_split": "test", "output_type": "multiple_choice", "metric_list": [{"metric": "mcc"}],
+}  # fmt: skip
+
+
+def evaluation(*names, **changes):
+    return Evaluation(tasks=names, served_tasks=names[:1], **changes)
+
+
+@pytest.fixture
+def local(tmp_path):
+    """Writes task files and gives the evaluation of one of them, with the place of its directory."""
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "rows.jsonl").write_text('{"q": 1}\n{"q": 2}\n')
+
+    def write(*tasks, **changes):
+        for number, task in enumerate(tasks):
+            (tmp_path / "tasks" / f"{number}.yaml").write_text(task if isinstance(task, str) else json.dumps(task))
+        return evaluation(changes.pop("name", "pick"), task_directory="tasks", **changes), tmp_path
+
+    return write
+
+
+def test_a_task_without_a_score_of_single_items_is_refused_from_its_file(local):
+    with pytest.raises(ConfigError, match="task pick: mcc cannot be given item by item") as refused:
+        check_tasks(*local(PICK))
+    assert "leave the task out" in refused.value.hint
+    both = PICK | {"metric_list": [{"metric": "mcc"}, {"metric": "acc", "aggregation": "mean"}]}
+    assert check_tasks(*local(both)) == ()
+    with pytest.raises(ConfigError, match="mcc cannot be given item by item") as refused:
+        check_tasks(*local(both, task_options={"pick": TaskOptions(metric="mcc")}))
+    assert "to one of: acc" in refused.value.hint
+    with pytest.raises(ConfigError, match="no metric 'acc_norm'"):
+        check_tasks(*local(both, task_options={"pick": TaskOptions(metric="acc_norm")}))
+    assert check_tasks(*local(PICK | {"metric_list": [{"metric": "chrf"}]})) == ()
+
+
+def test_options_of_a_task_that_is_not_asked_are_refused(local):
+    plain = {key: value for key, value in PICK.items() if key != "metric_list"}
+    with pytest.raises(ConfigError, match="task_options names pik"):
+        check_tasks(*local(plain, task_options={"pik": TaskOptions(metric="acc")}))
+
+
+def test_code_that_the_model_writes_needs_a_permission(local):
+    with pytest.raises(ConfigError, match="humaneval runs code that the model writes"):
+        check_tasks(evaluation("humaneval"), local()[1])
+    assert check_tasks(evaluation("humaneval", allow_generated_code=True), local()[1])
+    with pytest.raises(ConfigError, match="pick runs code that the model writes"):
+        check_tasks(*local({"task": "pick", "unsafe_code": True}))
+
+
+def test_modules_that_tasks_need_are_asked_for(local):
+    asked = evaluation("ifeval", "gsm8k")
+    assert task_modules(asked, local()[1]) == {"ifeval": ("immutabledict", "langdetect", "nltk")}
+    (warning,) = check_tasks(asked, local()[1])
+    assert "ifeval needs the Python modules immutabledict, langdetect, nltk" in warning
+    own, root = local("task: pick\nprocess_docs: !function steps.first\n", allow_task_code=True)
+    (root / "tasks" / "steps.py").write_text("import os, other, rouge.scores\nfrom jieba import cut\nimport numpy\n")
+    (root / "tasks" / "other.py").write_text("")
+    assert task_modules(own, root) == {"pick": ("jieba", "rouge")}
+    with pytest.raises(ConfigError, match=r"runs Python of its own .`!function steps\.first`"):
+        check_tasks(own.model_copy(update={"allow_task_code": False}), root)
+
+
+def test_a_group_of_local_tasks_has_the_documents_of_all_of_them(local):
+    other, group = PICK | {"task": "other"}, {"group": "both", "task": ["pick", "other"]}
+    (task,) = task_pool(*local(PICK, other, group, name="both"))
+    assert (task.items, task.output_type) == (4, "multiple_choice")
