@@ -29,7 +29,8 @@ Inputs = Mapping[str, ArtifactRef]
 def _download(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.stages.download import download_config
 
-    return download_config(flow.record.model, flow.release.model, flow.deployment.hub), {}
+    record = flow.record
+    return download_config(record.model, flow.release.model, flow.deployment.hub, record.facts), {}
 
 
 def _tasks(flow: Flow) -> dict[str, ArtifactRef]:

@@ -35,13 +35,16 @@ class SeenModel(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def see_model(loaded: LoadedRelease, revision: str | None = None, seconds: float | None = None) -> SeenModel:
+def see_model(
+    loaded: LoadedRelease, revision: str | None = None, seconds: float | None = None, *, required: bool = False
+) -> SeenModel:
     """Read a release's model where it is.
 
     Args:
         loaded: The release.
         revision: Branch, tag or commit instead of the config's.
         seconds: How long the source may take; 0 asks it nothing.
+        required: Stated sizes do not stand in for a source that does not answer.
 
     Raises:
         ConfigError: There is no such directory, or something of the model is not known: the hint says how to state it.
@@ -55,7 +58,7 @@ def see_model(loaded: LoadedRelease, revision: str | None = None, seconds: float
     try:
         documents = Asked(partial(_look, loaded, revision or asked.revision), seconds or _SECONDS).answer()
     except (SourceRefused, SourceUnavailable, Transient) as error:
-        if asked.sizes is None:
+        if required or asked.sizes is None:
             raise _with_hint(error, where) from error
         facts = _facts(ModelDocuments({}, origin=_BY_HAND), asked, where)
         return SeenModel(facts, (f"the model is judged by {_BY_HAND}, not by itself: {error.message}",))

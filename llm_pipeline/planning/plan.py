@@ -65,6 +65,7 @@ def plan_release(
     store_seconds: float | None = None,
     source_seconds: float | None = None,
     revision: str | None = None,
+    read_model: bool = False,
     predict: bool = False,
     replace: bool = False,
 ) -> Plan:
@@ -76,6 +77,7 @@ def plan_release(
         source_seconds: How long the model's source may take to show the model; 0 asks it nothing: then the model is
             judged as far as the release config states its sizes.
         revision: Branch, tag or commit of the model instead of the config's.
+        read_model: The model itself must be read: stated sizes do not stand in for it.
         predict: Ask AIConfigurator, too, which takes seconds for each recipe and target.
         replace: The release is meant to take its places over from other models.
 
@@ -97,7 +99,7 @@ def plan_release(
     check_data_files(loaded)
     check_routers(loaded)
     _refuse_before_reading(loaded)
-    model = see_model(loaded, revision, source_seconds)
+    model = see_model(loaded, revision, source_seconds, required=read_model)
     facts = model.facts
     check_recipes(loaded, facts)
     require_enough(release.workload, release.policy.load_test)

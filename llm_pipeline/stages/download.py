@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, HubId
+from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.config.release import ModelSource
+from llm_pipeline.errors import IntegrityError
 from llm_pipeline.hub.pinned import HubFile, ObjectVersion, PinnedModel, Sha1
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.reader import read_facts
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 
 
@@ -22,6 +28,8 @@ class DownloadConfig(ConfigModel):
         source: Where the files come from. A place, not part of the stage key: the hashes say what is fetched.
         versions: Of the files in S3, by path: how they are asked for. A place, too.
         hub: How the hub or its cache is reached. A place, too.
+        sizes: What the release config states of the model. Not in the key: with `facts` it only checks what comes.
+        facts: What the plan judged the model by; None for no check.
     """
 
     model_id: HubId
@@ -31,9 +39,13 @@ class DownloadConfig(ConfigModel):
     source: str = "hub"
     versions: dict[str, ObjectVersion] = Field(default={})
     hub: HubAccess = HubAccess()
+    sizes: ModelSizes | None = None
+    facts: ModelFacts | None = None
 
 
-def download_config(model: PinnedModel, source: ModelSource, hub: HubAccess) -> DownloadConfig:
+def download_config(
+    model: PinnedModel, source: ModelSource, hub: HubAccess, facts: ModelFacts | None = None
+) -> DownloadConfig:
     """What the stage is given for a pinned model."""
     return DownloadConfig(
         model_id=model.id,
@@ -43,6 +55,8 @@ def download_config(model: PinnedModel, source: ModelSource, hub: HubAccess) -> 
         source=source.source,
         versions=model.versions,
         hub=hub,
+        sizes=source.sizes,
+        facts=facts,
     )
 
 
@@ -62,6 +76,8 @@ def _run(context: StageContext[DownloadConfig]) -> StageOutput:
         limit=RateLimit(None if rate is None else rate * 1e6),
         sampled_values=config.sampled_values,
     )
+    if config.facts is not None:
+        _require_same(config.facts, destination, config.sizes)
     return StageOutput(
         artifacts={CHECKPOINT: Produced(CHECKPOINT, destination)},
         metrics={
@@ -75,6 +91,28 @@ def _run(context: StageContext[DownloadConfig]) -> StageOutput:
     )
 
 
+def _require_same(planned: ModelFacts, checkpoint: Path, sizes: ModelSizes | None) -> None:
+    """Judge the model once more, by the bytes that came: memory and legality were judged by what was seen before.
+
+    Raises:
+        IntegrityError: It is not the model that the plan saw.
+    """
+    from llm_pipeline.hub.directory_source import DirectorySource
+    from llm_pipeline.hub.model_look import read_documents
+
+    look = DirectorySource(checkpoint).look("", "")
+    found = read_facts(read_documents(look), sizes).model_copy(update={"origin": planned.origin})
+    seen, came = planned.model_dump(), found.model_dump()
+    if differing := [name for name, value in seen.items() if came[name] != value]:
+        name = differing[0]
+        raise IntegrityError(
+            f"the downloaded model is not the one that the plan judged: {', '.join(differing)} differ; {name} was "
+            f"{str(seen[name])[:80]}, is {str(came[name])[:80]}",
+            where="download",
+            hint="the revision moved meanwhile: release it again",
+        )
+
+
 CHECKPOINT = "checkpoint"
 STAGE = Stage(
     name="download",
@@ -82,5 +120,5 @@ STAGE = Stage(
     config=DownloadConfig,
     run=_run,
     environment="control",
-    places=frozenset({"source", "versions", "hub"}),
+    places=frozenset({"source", "versions", "hub", "sizes", "facts"}),
 )

@@ -77,6 +77,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         store_seconds=_STORE_SECONDS,
         source_seconds=_SOURCE_SECONDS,
         revision=context.config.revision,
+        read_model=True,
     )
     for warning in plan.warnings:
         log.warning(warning)
