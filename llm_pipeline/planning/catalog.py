@@ -150,7 +150,9 @@ def runtime_releases() -> tuple[RuntimeRelease, ...]:
 
 def find_support(sm: str, row: str, column: Column) -> SupportCell:
     """One cell of the support matrix; a cell that it does not have is `unknown`."""
-    cell = _table("quant_support_matrix")["matrix"].get(sm, {}).get(row, {}).get(column)
+    table = _table("quant_support_matrix")
+    generation = table["same_as"].get(sm, sm)
+    cell = table["matrix"].get(generation, {}).get(row, {}).get(column)
     if cell is None:
         return SupportCell(value="unknown", why=f"the support matrix has no entry for {row} on {sm}")
     return SupportCell.model_validate(cell)

@@ -19,7 +19,7 @@ def test_every_gpu_has_memory_and_an_architecture():
     assert len(gpus()) >= 12
     for gpu in gpus().values():
         assert gpu.sm.startswith("sm")
-        assert 10e9 < gpu.usable_bytes < 250e9
+        assert 10e9 < gpu.usable_bytes < 300e9
 
 
 def test_usable_memory_is_what_the_driver_reports_where_that_is_known():
@@ -27,8 +27,27 @@ def test_usable_memory_is_what_the_driver_reports_where_that_is_known():
     assert find_gpu("H200-SXM-141GB").usable_bytes == 139 * 2**30
 
 
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [("A10", 24.15), ("L4", 24.15), ("B300-SXM-288GB", 288.4), ("GB300", 298.0), ("H20-96GB", 102.6), ("L40", 48.3)],
+)
+def test_usable_memory_of_more_gpus_is_what_the_driver_reports(name: str, gigabytes: float):
+    assert find_gpu(name).usable_bytes / 1e9 == pytest.approx(gigabytes, abs=0.05)
+
+
+def test_the_second_blackwell_generation_shares_the_rows_of_the_first():
+    assert find_gpu("B300-SXM-288GB").sm == find_gpu("GB300").sm == "sm103"
+    assert find_support("sm103", "nvfp4", "pytorch_main") == find_support("sm100", "nvfp4", "pytorch_main")
+
+
+def test_nvfp4_on_hopper_and_ada_is_partial_in_main_only():
+    for sm in ("sm89", "sm90"):
+        assert find_support(sm, "nvfp4", "pytorch_main").value == "partial"
+        assert find_support(sm, "nvfp4", "pytorch_1_2").value == "no"
+
+
 def test_usable_memory_is_below_the_nominal_size_where_nothing_was_measured():
-    gpu = find_gpu("L4")
+    gpu = find_gpu("A100-SXM4-40GB")
     assert gpu.usable_bytes < gpu.memory_gib * 2**30
 
 

@@ -17,7 +17,8 @@ from llm_pipeline.planning.matrix_table import format_matrix
 
 A100, L40S, H100, H200 = "A100-SXM4-80GB", "L40S", "H100-SXM5-80GB", "H200-SXM-141GB"
 B200, GB200, RTX = "B200-SXM-180GB", "GB200", "RTX-PRO-6000-Blackwell-Server"
-BLACKWELL = {B200, GB200, RTX}
+BLACKWELL_100 = {B200, GB200, "B300-SXM-288GB", "GB300"}
+BLACKWELL = {*BLACKWELL_100, RTX, "RTX-PRO-6000-Blackwell-Workstation"}
 
 ROWS = {
     "none": "bf16",
@@ -59,7 +60,11 @@ def recorded(package: str, name: str) -> dict[str, Any]:
 def expected(sm: str, name: str, column: str) -> str:
     """The worst of: kernels of that generation, the checkpoint's reader, the exporter for engines."""
     unknown = {"value": "unknown"}
-    said = [recorded("llm_pipeline.planning", "quant_support_matrix")["matrix"][sm].get(ROWS[name], {})]
+    said = [
+        recorded("llm_pipeline.planning", "quant_support_matrix")["matrix"][sm.replace("103", "100")].get(
+            ROWS[name], {}
+        )
+    ]
     values = [said[0].get(column, unknown)["value"]]
     if name in EXPORTED_AS:
         reader = recorded("llm_pipeline.planning", "checkpoint_reader")["others"][EXPORTED_AS[name]]
@@ -102,7 +107,7 @@ def test_fp8_is_legal_everywhere_but_on_ampere():
 def test_nvfp4_is_legal_on_blackwell_only_and_its_kv_cache_from_1_3_on():
     assert legal_on("nvfp4") == BLACKWELL
     assert legal_on("kv_cache_nvfp4") == set()
-    assert legal_on("kv_cache_nvfp4", "1.3.0rc22") == {B200, GB200}
+    assert legal_on("kv_cache_nvfp4", "1.3.0rc22") == BLACKWELL_100
 
 
 def test_no_engine_is_legal_from_1_3_on_and_the_reason_is_the_compiler():
@@ -137,10 +142,11 @@ def test_an_unknown_version_or_gpu_is_refused_with_the_nearest():
 def test_the_text_has_a_column_a_generation_and_each_reason_once_with_all_of_them():
     text = format_matrix(judge_cells(Selection(versions=("1.2.1",), engines=("tensorrt_llm_llmapi",))))
     lines = text.splitlines()
-    assert lines[1].split() == ["format", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
+    assert lines[1].split() == ["format", "sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120"]
     row = next(line for line in lines if line.startswith("  nvfp4 "))
-    assert row.split() == ["nvfp4", "no", "no", "no", "no", "yes", "yes"]
-    reason = "  - int4_awq does not run on sm100, sm120 with TensorRT-LLM 1.x (features/quantization.md hardware table)"
+    assert row.split() == ["nvfp4", "no", "no", "no", "no", "yes", "yes", "yes"]
+    why = "TensorRT-LLM 1.x (features/quantization.md hardware table)"
+    reason = f"  - int4_awq does not run on sm100, sm103, sm120 with {why}"
     assert lines.count(reason) == 1
     assert "  sm100: B200-SXM-180GB, GB200" in lines
 
