@@ -257,11 +257,10 @@ def _identity(
     scores: Mapping[str, ItemScore],
     styles: Mapping[str, PromptStyle],
 ) -> dict[str, str]:
-    formats = sorted({style.chat.digest for style in styles.values() if style.chat})
     identity = {"lm-eval": metadata.version("lm_eval"), "few-shot seed": str(_FEW_SHOT_SEED)}
-    identity["chat template"] = " ".join(formats) or "none"
     for name, task in tasks.items():
-        metric = scores[name].metric
+        metric, chat = scores[name].metric, styles[name].chat
+        identity[f"chat template of {name}"] = chat.digest if chat else "none"
         identity[f"task {name}"] = _task_digest(task)
         identity[f"questions of {name}"] = sha256_json([item.fingerprint for item in items[name]])
         identity[f"score of {name}"] = f"{metric.metric}, {metric.filter}"

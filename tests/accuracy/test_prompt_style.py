@@ -12,14 +12,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from llm_pipeline.accuracy.chat_template import ChatTemplate
-from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline
+from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, evaluate_candidate
 from llm_pipeline.accuracy.evaluation import read_summary
+from llm_pipeline.accuracy.harness import refuse_other_harness
 from llm_pipeline.accuracy.lm_eval_checkpoint import evaluate_checkpoint
 from llm_pipeline.accuracy.lm_eval_served import served_questions
 from llm_pipeline.accuracy.questions import Questions
 from llm_pipeline.accuracy.table import format_evaluation
+from llm_pipeline.accuracy.task_groups import read_groups
+from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation, TaskOptions
 from llm_pipeline.errors import ConfigError
+from llm_pipeline.verdict import Verdict
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}"
@@ -96,7 +100,9 @@ def test_a_chat_model_is_asked_to_write_in_its_own_format_and_served_with_the_sa
     assert [one.args[0] for one in served.instances()] == [
         item.prompt for item in sorted(written, key=lambda item: item.item_id)
     ]
-    assert served.identity["chat template"] == summary.harness["chat template"] != "none"
+    refuse_other_harness(summary.harness, served.identity)
+    assert "none" not in (served.identity["chat template of say"], summary.harness["chat template of say"])
+    assert summary.harness["chat template of pick"] == "none"
 
 
 def test_the_chat_format_can_be_asked_for_and_left_out(checkpoint, tasks, tmp_path):
@@ -147,3 +153,25 @@ def test_sampled_answers_are_the_same_when_asked_again(checkpoint, tasks):
     first, again = (evaluate_checkpoint(checkpoint, tasks, asked, "float16") for _ in range(2))
     assert [item.completion for item in first.items] == [item.completion for item in again.items]
     assert len({item.completion for item in first.items}) > 1
+
+
+def test_a_group_and_a_loss_are_judged_in_both_lanes_of_a_real_model(checkpoint, tasks, tmp_path):
+    directory = tmp_path / "tasks"
+    directory.mkdir()
+    for path in tasks.glob("*.yaml"):
+        (directory / path.name).write_text(path.read_text())
+    rows = [{"q": f"Is water {n} wet?", "a": "yes" if n % 2 else "no"} for n in range(120)]
+    (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (directory / "pick_again.yaml").write_text(json.dumps(PICK | {"task": "again"}))
+    whole = {"group": "whole", "task": ["pick", "again"], "aggregate_metric_list": [{"metric": "acc"}]}
+    (directory / "whole.yaml").write_text(json.dumps(whole))
+    inputs, asked = {"checkpoint": checkpoint, "tasks": directory}, evaluation("whole", "read", divergence_items=0)
+    before = evaluate_baseline(inputs, asked, "float16", tmp_path / "before")
+    policy = AccuracyPolicy(margin=0.05, task_margin=0.2, minimum_items=60)
+    after, judgement = evaluate_candidate(
+        inputs | {"baseline": before.directory}, asked, policy, "float16", tmp_path / "after"
+    )
+    assert read_groups(after.directory) == read_groups(before.directory) != ()
+    assert {item.task for item in after.items} == {"pick", "again", "read"}
+    assert judgement.verdict is Verdict.GO, judgement
+    assert "whole: 2 tasks, judged as one by items" in format_evaluation(after.summary)
