@@ -32,6 +32,7 @@ def _hf(place: Path, dtype: str, batch_size: str, items: str, softmax: str) -> d
     from lm_eval.models.huggingface import HFLM
 
     from llm_pipeline.accuracy.lm_eval_tasks import task_manager
+    from llm_pipeline.config.release import Evaluation
 
     requests: list[Any] = []
 
@@ -50,8 +51,9 @@ def _hf(place: Path, dtype: str, batch_size: str, items: str, softmax: str) -> d
         device="cuda" if torch.cuda.is_available() else "cpu",
     )
     begun = time.perf_counter()
+    manager = task_manager(place / "tasks", Evaluation(tasks=(TASK,), served_tasks=(TASK,)), (TASK,))
     results = lm_eval.simple_evaluate(
-        model=model, tasks=[TASK], task_manager=task_manager(place / "tasks"), limit=int(items), bootstrap_iters=0
+        model=model, tasks=[TASK], task_manager=manager, limit=int(items), bootstrap_iters=0
     )
     seconds = time.perf_counter() - begun
     if not (place / REQUESTS_FILE).exists():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.saved_items import Place, SavedItems
+from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.accuracy.sequential import judge_look
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.logging import get_logger
@@ -67,7 +68,12 @@ class Asking:
         return self.items[:count]
 
     def ask_until_decided(
-        self, baseline: Sequence[ScoredItem], plan: LookPlan, policy: AccuracyPolicy, tasks: Sequence[str] | None = None
+        self,
+        baseline: Sequence[ScoredItem],
+        plan: LookPlan,
+        policy: AccuracyPolicy,
+        tasks: Sequence[str] | None = None,
+        scoring: Scoring = PLAIN,
     ) -> tuple[Judgement, int]:
         """Ask look by look, until the evidence decides.
 
@@ -78,7 +84,7 @@ class Asking:
             PipelineError: As `Questions.ask`.
         """
         for look, size in enumerate(plan.sizes, 1):
-            judgement = judge_look(baseline, self.ask_until(size), plan, look, policy, tasks=tasks)
+            judgement = judge_look(baseline, self.ask_until(size), plan, look, policy, tasks=tasks, scoring=scoring)
             if judgement is not None:
                 log.info("the accuracy is decided", look=look, looks=len(plan.sizes), items=size, of=plan.items)
                 return judgement, look

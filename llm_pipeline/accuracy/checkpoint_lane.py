@@ -23,6 +23,7 @@ from llm_pipeline.accuracy.items import ScoredItem, read_items
 from llm_pipeline.accuracy.looks import LookPlan, evaluation_order, plan_looks
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
+from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.digest import sha256_json
@@ -199,12 +200,13 @@ def evaluate_candidate(
         IntegrityError: The checkpoint is damaged, or the baseline was asked in another way.
     """
     lane = _Lane(inputs, evaluation, dtype, workdir)
-    refuse_other_harness(read_summary(inputs["baseline"]).harness, lane.harness)
+    before = read_summary(inputs["baseline"])
+    refuse_other_harness(before.harness, lane.harness)
     baseline = read_items(inputs["baseline"])
     plan = plan_looks({task: len(clusters) for task, clusters in lane.questions.clusters.items()}, policy)
     asking = lane.asking(plan.items)
     with lane.phase("scoring"):
-        judgement, look = _decided(asking, baseline, plan, policy)
+        judgement, look = _decided(asking, baseline, plan, policy, Scoring.of(before))
     with lane.phase("divergence"):
         from llm_pipeline.accuracy.divergence import Reference, divergence_from
 
@@ -222,13 +224,13 @@ def evaluate_candidate(
 
 
 def _decided(
-    asking: Asking, baseline: list[ScoredItem], plan: LookPlan, policy: AccuracyPolicy
+    asking: Asking, baseline: list[ScoredItem], plan: LookPlan, policy: AccuracyPolicy, scoring: Scoring
 ) -> tuple[Judgement, int | None]:
     """The judgement and its look; a candidate whose numbers are not finite fails at once."""
     from llm_pipeline.accuracy.questions import NotFinite
 
     try:
-        return asking.ask_until_decided(baseline, plan, policy)
+        return asking.ask_until_decided(baseline, plan, policy, scoring=scoring)
     except NotFinite as error:
         fact = Evidence(
             name="log-likelihoods that are numbers",

@@ -3,16 +3,19 @@
     judgement = judge_pairs(pair_items(read_items(baseline_dir), read_items(candidate_dir)), policy.accuracy)
 
 GO needs the upper bound of the loss below the margin, pooled and for every task: an intersection-union test, so no
-correction for several tasks is due (Berger 1982). NO_GO needs the lower bound above a margin; over tasks the claim
-"some task lost too much" is corrected by Holm's method. What is between is INCONCLUSIVE and says how many items
+correction for several tasks is due (Berger 1982). A group of tasks is one task. By policy a task that is too small to
+prove its margin need only not be shown to be beyond it. NO_GO needs the lower bound above a margin; over tasks the
+claim "some task lost too much" is corrected by Holm's method. What is between is INCONCLUSIVE and says how many items
 would decide. Nothing is rounded before it is compared, and a bound that equals its limit passes nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from llm_pipeline.accuracy.evalue import clusters_to_decide
 from llm_pipeline.accuracy.intervals import items_to_decide
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.paired import (
@@ -23,9 +26,13 @@ from llm_pipeline.accuracy.paired import (
     bound_losses,
     compare,
 )
+from llm_pipeline.accuracy.power import TYPICAL_FLIPS, items_needed
+from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.accuracy.score_test import SCORE_TEST, LossTest
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
+
+_WORST_PARTS = 3
 
 
 def _whole(alpha: float) -> float:
@@ -51,13 +58,19 @@ AT_ONCE = DecisionRule()
 """One look at all items, with the whole error to spend."""
 
 
-def judge_pairs(tasks: Sequence[TaskPairs], policy: AccuracyPolicy, rule: DecisionRule = AT_ONCE) -> Judgement:
+def judge_pairs(
+    tasks: Sequence[TaskPairs],
+    policy: AccuracyPolicy,
+    rule: DecisionRule = AT_ONCE,
+    sizes: Mapping[str, int] | None = None,
+) -> Judgement:
     """Judge a candidate beside its baseline, at one look.
 
     Args:
         tasks: The scores of both, paired.
         policy: Margins, confidence, smallest sample and required tasks.
         rule: How the look decides.
+        sizes: Pairs that each task will have when all is asked; None when all is.
 
     Returns:
         GO, NO_GO, INCONCLUSIVE or ANOMALOUS, with the pooled loss first in the evidence, then each task's.
@@ -67,7 +80,8 @@ def judge_pairs(tasks: Sequence[TaskPairs], policy: AccuracyPolicy, rule: Decisi
     enough = comparison.pooled.pairs >= policy.minimum_items
     verdict = _pooled_verdict(comparison.pooled, policy) if enough else Verdict.INCONCLUSIVE
     pooled = _evidence(comparison.pooled, policy.margin, policy, verdict)
-    verdicts = _task_verdicts(tasks, comparison.tasks, policy, rule) if enough else {}
+    sizes = sizes or {task.name: len(task.scores) for task in tasks}
+    verdicts = _task_verdicts(tasks, comparison.tasks, policy, rule, sizes) if enough else {}
     facts = [
         _evidence(task, policy.task_margin, policy, verdicts.get(task.name, Verdict.INCONCLUSIVE))
         for task in comparison.tasks
@@ -82,6 +96,8 @@ def compare_as_judged(
     policy: AccuracyPolicy,
     judgement: Judgement | None,
     tasks: Iterable[str] | None = None,
+    *,
+    scoring: Scoring = PLAIN,
 ) -> Comparison:
     """What the candidate was asked beside the baseline's answers, with the bounds that the judgement was made by.
 
@@ -93,7 +109,7 @@ def compare_as_judged(
         IntegrityError: As `compare`.
     """
     asked = {(item.task, item.item_id) for item in candidate}
-    comparison = compare(baseline, candidate, policy.confidence, tasks, asked)
+    comparison = compare(baseline, candidate, policy.confidence, tasks, asked, scoring=scoring)
     facts = {fact.name: fact for fact in judgement.evidence} if judgement else {}
     return comparison.model_copy(
         update={
@@ -122,7 +138,11 @@ def _pooled_verdict(pooled: PairedAccuracy, policy: AccuracyPolicy) -> Verdict:
 
 
 def _task_verdicts(
-    tasks: Sequence[TaskPairs], compared: Sequence[PairedAccuracy], policy: AccuracyPolicy, rule: DecisionRule
+    tasks: Sequence[TaskPairs],
+    compared: Sequence[PairedAccuracy],
+    policy: AccuracyPolicy,
+    rule: DecisionRule,
+    sizes: Mapping[str, int],
 ) -> dict[str, Verdict]:
     samples = [task.sample if task.scores else None for task in tasks]
     harm = [rule.test.p_value(sample, policy.task_margin) if sample else 1.0 for sample in samples]
@@ -136,8 +156,26 @@ def _task_verdicts(
         elif number in harmed:
             verdicts[task.name] = Verdict.NO_GO
         else:
-            verdicts[task.name] = Verdict.GO if _may_pass(task, policy.task_margin) else Verdict.INCONCLUSIVE
+            unharmed = is_only_for_harm(task.name, sizes, policy) and _seems_unharmed(task, sizes[task.name], policy)
+            passes = unharmed or _may_pass(task, policy.task_margin)
+            verdicts[task.name] = Verdict.GO if passes else Verdict.INCONCLUSIVE
     return verdicts
+
+
+def is_only_for_harm(task: str, sizes: Mapping[str, int], policy: AccuracyPolicy) -> bool:
+    """Whether a task need not prove its margin: the policy says so of small ones, and no `required_tasks` names it.
+
+    Small is what cannot show a lossless model to be lossless with a power of 0.9 at `TYPICAL_FLIPS`. It is a matter of
+    what will be asked, known before the first answer.
+    """
+    if policy.small_tasks == "prove" or task in policy.required_tasks:
+        return False
+    return sizes.get(task, 0) < items_needed(policy.task_margin, TYPICAL_FLIPS, policy.confidence)
+
+
+def _seems_unharmed(task: PairedAccuracy, size: int, policy: AccuracyPolicy) -> bool:
+    """Before all of its items are asked, a loss that looks like harm is looked at longer."""
+    return task.loss is not None and (task.pairs >= size or task.loss.estimate <= policy.task_margin)
 
 
 def _rejected(p_values: Sequence[float], alpha: float, level: Callable[[float], float]) -> set[int]:
@@ -160,7 +198,7 @@ def _may_pass(part: PairedAccuracy, margin: float) -> bool:
 
 def _is_too_weak(part: PairedAccuracy, margin: float) -> bool:
     """A baseline that scores no more than the margin cannot lose more than the margin: its pass would say nothing."""
-    return part.baseline is not None and part.baseline.estimate <= margin
+    return part.bounded and part.baseline is not None and part.baseline.estimate <= margin
 
 
 def _evidence(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdict: Verdict) -> Evidence:
@@ -168,8 +206,8 @@ def _evidence(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdi
         name=_fact_name(part),
         verdict=verdict,
         measured=part.loss.estimate if part.loss else None,
-        lower=part.loss.lower if part.loss else None,
-        upper=part.loss.upper if part.loss else None,
+        lower=part.loss.lower if part.loss and math.isfinite(part.loss.lower) else None,
+        upper=part.loss.upper if part.loss and math.isfinite(part.loss.upper) else None,
         limit=margin,
         unit="fraction",
         samples=part.pairs,
@@ -185,18 +223,30 @@ def _detail(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdict
     if part.loss is None:
         return "No item is scored on both sides."
     clusters = f" in {part.clusters} clusters" if part.clusters is not None else ""
-    flips = f"{part.lost} lost, {part.gained} gained{clusters}."
+    flips = f"{part.lost} lost, {part.gained} gained{clusters}.{_worst_parts(part)}"
     if verdict is Verdict.ANOMALOUS:
         return (
             f"{flips} Quantization does not make models this much better: look for leaked answers or a broken baseline."
         )
     if verdict is Verdict.INCONCLUSIVE and _is_too_weak(part, margin):
         return f"{flips} The baseline itself scores no more than the margin, so a loss could not show."
+    if verdict is Verdict.GO and not _may_pass(part, margin):
+        return f"{flips} Too few items to prove its margin: no harm is shown, which is all that the policy asks of it."
     return f"{flips} {_more_items(part, margin, policy)}" if verdict is Verdict.INCONCLUSIVE else flips
+
+
+def _worst_parts(part: PairedAccuracy) -> str:
+    """Where a group lost most: for information, since none of so many small tasks is judged by itself."""
+    measured = [(own.loss.estimate, own) for own in part.parts if own.loss is not None]
+    worst = sorted(measured, key=lambda one: (-one[0], one[1].name))[:_WORST_PARTS]
+    told = ", ".join(f"{own.name} {100 * loss:+.1f} ({own.pairs} items)" for loss, own in worst)
+    return f" Largest losses of its {len(part.parts)} tasks, in points: {told}." if told else ""
 
 
 def _more_items(part: PairedAccuracy, margin: float, policy: AccuracyPolicy) -> str:
     estimate = part.loss.estimate if part.loss else 0.0
+    if part.clusters is not None and part.clusters < (clusters := clusters_to_decide(margin, policy.confidence)):
+        return f"{part.clusters} clusters are few: if all answer as one, {clusters} are needed even if nothing changes."
     needed = items_to_decide(part.variance, margin - estimate, policy.confidence)
     if needed is None:
         return "The loss sits on the limit: no number of items decides."
@@ -216,7 +266,7 @@ def _completeness(comparison: Comparison, policy: AccuracyPolicy) -> list[Eviden
     if pooled.unpaired:
         gaps = ", ".join(f"{task.name}: {task.unpaired}" for task in comparison.tasks if task.unpaired)
         facts.append(_shortage("items without a partner or a score", pooled.unpaired, 0, f"By task: {gaps}."))
-    judged = {task.name for task in comparison.tasks if task.pairs}
+    judged = {own.name for task in comparison.tasks for own in (task, *task.parts) if own.pairs}
     if missing := [task for task in policy.required_tasks if task not in judged]:
         required = len(policy.required_tasks)
         facts.append(

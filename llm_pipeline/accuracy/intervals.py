@@ -150,16 +150,22 @@ def wilson_bounds(right: int, items: int, confidence: float) -> Bounds:
     return Bounds(share, max(0.0, centre - reach), min(1.0, centre + reach))
 
 
-def mean_bounds(scores: Sequence[float], confidence: float) -> Bounds:
-    """A mean score in [0, 1] with its one-sided bounds: Wilson for right and wrong, Student's t for graded scores."""
+def mean_bounds(scores: Sequence[float], confidence: float, *, bounded: bool = True) -> Bounds:
+    """A mean score with its one-sided bounds: Wilson for right and wrong, Student's t for graded scores.
+
+    Args:
+        scores: From 0 to 1 where they are bounded.
+        confidence: Of each bound.
+        bounded: Whether the bounds stay between 0 and 1.
+    """
     values = np.asarray(scores, dtype=float)
-    if np.isin(values, (0.0, 1.0)).all():
+    if bounded and np.isin(values, (0.0, 1.0)).all():
         return wilson_bounds(int(values.sum()), values.size, confidence)
-    mean = float(values.mean())
+    mean, (lowest, highest) = float(values.mean()), (0.0, 1.0) if bounded else (-math.inf, math.inf)
     if values.size == 1:
-        return Bounds(mean, 0.0, 1.0)
+        return Bounds(mean, lowest, highest)
     reach = critical_value(confidence, values.size - 1) * float(values.std(ddof=1)) / math.sqrt(values.size)
-    return Bounds(mean, max(0.0, mean - reach), min(1.0, mean + reach))
+    return Bounds(mean, max(lowest, mean - reach), min(highest, mean + reach))
 
 
 def items_to_decide(variance: float, distance: float, confidence: float, power: float = 0.9) -> int | None:

@@ -187,6 +187,8 @@ def _advice(error: Exception) -> str:
     text = str(error)
     if "HF_ALLOW_CODE_EVAL" in text:
         return "it runs code that the model writes: set evaluation.allow_generated_code: true, or leave it out"
+    if isinstance(error, ImportError):
+        return "install what it names into the environment that models are evaluated in, or leave the task out"
     if isinstance(error, OSError) or "offline" in text.lower() or "hub" in text.lower():
         return "stages work offline: put its data set or metric into the Hugging Face cache, or data beside a task file"
     return "the fault is in the task's files or its data"

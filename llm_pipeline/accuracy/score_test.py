@@ -92,7 +92,7 @@ def _error(sample: LossSample) -> float:
 
 
 def _has_few_changes(sample: LossSample) -> bool:
-    return sample.lost + sample.gained < FEW_CHANGES
+    return sample.changed < FEW_CHANGES
 
 
 def _lower(sample: LossSample, confidence: float) -> float:

@@ -17,16 +17,18 @@ and it is no proof of harm: NO_GO is said only where the loss is shown to be bey
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from statistics import NormalDist
 
 from llm_pipeline.accuracy.evalue import BETTING_TEST
-from llm_pipeline.accuracy.gate import AT_ONCE, DecisionRule, judge_pairs
+from llm_pipeline.accuracy.gate import AT_ONCE, DecisionRule, is_only_for_harm, judge_pairs
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.losses import LossSample
 from llm_pipeline.accuracy.paired import TaskPairs, pair_items, pool
+from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.accuracy.spending import IMPROBABLE, early, late, nominal_level
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.verdict import Evidence, Judgement, Verdict
@@ -40,6 +42,7 @@ def judge_look(
     policy: AccuracyPolicy,
     *,
     tasks: Iterable[str] | None = None,
+    scoring: Scoring = PLAIN,
 ) -> Judgement | None:
     """Judge what was asked until one look.
 
@@ -50,6 +53,7 @@ def judge_look(
         look: Which look this is; the first is 1.
         policy: Margins, confidence, smallest sample and required tasks.
         tasks: Tasks that must be judged; None for every task that either side has.
+        scoring: Scales of the scores, and groups of tasks that are judged as one.
 
     Returns:
         The judgement, or None to go on; never None at the last look.
@@ -62,17 +66,27 @@ def judge_look(
         raise ValueError(f"look {look} of {len(plan.sizes)}")
     size = plan.sizes[look - 1]
     seen = candidate[:size]
-    pairs = pair_items(baseline, seen, tasks, asked={(item.task, item.item_id) for item in seen})
-    judgement = judge_pairs(pairs, policy, decision_rule(plan, look))
+    pairs = pair_items(baseline, seen, tasks, {(item.task, item.item_id) for item in seen}, scoring)
+    sizes = _sizes(pairs, baseline, plan)
+    judgement = judge_pairs(pairs, policy, decision_rule(plan, look), sizes)
     if len(seen) < size:
         judgement = _with(judgement, _shortfall(len(seen), size))
     if look == len(plan.sizes) or judgement.verdict is not Verdict.INCONCLUSIVE:
         return _told(judgement, plan, look)
-    reason = _futility(pairs, plan, look, policy)
+    to_prove = [task for task in pairs if not is_only_for_harm(task.name, sizes, policy)]
+    reason = _futility(pool(pairs), to_prove, plan, look, policy)
     if reason is None:
         return None
     stopped = _with(_told(judgement, plan, look), reason)
     return stopped.model_copy(update={"summary": f"{stopped.summary} GO had become improbable."})
+
+
+def _sizes(pairs: Sequence[TaskPairs], baseline: Sequence[ScoredItem], plan: LookPlan) -> dict[str, int]:
+    """Items of each judged task that will be asked until the last look: the baseline was asked all of them."""
+    by_task = Counter(item.task for item in baseline)
+    own = {task.name: sum(by_task[part.name] for part in task.parts or (task,)) for task in pairs}
+    share = min(1.0, plan.items / max(1, sum(own.values())))
+    return {task: round(items * share) for task, items in own.items()}
 
 
 def decision_rule(plan: LookPlan, look: int) -> DecisionRule:
@@ -101,8 +115,10 @@ def chance_of_go(sample: LossSample, margin: float, plan: LookPlan, look: int, c
     return NormalDist().cdf((margin - final.upper) / spread)
 
 
-def _futility(pairs: Sequence[TaskPairs], plan: LookPlan, look: int, policy: AccuracyPolicy) -> Evidence | None:
-    for part, margin in [(pool(pairs), policy.margin), *((task, policy.task_margin) for task in pairs)]:
+def _futility(
+    pooled: TaskPairs, tasks: Sequence[TaskPairs], plan: LookPlan, look: int, policy: AccuracyPolicy
+) -> Evidence | None:
+    for part, margin in [(pooled, policy.margin), *((task, policy.task_margin) for task in tasks)]:
         if not part.scores and not part.unpaired:
             continue  # nothing was asked of this task yet
         possible = part.scores and not part.unpaired

@@ -53,13 +53,18 @@ def format_baseline(judgement: Judgement) -> str:
 
 
 def format_comparison(comparison: Comparison, policy: AccuracyPolicy) -> str:
-    """An aligned table, one line a task, the pooled line last; starts with a line break."""
-    rows = [_row(task, policy.task_margin) for task in comparison.tasks]
-    rows.append(_row(comparison.pooled, policy.margin))
+    """An aligned table, one line a task, tasks of a group below it, the pooled line last; starts with a line break."""
+    rows = []
+    for task in comparison.tasks:
+        rows.append(_row(task, f"{100 * policy.task_margin:.2f}"))
+        rows += [_row(part, "-", indent="  ") for part in task.parts]
+    rows.append(_row(comparison.pooled, f"{100 * policy.margin:.2f}"))
     widths = _widths([_HEAD, *rows])
     rule = _rule(widths)
     lines = [_line(_HEAD, widths), rule, *(_line(row, widths) for row in rows[:-1]), rule, _line(rows[-1], widths)]
     note = f"One-sided bounds, {100 * comparison.confidence:.4g} % each at all looks together."
+    if any(task.parts for task in comparison.tasks):
+        note += " Tasks below their group are information: the group is judged as one."
     return "\n" + "\n".join([*lines, note])
 
 
@@ -76,24 +81,26 @@ def _figure(value: float | None, fact: Evidence) -> str:
     return f"{100 * value:.2f} %" if fact.unit == "fraction" else f"{value:.4g}"
 
 
-def _row(part: PairedAccuracy, margin: float) -> tuple[str, ...]:
+def _row(part: PairedAccuracy, margin: str, indent: str = "") -> tuple[str, ...]:
     loss = part.loss
     return (
-        part.name,
+        f"{indent}{part.name}",
         str(part.pairs),
-        _percent(part.baseline),
-        _percent(part.candidate),
+        _score(part.baseline, bounded=part.bounded),
+        _score(part.candidate, bounded=part.bounded),
         f"{100 * loss.estimate:+.2f}" if loss else "-",
         f"{100 * loss.lower:+.2f} to {100 * loss.upper:+.2f}" if loss else "-",
-        f"{100 * margin:.2f}",
+        margin,
         str(part.lost),
         str(part.gained),
         str(part.unpaired),
     )
 
 
-def _percent(interval: Interval | None) -> str:
-    return f"{100 * interval.estimate:.2f} %" if interval else "-"
+def _score(interval: Interval | None, *, bounded: bool) -> str:
+    if interval is None:
+        return "-"
+    return f"{100 * interval.estimate:.2f} %" if bounded else f"{interval.estimate:.4g}"
 
 
 def _line(cells: tuple[str, ...], widths: list[int]) -> str:

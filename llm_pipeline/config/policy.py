@@ -38,8 +38,13 @@ class AccuracyPolicy(ConfigModel):
     """When a quantized model is good enough, against its own baseline, item by item.
 
     Attributes:
-        margin: Largest acceptable loss of accuracy, pooled over all items (0.01 is one point).
-        task_margin: The same for each task alone; wider, because a task has fewer items.
+        margin: Largest acceptable loss of accuracy, pooled over all items (0.01 is one point: a hundredth of the range
+            of scores; of the baseline's mean where scores have no bounds).
+        task_margin: The same for each task alone, where a group such as MMLU is one task; wider, because a task has
+            fewer items.
+        small_tasks: A task whose items cannot show `task_margin` either proves it all the same (`prove`; many such
+            tasks keep even a lossless model from passing), or stops a release only when it is shown to have lost more
+            (`harm_only`). One that `required_tasks` names always proves it.
         confidence: Confidence of the one-sided bounds.
         minimum_items: Fewer paired items are INCONCLUSIVE, whatever they show.
         maximum_items: Most items that are asked, of all tasks together; None for all there are.
@@ -54,6 +59,7 @@ class AccuracyPolicy(ConfigModel):
 
     margin: Margin = 0.01
     task_margin: Margin = 0.03
+    small_tasks: Literal["prove", "harm_only"] = "prove"
     confidence: Confidence = 0.95
     minimum_items: Annotated[Items, Field(ge=30)] = 500
     maximum_items: Annotated[Items, Field(ge=30)] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,7 +51,11 @@ def plot_accuracy(studies: Sequence[AccuracyStudy]) -> Plot:
 
 def _parts(study: AccuracyStudy) -> list[PairedAccuracy]:
     """Pooled first, then the tasks; those without data are left out."""
-    return [part for part in (study.comparison.pooled, *study.comparison.tasks) if part.loss]
+    return [part for part in (study.comparison.pooled, *study.comparison.tasks) if _is_bounded(part.loss)]
+
+
+def _is_bounded(loss: Interval | None) -> bool:
+    return loss is not None and math.isfinite(loss.lower) and math.isfinite(loss.upper)
 
 
 def _in_words(pooled: PairedAccuracy) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.items import ScoredItem, read_items
+from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.errors import PipelineError
 from llm_pipeline.flow import Flow
@@ -194,8 +195,11 @@ class _Collector:
         if items is None:
             return None
         tasks = {item.task for item in items} if result.stage == "served_accuracy" else None
+        summary = self._summary("baseline", "")
+        scoring = Scoring.of(summary) if summary else PLAIN
         comparison = self._try(
-            f"accuracy of {name}", lambda: compare_as_judged(baseline, items, policy, result.judgement, tasks)
+            f"accuracy of {name}",
+            lambda: compare_as_judged(baseline, items, policy, result.judgement, tasks, scoring=scoring),
         )
         if comparison is None:
             return None

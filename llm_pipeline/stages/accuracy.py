@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
+from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_comparison, format_evaluation
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
@@ -38,8 +40,8 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     evaluated, judgement = evaluate_candidate(
         context.inputs, config.evaluation, config.policy, config.dtype, context.workdir
     )
-    baseline = read_items(context.inputs["baseline"])
-    comparison = compare_as_judged(baseline, evaluated.items, config.policy, judgement)
+    baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(read_summary(context.inputs["baseline"]))
+    comparison = compare_as_judged(baseline, evaluated.items, config.policy, judgement, scoring=scoring)
     log.info(Lines(format_evaluation(evaluated.summary)))
     log.info(Lines(format_comparison(comparison, config.policy)))
     if divergence := evaluated.summary.divergence:
@@ -56,7 +58,7 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
 
 STAGE = Stage(
     name="accuracy",
-    version=3,
+    version=4,
     config=AccuracyConfig,
     run=run,
     environment="model",

@@ -17,6 +17,7 @@ from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.looks import evaluation_order, plan_looks
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
+from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
@@ -63,19 +64,20 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     chat = ChatTemplate.read(context.inputs["baseline"])
     questions = served_questions(context.inputs.get("tasks"), config.evaluation, chat)
     model = ServedModel(config.endpoint)
-    refuse_other_harness(read_summary(context.inputs["baseline"]).harness, questions.identity)
+    before = read_summary(context.inputs["baseline"])
+    refuse_other_harness(before.harness, questions.identity)
     order = evaluation_order(questions.clusters, config.evaluation.seed)
     tasks = sorted(questions.clusters)
     plan = plan_looks({task: len(clusters) for task, clusters in questions.clusters.items()}, config.policy)
-    baseline = read_items(context.inputs["baseline"])
+    baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(before)
     model.progress = Progress(len(questions.instances(order[: plan.items])))
     saved = SavedItems(context.workdir / "items", sha256_json([questions.identity, order]))
     built = time.monotonic()
     asking = Asking(questions, model, order, saved, model.progress)
-    judgement, look = asking.ask_until_decided(baseline, plan, config.policy, tasks)
+    judgement, look = asking.ask_until_decided(baseline, plan, config.policy, tasks, scoring)
     scored = time.monotonic()
     asyncio.run(require_served(config.endpoint, config.repository_digest))
-    comparison = compare_as_judged(baseline, asking.items, config.policy, judgement, tasks)
+    comparison = compare_as_judged(baseline, asking.items, config.policy, judgement, tasks, scoring=scoring)
     log.info(Lines(format_comparison(comparison, config.policy)))
     summary = summarise(asking.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(
         update={
@@ -104,7 +106,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
 
 STAGE = Stage(
     name="served_accuracy",
-    version=3,
+    version=4,
     config=ServedAccuracyConfig,
     run=run,
     environment="model",

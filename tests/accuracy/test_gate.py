@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from llm_pipeline.accuracy.gate import judge_pairs
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.paired import Interval, TaskPairs, bound_losses, compare, pair_items
+from llm_pipeline.accuracy.score_scale import Scoring
+from llm_pipeline.accuracy.score_test import SCORE_TEST
 from llm_pipeline.accuracy.table import format_comparison
+from llm_pipeline.accuracy.task_groups import TaskGroup
+from llm_pipeline.accuracy.task_metrics import TaskMetric
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.verdict import Judgement, Verdict
@@ -268,3 +273,125 @@ def test_the_table_is_aligned_and_starts_on_its_own_line() -> None:
     assert [row.split()[0] for row in rows] == ["a_task_with_a_long_name", "gsm8k", "all"]
     assert len({row.rindex("0") for row in rows}) == 1
     assert "+0.03" in table
+
+
+def subjects(lost: int, gained: int, sizes: Sequence[int], **group: object) -> tuple[list[TaskPairs], Scoring]:
+    """A group of tasks, each with these flips."""
+    tasks = [
+        TaskPairs(f"s{n:02}", paired(lost, gained, size)[0].scores, ("",) * size, 0) for n, size in enumerate(sizes)
+    ]
+    return tasks, Scoring((TaskGroup(name="mmlu", tasks=tuple(task.name for task in tasks), **group),))
+
+
+def as_items(tasks: Sequence[TaskPairs], side: int) -> list[ScoredItem]:
+    return [item for task in tasks for item in items([pair[side] for pair in task.scores], task.name)]
+
+
+def judge_group(tasks: Sequence[TaskPairs], scoring: Scoring, policy: AccuracyPolicy = POLICY) -> Judgement:
+    return judge_pairs(pair_items(as_items(tasks, 0), as_items(tasks, 1), scoring=scoring), policy)
+
+
+def test_a_group_of_small_tasks_is_judged_as_one_task() -> None:
+    """57 subjects of 100 items each: none can prove three points, and together they prove one."""
+    tasks, scoring = subjects(3, 3, [100] * 57)
+    alone = judge_group(tasks, Scoring())
+    together = judge_group(tasks, scoring)
+    assert alone.verdict is Verdict.INCONCLUSIVE
+    assert together.verdict is Verdict.GO
+    assert [fact.name for fact in together.evidence] == ["accuracy loss, all tasks", "accuracy loss, mmlu"]
+    assert "Largest losses of its 57 tasks" in together.evidence[1].detail
+
+
+def test_a_group_that_lost_too_much_fails_as_one_task() -> None:
+    assert judge_group(*subjects(20, 2, [246] * 57)).verdict is Verdict.NO_GO
+
+
+def test_a_group_by_tasks_is_the_mean_of_its_tasks_means() -> None:
+    """A small task that lost much counts as much as a large one: 1 lost of 1000 and 20 of 100 are ten points."""
+    small, large = TaskPairs("a", paired(20, 0, 100)[0].scores, ("",) * 100, 0), paired(1, 0, 1000)[0]
+    for weighting, loss in (("tasks", (0.2 + 0.001) / 2), ("items", 21 / 1100)):
+        group = TaskGroup(name="both", tasks=("a", "gsm8k"), weighting=weighting)
+        (part,) = pair_items(as_items([small, large], 0), as_items([small, large], 1), scoring=Scoring((group,)))
+        bounded = bound_losses([part], 0.95, 0.95).tasks[0]
+        assert bounded.loss is not None
+        assert bounded.loss.estimate == pytest.approx(loss)
+        assert bounded.loss.lower < loss < bounded.loss.upper
+        assert [own.name for own in bounded.parts] == ["a", "gsm8k"]
+
+
+def test_bounds_of_a_group_by_tasks_cover_the_truth_as_often_as_stated() -> None:
+    draw = np.random.default_rng(5)
+    sizes, shares = (600, 200, 60, 60), ((0.02, 0.02), (0.05, 0.03), (0.1, 0.06), (0.12, 0.04))
+    truth = sum(lost - gained for lost, gained in shares) / 4
+    misses = np.zeros(2)
+    for _ in range(400):
+        kinds = [draw.choice(3, size, p=(*own, 1 - sum(own))) for size, own in zip(sizes, shares, strict=True)]
+        pairs = [tuple([(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)][kind] for kind in own) for own in kinds]
+        parts = tuple(TaskPairs(f"t{n}", own, ("",) * len(own), 0) for n, own in enumerate(pairs))
+        whole = TaskPairs("g", sum(pairs, ()), ("",) * sum(sizes), 0, parts=parts, by_task=True)
+        bounds = SCORE_TEST.bounds(whole.sample, 0.95)
+        misses += [bounds.upper < truth, bounds.lower > truth]
+    assert (misses / 400 <= 0.08).all()
+
+
+def test_a_group_by_tasks_is_not_judged_before_each_of_its_tasks_was_asked() -> None:
+    tasks, scoring = subjects(0, 0, [800, 800, 800], weighting="tasks")
+    asked = {("s00", n) for n in range(800)} | {("s01", n) for n in range(800)}
+    before, after = as_items(tasks, 0), [item for item in as_items(tasks, 1) if (item.task, item.item_id) in asked]
+    pairs = pair_items(before, after, ("s00", "s01", "s02"), asked, scoring)
+    judgement = judge_pairs(pairs, POLICY)
+    assert by_name(judgement)["accuracy loss, mmlu"] is Verdict.INCONCLUSIVE
+    assert judgement.evidence[0].samples == 1600
+
+
+def test_small_tasks_may_be_judged_for_harm_only() -> None:
+    baseline, candidate = pair(6, 5, 3000)
+    small = pair(5, 4, 200, "code")
+    sides = [*baseline, *small[0]], [*candidate, *small[1]]
+    lenient = POLICY.model_copy(update={"small_tasks": "harm_only"})
+    assert judge_accuracy(*sides, POLICY).verdict is Verdict.INCONCLUSIVE
+    assert judge_accuracy(*sides, lenient).verdict is Verdict.GO
+    required = lenient.model_copy(update={"required_tasks": ("code",)})
+    assert judge_accuracy(*sides, required).verdict is Verdict.INCONCLUSIVE
+    broken = pair(30, 1, 200, "code")
+    harmed = judge_accuracy([*baseline, *broken[0]], [*candidate, *broken[1]], lenient)
+    assert harmed.verdict is Verdict.NO_GO
+
+
+BITS = TaskMetric(metric="bits_per_byte", higher_is_better=False, minimum=0.0, maximum=None)
+
+
+def test_less_is_better_where_the_metric_says_so() -> None:
+    draw = random.Random(5)  # noqa: S311
+    before = [draw.uniform(0.5, 1.5) for _ in range(2000)]
+    scoring = Scoring(metrics={"gsm8k": BITS})
+    for change, expected in ((0.0, Verdict.GO), (0.05, Verdict.NO_GO)):
+        after = [score * (1 + change) + draw.gauss(0.0, 0.02) for score in before]
+        pairs = pair_items(items(before), items(after), scoring=scoring)
+        judgement = judge_pairs(pairs, POLICY)
+        assert judgement.verdict is expected
+        assert judgement.evidence[0].measured == pytest.approx(change, abs=0.005)
+        side = bound_losses(pairs, 0.95, 0.95).tasks[0].baseline
+        assert side is not None
+        assert side.estimate == pytest.approx(sum(before) / 2000)
+
+
+def test_scores_of_another_range_are_shares_of_it() -> None:
+    scoring = Scoring(metrics={"gsm8k": TaskMetric(metric="chrf", minimum=0.0, maximum=100.0)})
+    before = [40.0 + number % 20 for number in range(2000)]
+    after = [score - 5.0 for score in before]
+    judgement = judge_pairs(pair_items(items(before), items(after), scoring=scoring), POLICY)
+    assert judgement.evidence[0].measured == pytest.approx(0.05)
+    assert judgement.verdict is Verdict.NO_GO
+
+
+def test_scores_without_bounds_are_not_pooled_with_others() -> None:
+    scoring = Scoring(metrics={"text": BITS})
+    right, wrong = pair(6, 5, 3000)
+    text = [0.9 + number % 7 / 10 for number in range(100)]
+    worse = [score * 1.2 for score in text]
+    pairs = pair_items([*right, *items(text, "text")], [*wrong, *items(worse, "text")], scoring=scoring)
+    judgement = judge_pairs(pairs, POLICY)
+    assert by_name(judgement)["accuracy loss, all tasks"] is Verdict.GO
+    assert judgement.evidence[0].samples == 3000
+    assert by_name(judgement)["accuracy loss, text"] is Verdict.NO_GO
