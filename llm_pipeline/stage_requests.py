@@ -98,6 +98,7 @@ def _accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         evaluation=flow.release.evaluation,
         policy=flow.release.policy.accuracy,
         dtype=flow.release.baseline.dtype,
+        rungs=_sharing_rungs(flow),
     )
     inputs = {
         "checkpoint": flow.artifact("quantize", subject, "checkpoint"),
@@ -107,11 +108,28 @@ def _accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     return config, inputs
 
 
+def _sharing_rungs(flow: Flow) -> int:
+    """Recipes among which the error is divided: those of the longest ladder, if the policy says so."""
+    if flow.release.policy.accuracy.error_budget != "ladder":
+        return 1
+    return max(map(len, flow.record.ladders.values()), default=1)
+
+
 def _choose(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.stages.choose import ChooseConfig
 
     attempts = (_attempt(flow, recipe) for recipe in flow.record.ladders.get(subject, ()))
-    return ChooseConfig(attempts=tuple(attempt for attempt in attempts if attempt)), {}
+    tried = tuple(attempt for attempt in attempts if attempt)
+    judged = sum(attempt.verdict is not None for attempt in tried)
+    return ChooseConfig(attempts=tried, error=_ladder_error(flow, judged)), {}
+
+
+def _ladder_error(flow: Flow, judged: int) -> float:
+    from llm_pipeline.accuracy.error_budget import policy_at, share_of_error
+
+    policy = flow.release.policy.accuracy
+    own = policy_at(policy, share_of_error(policy, 1, _sharing_rungs(flow)))
+    return round(1.0 - own.confidence**judged, 6)
 
 
 def _attempt(flow: Flow, recipe: str) -> RecipeAttempt | None:

@@ -203,7 +203,8 @@ def evaluate_candidate(
     before = read_summary(inputs["baseline"])
     refuse_other_harness(before.harness, lane.harness)
     baseline = read_items(inputs["baseline"])
-    plan = plan_looks({task: len(clusters) for task, clusters in lane.questions.clusters.items()}, policy)
+    available = {task: len(clusters) for task, clusters in lane.questions.clusters.items()}
+    plan = plan_looks(available, policy, before.groups)
     asking = lane.asking(plan.items)
     with lane.phase("scoring"):
         judgement, look = _decided(asking, baseline, plan, policy, Scoring.of(before))

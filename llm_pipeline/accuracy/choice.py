@@ -35,7 +35,7 @@ class Choice:
     judgement: Judgement
 
 
-def choose_recipe(attempts: Sequence[RecipeAttempt]) -> Choice:
+def choose_recipe(attempts: Sequence[RecipeAttempt], error: float = 0.0) -> Choice:
     """Choose the first recipe whose gate said GO.
 
     When none passed the judgement is NO_GO, with every attempt in its evidence: nothing is released on a verdict
@@ -43,6 +43,8 @@ def choose_recipe(attempts: Sequence[RecipeAttempt]) -> Choice:
 
     Args:
         attempts: In the order of the ladder, the cheapest first.
+        error: The chance, at most, that one that was judged passes if each loses exactly the margin; 0 where that is
+            not known. It is told where more than one was.
     """
     chosen = next((attempt for attempt in attempts if attempt.verdict is Verdict.GO), None)
     if chosen is None:
@@ -51,7 +53,11 @@ def choose_recipe(attempts: Sequence[RecipeAttempt]) -> Choice:
     others = ", ".join(_in_words(attempt) for attempt in attempts if attempt is not chosen)
     size = f", {chosen.bytes / 1e6:.1f} MB," if chosen.bytes else ""
     summary = f"{chosen.recipe}{size} is the cheapest that passed its accuracy gate"
-    return Choice(chosen.recipe, judge(f"{summary} (others: {others})." if others else f"{summary}.", [_fact(chosen)]))
+    judged = sum(attempt.verdict is not None for attempt in attempts)
+    told = f" Had each of the {judged} recipes judged lost exactly the margin, one would have passed in up to "
+    caveat = f"{told}{100 * error:.1f} %." if error and judged > 1 else ""
+    sentence = f"{summary} (others: {others}).{caveat}" if others else f"{summary}."
+    return Choice(chosen.recipe, judge(sentence, [_fact(chosen)]))
 
 
 def recipes_in_words(chosen: Mapping[str, str]) -> str:

@@ -44,13 +44,15 @@ def log_mixture(gains: NDArray[np.float64], counts: NDArray[Any]) -> NDArray[np.
     """Logarithm of the gamblers' mean wealth.
 
     Args:
-        gains: What a whole stake wins with each kind of item, shape (kinds,); never below -1.
+        gains: What a whole stake wins with each kind of item, shape (kinds,), or (..., kinds) where that differs;
+            never below -1.
         counts: How often each kind was seen, shape (..., kinds).
 
     Returns:
         Shape (...).
     """
-    logs = counts @ np.log1p(np.outer(gains, _STAKES))
+    stakes = np.log1p(gains[..., None] * _STAKES)
+    logs = counts @ stakes if gains.ndim == 1 else np.einsum("...k,...ks->...s", counts, stakes)
     highest = logs.max(axis=-1)
     wealth: NDArray[np.float64] = highest + np.log(np.exp(logs - highest[..., None]).mean(axis=-1))
     return wealth

@@ -54,6 +54,9 @@ class DecisionRule:
     harm_level: Callable[[float], float] = _whole
 
 
+ERROR_FACT = "error that this gate may make"
+"""Name of the fact that says at which error a gate judged, where it is not all that the policy leaves."""
+
 AT_ONCE = DecisionRule()
 """One look at all items, with the whole error to spend."""
 
@@ -109,8 +112,10 @@ def compare_as_judged(
         IntegrityError: As `compare`.
     """
     asked = {(item.task, item.item_id) for item in candidate}
-    comparison = compare(baseline, candidate, policy.confidence, tasks, asked, scoring=scoring)
     facts = {fact.name: fact for fact in judgement.evidence} if judgement else {}
+    error = facts[ERROR_FACT].measured if ERROR_FACT in facts else None
+    confidence = policy.confidence if error is None else 1.0 - error
+    comparison = compare(baseline, candidate, confidence, tasks, asked, scoring=scoring)
     return comparison.model_copy(
         update={
             "pooled": _between_bounds(comparison.pooled, facts),

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from llm_pipeline.accuracy.power import TYPICAL_FLIPS, items_needed
+from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.config.policy import AccuracyPolicy
 
-_LARGE_POOL = 3.0
-"""A pool of this many times the items that decide a lossless model is asked until the evidence suffices."""
+_AS_OFTEN = 0.02
+"""Two methods that pass a lossless model this much alike differ by what they ask."""
 
 _GROWTH = 1.15
 
@@ -81,21 +81,32 @@ def _blocks(clusters: Sequence[str]) -> list[list[int]]:
     return list(blocks.values())
 
 
-def plan_looks(available: Mapping[str, int], policy: AccuracyPolicy) -> LookPlan:
+def plan_looks(available: Mapping[str, int], policy: AccuracyPolicy, groups: Sequence[TaskGroup] = ()) -> LookPlan:
     """Plan the looks of one evaluation.
 
     Args:
         available: Items of each task.
-        policy: Its `maximum_items` caps what is asked; `auto` becomes `e_value` for a pool that is much larger than
-            what decides a lossless model, else `group_sequential`.
+        policy: Its `maximum_items` caps what is asked; `auto` becomes the method by which a lossless model passes these
+            tasks more often, or by which it is asked less where both pass it as often.
+        groups: Tasks that are judged as one.
     """
     items = sum(available.values())
     if policy.maximum_items is not None:
         items = min(items, policy.maximum_items)
-    method = policy.method
-    if method == "auto":
-        needed = items_needed(policy.margin, TYPICAL_FLIPS, policy.confidence)
-        method = "e_value" if items >= _LARGE_POOL * needed else "group_sequential"
+    if policy.method != "auto":
+        return _planned(policy.method, items, policy)
+    from llm_pipeline.accuracy.rehearsal import parts_of, rehearse  # it reads plans
+
+    plans = [_planned(method, items, policy) for method in ("group_sequential", "e_value")]
+    if len(plans[1].sizes) == 1:
+        return plans[0]
+    looks, bets = (rehearse(parts_of(available, groups), plan, policy) for plan in plans)
+    if abs(looks.go - bets.go) <= _AS_OFTEN:
+        return plans[bets.items < looks.items]
+    return plans[bets.go > looks.go]
+
+
+def _planned(method: Literal["fixed", "group_sequential", "e_value"], items: int, policy: AccuracyPolicy) -> LookPlan:
     if method == "e_value":
         return LookPlan(method, _growing(policy.minimum_items, items))
     looks = policy.looks if method == "group_sequential" else 1

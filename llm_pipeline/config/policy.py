@@ -46,6 +46,11 @@ class AccuracyPolicy(ConfigModel):
             tasks keep even a lossless model from passing), or stops a release only when it is shown to have lost more
             (`harm_only`). One that `required_tasks` names always proves it.
         confidence: Confidence of the one-sided bounds.
+        error_budget: Among what the error that `confidence` leaves is divided. `candidate`: all gates of one candidate
+            share it, so that adding items until it passes is no way to pass; the first has four fifths of it, each
+            later one four fifths of what is left. `ladder`: the recipes of a release share it as well, so that
+            one that loses the margin passes in no more than that, however many are tried. `gate`: each gate has all of
+            it, and what they err in together is only told.
         minimum_items: Fewer paired items are INCONCLUSIVE, whatever they show.
         maximum_items: Most items that are asked, of all tasks together; None for all there are.
         method: How the gate may decide before all items are asked: not at all (`fixed`), at a few planned looks
@@ -61,6 +66,7 @@ class AccuracyPolicy(ConfigModel):
     task_margin: Margin = 0.03
     small_tasks: Literal["prove", "harm_only"] = "prove"
     confidence: Confidence = 0.95
+    error_budget: Literal["gate", "candidate", "ladder"] = "candidate"
     minimum_items: Annotated[Items, Field(ge=30)] = 500
     maximum_items: Annotated[Items, Field(ge=30)] | None = None
     method: Literal["auto", "fixed", "group_sequential", "e_value"] = "auto"

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from llm_pipeline.accuracy.error_budget import ladder_error, policy_at, share_of_error
+from llm_pipeline.accuracy.gate import is_only_for_harm
 from llm_pipeline.accuracy.looks import LookPlan, plan_looks
-from llm_pipeline.accuracy.power import expected_items, items_needed
+from llm_pipeline.accuracy.power import TYPICAL_FLIPS, expected_items, items_needed
+from llm_pipeline.accuracy.rehearsal import Rehearsal, parts_of, rehearse
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.planning.task_pool import TaskItems
@@ -17,6 +20,8 @@ from llm_pipeline.stages.contract import Frozen
 
 FLIPS = (0.02, 0.05, 0.08)
 POWER = 0.9
+ENOUGH_POWER = 0.8
+"""Below this chance of a lossless model to pass, a gate is more of a lottery than it needs to be."""
 
 
 class ItemsNeeded(Frozen):
@@ -27,12 +32,14 @@ class ItemsNeeded(Frozen):
         pooled: Items of all tasks together that hold the margin with a power of 0.9.
         task: Items of each task with which all of them hold the task margin, with the same power.
         expected: Items that are probably asked until the gate decides; None where the pool is not known.
+        go: The chance that it passes, over its tasks, sizes and looks; None where the pool is not known.
     """
 
     flips: float
     pooled: int
     task: int
     expected: int | None
+    go: float | None = None
 
 
 class GatePower(Frozen):
@@ -46,6 +53,7 @@ class GatePower(Frozen):
         method: How it may decide early; None where the items are not known.
         looks: How often it looks at most; None where the items are not known.
         needed: By rising share of flips.
+        ladder_error: The chance, at most, that some recipe of the ladder passes if each loses exactly the margin.
         warnings: What keeps it from deciding.
     """
 
@@ -56,23 +64,37 @@ class GatePower(Frozen):
     method: str | None
     looks: int | None
     needed: tuple[ItemsNeeded, ...]
+    ladder_error: float = 0.0
     warnings: tuple[str, ...]
 
 
-def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) -> GatePower:
-    """What a gate needs, and what it has."""
+def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy, rungs: int = 1) -> GatePower:
+    """What the first gate of a candidate needs, what it has, and how often it would pass a lossless one.
+
+    Args:
+        gate: Its name.
+        tasks: What is asked; a group is one task.
+        policy: When a loss is too much.
+        rungs: Recipes that have such a gate.
+    """
+    own = policy_at(policy, share_of_error(policy, 1, rungs))
     known = {task.name: task.items for task in tasks if task.items is not None}
-    plan = plan_looks(known, policy) if len(known) == len(tasks) else None
+    plan = plan_looks(known, own) if len(known) == len(tasks) else None
+    rehearsals = [rehearse(parts_of(known), plan, own, flips=flips) if plan else None for flips in FLIPS]
     needed = tuple(
         ItemsNeeded(
             flips=flips,
-            pooled=items_needed(policy.margin, flips, policy.confidence, POWER),
+            pooled=items_needed(policy.margin, flips, own.confidence, POWER),
             # all tasks have to hold their margins at one look
-            task=items_needed(policy.task_margin, flips, policy.confidence, POWER ** (1 / max(1, len(tasks)))),
-            expected=expected_items(policy.margin, flips, policy.confidence, plan) if plan else None,
+            task=items_needed(policy.task_margin, flips, own.confidence, POWER ** (1 / max(1, len(tasks)))),
+            expected=expected_items(policy.margin, flips, own.confidence, plan) if plan else None,
+            go=rehearsed.go if rehearsed else None,
         )
-        for flips in FLIPS
+        for flips, rehearsed in zip(FLIPS, rehearsals, strict=True)
     )
+    warnings = [*_obstacles(plan, known, tasks, own, needed[0])]
+    if plan and (typical := rehearsals[FLIPS.index(TYPICAL_FLIPS)]) and typical.go < ENOUGH_POWER:
+        warnings.append(_improbable(typical, known, plan, own))
     return GatePower(
         gate=gate,
         margin=policy.margin,
@@ -81,8 +103,24 @@ def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) ->
         method=plan.method if plan else None,
         looks=len(plan.sizes) if plan else None,
         needed=needed,
-        warnings=tuple(f"{gate}: {line}" for line in _obstacles(plan, known, tasks, policy, needed[0])),
+        ladder_error=ladder_error(policy, rungs),
+        warnings=tuple(f"{gate}: {line}" for line in warnings),
     )
+
+
+def _improbable(rehearsed: Rehearsal, known: Mapping[str, int], plan: LookPlan, policy: AccuracyPolicy) -> str:
+    """That a lossless model would hardly pass, why, and what to change."""
+    chance = f"a model that lost nothing passes in about {100 * rehearsed.go:.0f} % when {100 * TYPICAL_FLIPS:g} % flip"
+    if plan_looks(known, policy.model_copy(update={"method": "auto"})).method != plan.method:
+        return f"{chance}: method {plan.method} is not the one for these tasks, leave it to `auto`"
+    if not rehearsed.failing:
+        return f"{chance}: more items, or a wider margin"
+    task = rehearsed.failing
+    margin = (items_needed(1.0, TYPICAL_FLIPS, policy.confidence) / known[task]) ** 0.5
+    ways = [f"a task_margin of {100 * margin:.1f} points", "more items of it"]
+    if policy.small_tasks == "prove":
+        ways.append("small_tasks: harm_only")
+    return f"{chance}: {task} has {known[task]} items and seldom proves its margin; {' or '.join(ways)} would help"
 
 
 def _obstacles(
@@ -99,7 +137,8 @@ def _obstacles(
         yield f"{plan.items} items are fewer than minimum_items {policy.minimum_items}: it can only be INCONCLUSIVE"
     elif plan.items < fewest.pooled:
         yield _too_few(f"{plan.items} items", policy.margin, fewest.flips, fewest.pooled)
-    small = {name: items for name, items in known.items() if items < fewest.task}
+    lenient = {name for name in known if is_only_for_harm(name, known, policy)}
+    small = {name: items for name, items in known.items() if items < fewest.task and name not in lenient}
     for name, items in small.items():
         yield _too_few(f"{name} has {items} items and", policy.task_margin, fewest.flips, fewest.task)
 

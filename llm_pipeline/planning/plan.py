@@ -116,7 +116,7 @@ def plan_release(
         _refuse_obstacles(loaded, obstacles)
     ladders, steps = _ladders(release, targets, facts), tuple(planned_steps(release, facts))
     asked = Asked(partial(ask_store, loaded, steps, ladders), store_seconds) if store_seconds else None
-    gates = _gates(release, tasks)
+    gates = _gates(release, tasks, max(map(len, ladders.values()), default=1))
     requests = sample_size(release.workload, release.policy.load_test)
     canary = canary_power(release.policy.canary, release.workload.rate_per_second)
     gpus = _gpu_cost(loaded, targets, facts, (tasks, gates[0]))
@@ -195,10 +195,10 @@ def _check_lanes(loaded: LoadedRelease, tasks: tuple[TaskItems, ...]) -> tuple[s
     return warnings
 
 
-def _gates(release: ResolvedRelease, tasks: tuple[TaskItems, ...]) -> tuple[GatePower, GatePower]:
+def _gates(release: ResolvedRelease, tasks: tuple[TaskItems, ...], rungs: int) -> tuple[GatePower, GatePower]:
     served = [task for task in tasks if task.name in release.evaluation.served_tasks]
     return (
-        gate_power("accuracy", tasks, release.policy.accuracy),
+        gate_power("accuracy", tasks, release.policy.accuracy, rungs),
         gate_power("served_accuracy", served, release.policy.served_accuracy),
     )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
+from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
 from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_comparison, format_evaluation
-from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.model import ConfigModel, Small
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.logging import Lines, get_logger
@@ -27,27 +28,33 @@ class AccuracyConfig(ConfigModel):
         evaluation: Tasks and limits, the same as the baseline's.
         policy: When a loss is too much.
         dtype: Precision of everything that is not quantized.
+        rungs: Recipes that share the error, see `AccuracyPolicy.error_budget`.
     """
 
     evaluation: Evaluation
     policy: AccuracyPolicy
     dtype: Literal["float16", "bfloat16"]
+    rungs: Small = 1
 
 
 def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     """Ask the candidate until it can be judged."""
     config = context.config
-    evaluated, judgement = evaluate_candidate(
-        context.inputs, config.evaluation, config.policy, config.dtype, context.workdir
-    )
+    ledger = GateLedger(context.store, "accuracy", context.request.inputs["checkpoint"].digest)
+    number = ledger.enter(context.key)
+    share = share_of_error(config.policy, number, config.rungs)
+    policy = policy_at(config.policy, share)
+    evaluated, judgement = evaluate_candidate(context.inputs, config.evaluation, policy, config.dtype, context.workdir)
+    judgement = with_error(judgement, config.policy, number, share)
     baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(read_summary(context.inputs["baseline"]))
-    comparison = compare_as_judged(baseline, evaluated.items, config.policy, judgement, scoring=scoring)
+    comparison = compare_as_judged(baseline, evaluated.items, policy, judgement, scoring=scoring)
     log.info(Lines(format_evaluation(evaluated.summary)))
-    log.info(Lines(format_comparison(comparison, config.policy)))
+    log.info(Lines(format_comparison(comparison, policy)))
     if divergence := evaluated.summary.divergence:
         log.info("distance from the baseline", **divergence.model_dump())
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(f"accuracy verdict: {judgement.verdict}: {judgement.summary}")
+    ledger.close(context.key, judgement.verdict)
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
         metrics=evaluated.metrics(),
@@ -58,7 +65,7 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
 
 STAGE = Stage(
     name="accuracy",
-    version=4,
+    version=5,
     config=AccuracyConfig,
     run=run,
     environment="model",

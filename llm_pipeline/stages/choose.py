@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
-from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.model import ConfigModel, Fraction
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 
@@ -15,14 +15,16 @@ class ChooseConfig(ConfigModel):
 
     Attributes:
         attempts: The recipes that were tried and are legal on the target, the cheapest first.
+        error: The chance, at most, that one of those that were judged passes if each loses exactly the margin.
     """
 
     attempts: tuple[RecipeAttempt, ...]
+    error: Fraction = 0.0
 
 
 def run(context: StageContext[ChooseConfig]) -> StageOutput:
     """Choose; the metric `recipe` is the chosen name, or None."""
-    choice = choose_recipe(context.config.attempts)
+    choice = choose_recipe(context.config.attempts, context.config.error)
     for attempt in context.config.attempts:
         verdict = attempt.verdict.value if attempt.verdict else "failed"
         log.info("recipe tried", recipe=attempt.recipe, verdict=verdict, bytes=attempt.bytes, why=attempt.summary)
@@ -30,4 +32,4 @@ def run(context: StageContext[ChooseConfig]) -> StageOutput:
     return StageOutput(metrics={"recipe": choice.recipe}, judgement=choice.judgement)
 
 
-STAGE = Stage(name="choose", version=2, config=ChooseConfig, run=run, environment="control", publishes=False)
+STAGE = Stage(name="choose", version=3, config=ChooseConfig, run=run, environment="control", publishes=False)

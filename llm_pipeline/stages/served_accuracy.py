@@ -10,6 +10,7 @@ import time
 
 from llm_pipeline.accuracy.asking import Asking
 from llm_pipeline.accuracy.chat_template import ChatTemplate
+from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
 from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.harness import refuse_other_harness
@@ -68,17 +69,22 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     refuse_other_harness(before.harness, questions.identity)
     order = evaluation_order(questions.clusters, config.evaluation.seed)
     tasks = sorted(questions.clusters)
-    plan = plan_looks({task: len(clusters) for task, clusters in questions.clusters.items()}, config.policy)
+    ledger = GateLedger(context.store, "served_accuracy", config.repository_digest)
+    number = ledger.enter(context.key)
+    share = share_of_error(config.policy, number)
+    policy = policy_at(config.policy, share)
+    plan = plan_looks({task: len(clusters) for task, clusters in questions.clusters.items()}, policy, before.groups)
     baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(before)
     model.progress = Progress(len(questions.instances(order[: plan.items])))
     saved = SavedItems(context.workdir / "items", sha256_json([questions.identity, order]))
     built = time.monotonic()
     asking = Asking(questions, model, order, saved, model.progress)
-    judgement, look = asking.ask_until_decided(baseline, plan, config.policy, tasks, scoring)
+    judgement, look = asking.ask_until_decided(baseline, plan, policy, tasks, scoring)
+    judgement = with_error(judgement, config.policy, number, share)
     scored = time.monotonic()
     asyncio.run(require_served(config.endpoint, config.repository_digest))
-    comparison = compare_as_judged(baseline, asking.items, config.policy, judgement, tasks, scoring=scoring)
-    log.info(Lines(format_comparison(comparison, config.policy)))
+    comparison = compare_as_judged(baseline, asking.items, policy, judgement, tasks, scoring=scoring)
+    log.info(Lines(format_comparison(comparison, policy)))
     summary = summarise(asking.items, {"scoring": round(scored - built, 3)}, served_versions()).model_copy(
         update={
             "planned": plan.items,
@@ -90,6 +96,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     )
     directory = context.workdir / "evaluation"
     write_evaluation(directory, asking.items, summary)
+    ledger.close(context.key, judgement.verdict)
     scores = [item.score for item in asking.items if item.score is not None]
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", directory)},
@@ -106,7 +113,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
 
 STAGE = Stage(
     name="served_accuracy",
-    version=4,
+    version=5,
     config=ServedAccuracyConfig,
     run=run,
     environment="model",

@@ -71,8 +71,8 @@ class ArtifactStore(Protocol):
     """What every store offers.
 
     Layout, the same everywhere: `artifacts/<kind>/<digest>/`, `stages/<key>.json`, `calibrations/<key>.json`,
-    `releases/<release id>/`, `pointers/<model>/<target>.json`, `leases/<name>.json`; `model_documents.py` says how a
-    model's id is written.
+    `accuracy-gates/<lane>.<candidate>.json`, `releases/<release id>/`, `pointers/<model>/<target>.json`,
+    `leases/<name>.json`; `model_documents.py` says how a model's id is written.
     """
 
     uri: str

@@ -71,6 +71,13 @@ def test_a_pool_much_larger_than_needed_is_bet_on() -> None:
     assert all(later / sooner < 1.2 for sooner, later in zip(plan.sizes, plan.sizes[1:], strict=False))
 
 
+def test_the_method_is_the_one_by_which_a_lossless_model_passes_its_tasks() -> None:
+    """By the pool alone the four would be bet on, and pass in four of five; each of them needs its looks."""
+    tasks = {"gsm8k": 1319, "arc_challenge": 1172, "hellaswag": 10_042, "winogrande": 1267}
+    policy = AccuracyPolicy(minimum_items=2000)
+    assert plan_looks(tasks, policy).method == "group_sequential"
+
+
 @pytest.mark.parametrize("sizes", [(), (5, 5), (9, 3), (-1, 4)])
 def test_looks_that_do_not_rise_are_refused(sizes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="must rise"):

@@ -44,8 +44,19 @@ def test_looks_are_expected_to_spare_a_third_of_a_tight_pool():
 
 def test_a_task_too_small_for_its_own_margin_is_told():
     power = gate_power("accuracy", pool(large=5000, small=100), AccuracyPolicy())
-    assert len(power.warnings) == 1
-    assert power.warnings[0].startswith("accuracy: small has 100 items and a margin of 3 points needs 239")
+    assert power.warnings[0].startswith("accuracy: small has 100 items and a margin of 3 points needs 255")
+    assert "when 5 % flip: small has 100 items and seldom proves its margin" in power.warnings[1]
+    lenient = gate_power("accuracy", pool(large=6000, small=100), AccuracyPolicy(small_tasks="harm_only"))
+    assert lenient.warnings == ()
+    assert (lenient.needed[1].go or 0.0) > 0.8
+
+
+def test_the_error_of_a_ladder_is_told():
+    alone = gate_power("accuracy", pool(a=9000), AccuracyPolicy(error_budget="gate"), rungs=6)
+    shared = gate_power("accuracy", pool(a=9000), AccuracyPolicy(error_budget="ladder"), rungs=6)
+    assert alone.ladder_error == pytest.approx(0.265, abs=0.001)
+    assert shared.ladder_error < 0.05
+    assert shared.needed[0].pooled > alone.needed[0].pooled
 
 
 def test_a_pool_that_is_not_known_is_not_judged():
