@@ -12,6 +12,7 @@ import pytest
 from production_site import MODEL, MODEL_PYTHON, SECOND, TRITON_HOME, Production, result, verdict
 
 from llm_pipeline.canary.envoy_process import find_router, stop_router
+from llm_pipeline.canary.guard import guard_once
 from llm_pipeline.canary.promotion import ensure_production
 from llm_pipeline.canary.record import Phase, read_record
 from llm_pipeline.canary.timeline import read_timeline
@@ -173,6 +174,9 @@ def test_a_second_model_takes_nobody_s_users_unless_the_place_is_handed_over_and
     )
     production.promote("r2", run="second run")
     assert (production.releases(), production.weights()) == (("r2", None), {"green": 10_000})
+    router = find_router(production.state("router"))
+    assert router is not None
+    assert router.read()[0].standby is None, "another model answers none of its users"
     left = read_pointers(production.store, MODEL, "cpu")[0]
     assert left.production is None
     assert left.previous is not None
@@ -196,5 +200,23 @@ def test_a_rollback_starts_a_stable_that_was_killed_before_it_gets_the_traffic(p
     assert (production.serves("blue"), production.serves("green")) == ("r1", None)
     users = production.users_go()
     assert [lost for lost in users.first_failures if not lost.streaming] == [], "the candidate answered for stable"
+    assert users.failed <= 3, "streams that were in the killed server"
+    assert users.sent == users.ok + users.failed
+
+
+@pytest.mark.thorough
+def test_a_production_that_is_killed_after_settlement_loses_no_unary_request_and_is_started_again(production) -> None:
+    production.deploy_first()
+    production.users()
+    production.promote("r2")
+    served = find_server(production.state("green"))
+    assert served is not None
+    os.killpg(served.pid, signal.SIGKILL)
+    time.sleep(3.0)
+    assert [action.what for action in guard_once(production.store, production.deployment)] == ["started"]
+    time.sleep(2.0)
+    assert (production.serves("blue"), production.serves("green")) == ("r1", "r2")
+    users = production.users_go()
+    assert [lost for lost in users.first_failures if not lost.streaming] == [], "the version before answered"
     assert users.failed <= 3, "streams that were in the killed server"
     assert users.sent == users.ok + users.failed
