@@ -56,6 +56,13 @@ def killed_while_it_bakes(site: Site, **settings: object) -> None:
     assert site.weights() == {"blue": 8_000, "green": 2_000}
 
 
+def await_weights(site: Site, weights: dict[str, int]) -> None:
+    deadline = time.monotonic() + 60
+    while site.weights() != weights:
+        assert time.monotonic() < deadline, site.weights()
+        time.sleep(0.1)
+
+
 def assert_nothing_lost(site: Site) -> None:
     users = site.users_go()
     assert users["failed"] == 0, users
@@ -79,15 +86,35 @@ def test_a_full_store_keeps_no_traffic_on_a_failing_candidate(site, full_disk) -
     assert_nothing_lost(site)
 
 
+def test_a_controller_that_can_write_nothing_down_takes_a_failing_candidate_s_traffic_by_itself(
+    site, full_disk
+) -> None:
+    site.users(rate=40)
+    step = site.start_step(20, policy={**FAST_POLICY, "minimum_bake_seconds": 60.0, "maximum_bake_seconds": 90.0})
+    await_weights(site, {"blue": 8_000, "green": 2_000})
+    site.await_sent(40)
+    assert site.record().phase is Phase.BAKING
+    ballast = full_disk / "ballast"
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(b"0" * 4_000_000)
+    site.await_sent(60)
+    assert step.poll() is None, "it watches on"
+    site.control.fault("green", failure_fraction=1.0)
+    await_weights(site, {"blue": 10_000})
+    output, _ = step.communicate(timeout=60)
+    assert "No space left" in output + site.step_log.read_text()
+    ballast.unlink()
+    assert guard(site)[0].what == "rolled back"
+    assert (site.record().phase, site.control.alive("green")) == (Phase.ROLLED_BACK, False)
+    assert_nothing_lost(site)
+
+
 @pytest.mark.parametrize("clock_is_off", [-130.0, 4000.0])
 def test_a_guard_with_a_wrong_clock_leaves_a_healthy_canary_to_its_controller(site, clock_is_off: float) -> None:
     site.users(rate=40)
     policy = {**FAST_POLICY, "minimum_bake_seconds": 8.0}
     step = site.start_step(20, policy=policy)
-    deadline = time.monotonic() + 60
-    while site.weights() != {"blue": 8_000, "green": 2_000}:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    await_weights(site, {"blue": 8_000, "green": 2_000})
     for after in (0.0, 1000.0):
         assert guard(site, clock_is_off=clock_is_off, after=after) == []
     output, _ = step.communicate(timeout=60)

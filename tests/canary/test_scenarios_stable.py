@@ -9,7 +9,7 @@ import pytest
 
 from llm_pipeline.canary import approvals
 from llm_pipeline.canary.record import PauseReason, Phase
-from llm_pipeline.canary.router import ALL
+from llm_pipeline.canary.router import ALL, all_to, other_slot
 from llm_pipeline.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
@@ -35,3 +35,19 @@ def test_when_stable_dies_nobody_is_blamed_and_no_more_traffic_goes_to_it_whatev
     assert trial.step(50).verdict is Verdict.GO
     assert trial.record.phase is Phase.PASSED
     assert trial.lost_unary == {}, "the candidate answered for stable all the time"
+
+
+def test_with_a_version_that_stands_by_a_dead_production_loses_no_unary_request_of_either_kind(live) -> None:
+    live.control.ensure(other_slot(live.stable))
+    epoch = live.router.read()[0].epoch + 1
+    live.router.write(all_to(live.stable, owner="settled", epoch=epoch, standby=other_slot(live.stable)), None)
+    live.await_answers(100)
+    before = live.failures()
+    os.kill(live.control.pid(live.stable), signal.SIGKILL)
+    live.await_answers(300)
+    live.control.ensure(live.stable)
+    live.await_answers(100)
+    lost = live.failures() - before
+    live.control.stop(other_slot(live.stable))
+    assert {kind: count for kind, count in lost.items() if "unary" in kind} == {}, live.traffic()["reasons"]
+    assert sum(lost.values()) <= 5, "only streams in flight at that moment can be cut"
