@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import lm_eval
+from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -17,6 +19,7 @@ from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.accuracy.harness import refuse_other_harness
 from llm_pipeline.accuracy.lm_eval_checkpoint import evaluate_checkpoint
 from llm_pipeline.accuracy.lm_eval_served import served_questions
+from llm_pipeline.accuracy.lm_eval_tasks import task_manager
 from llm_pipeline.accuracy.questions import Questions
 from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.accuracy.task_groups import read_groups
@@ -173,5 +176,30 @@ def test_a_group_and_a_loss_are_judged_in_both_lanes_of_a_real_model(checkpoint,
     )
     assert read_groups(after.directory) == read_groups(before.directory) != ()
     assert {item.task for item in after.items} == {"pick", "again", "read"}
-    assert judgement.verdict is Verdict.GO, judgement
+    facts = {fact.name for fact in judgement.evidence}
+    assert facts >= {"accuracy loss, whole", "accuracy loss, read"}
+    assert "accuracy loss, pick" not in facts
+    assert judgement.verdict in (Verdict.GO, Verdict.INCONCLUSIVE)
     assert "whole: 2 tasks, judged as one by items" in format_evaluation(after.summary)
+
+
+def test_prompts_and_scores_are_those_of_lm_eval_itself(checkpoint, tasks):
+    asked = evaluation("say", "pick", "read", chat_template=True, system_instruction="Be brief.")
+    ours = evaluate_checkpoint(checkpoint, tasks, asked, "float16", device="cpu")
+    theirs = lm_eval.simple_evaluate(
+        model=HFLM(
+            pretrained=str(checkpoint), dtype="float16", device="cpu", batch_size=4, softmax_dtype="float32",
+            add_bos_token=True, max_length=256,
+        ),
+        tasks=list(asked.tasks), task_manager=task_manager(tasks, asked, asked.tasks), bootstrap_iters=0,
+        apply_chat_template=True, fewshot_as_multiturn=True, system_instruction="Be brief.",
+    )  # fmt: skip
+    by_task = {task: [item for item in ours.items if item.task == task] for task in asked.tasks}
+    for item, sample in zip(by_task["say"], theirs["samples"]["say"], strict=True):
+        assert (item.item_id, f"<s>{item.prompt}") == (sample["doc_id"], sample["arguments"][0][0])
+        assert (item.completion, item.score) == (sample["resps"][0][0], sample["exact_match"])
+    for item, sample in zip(by_task["pick"], theirs["samples"]["pick"], strict=True):
+        assert item.score == sample["acc_norm"]
+    sizes = [len(f"Is water {n} wet?") for n in range(4)]
+    scores = [item.score * size for item, size in zip(by_task["read"], sizes, strict=True)]
+    assert sum(scores) / sum(sizes) == pytest.approx(theirs["results"]["read"]["bits_per_byte,none"], rel=1e-2)
