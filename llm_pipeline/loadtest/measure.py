@@ -125,9 +125,12 @@ class LoadClient:
         return MeasuredWindow(records, seconds, sampler.use(), rows.processor_seconds)
 
     def _require_an_answer(self, records: Records) -> None:
-        if len(records) and bool(np.all(records["fault"] == Fault.CONNECTION)):
+        unanswered = np.isin(records["fault"], (Fault.CONNECTION, Fault.CUT)) & (records["output_tokens"] == 0)
+        if len(records) and bool(np.all(unanswered)):
+            reached = "was answered" if bool(np.any(records["status"])) else "reached a server"
+            said = next(iter(records.details.values()), "no reason given")
             raise Transient(
-                f"none of {len(records)} requests reached a server: {records.details.get(Fault.CONNECTION, '')}",
+                f"none of {len(records)} requests {reached}: {said}",
                 where=self._endpoint.url,
                 hint="is the server up, and is this its HTTP port?",
             )

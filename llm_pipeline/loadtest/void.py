@@ -15,6 +15,12 @@ from llm_pipeline.verdict import Evidence, Verdict
 MINIMUM_RATE_SHARE = 0.98
 """A client that sent less than this share of the offered rate has not offered it."""
 
+_ADVICE = (
+    "The load generator could not keep up: nothing is said about the server. Its host was too busy: run less beside "
+    "it, give the test a host or cores of its own, more client_processes where cores are free, or a lower rate; "
+    "maximum_client_lag_milliseconds may rise as far as such a delay does not matter for the service level."
+)
+
 
 def void_reason(records: Records, policy: LoadTestPolicy) -> str:
     """Why a window of an open loop is void; empty when it is not."""
@@ -54,7 +60,7 @@ def _fact(name: str, measured: float, limit: float, unit: str, requests: int, *,
         limit=limit,
         unit=unit,
         samples=requests,
-        detail="" if kept_up else "The load generator could not keep up: nothing is said about the server.",
+        detail="" if kept_up else _ADVICE,
     )
 
 

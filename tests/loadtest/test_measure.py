@@ -1,10 +1,12 @@
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +137,28 @@ def test_a_connection_that_was_closed_while_idle_is_no_fault_but_one_within_an_a
     records = client.send(one_by_one(["first", "reused", "reused"])).records
     assert faults(records) == [Fault.NONE] * 3
     assert server.closed_when_asked - refused == 2, "each was sent once more, on a new connection"
+    assert records["number"].tolist() == [0, 1, 2], "and stands in the record once"
     assert faults(client.send(one_by_one(["break", "break"])).records) == [Fault.CUT] * 2
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"])
+def test_a_server_that_closes_every_connection_unanswered_is_a_fault_of_the_moment(said: bytes):
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as threads:
+
+        def hang_up() -> None:
+            for _ in range(9):
+                connection, _ = listening.accept()
+                with connection:
+                    if connection.recv(65_536):
+                        connection.sendall(said)
+
+        threads.submit(hang_up)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            with LoadClient(Endpoint(url=url), processes=1, timeout_seconds=5) as client, pytest.raises(Transient):
+                client.send(one_by_one(["a"] * 4))
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
 
 
 def test_connections_are_kept_and_a_server_that_closes_them_is_taken_at_its_word(server: ScriptedServer):

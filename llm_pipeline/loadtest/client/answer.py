@@ -16,6 +16,7 @@ from llm_pipeline.loadtest.traffic import LoadRequest
 
 _SHOWN_CHARACTERS = 300
 _KEPT_BYTES = 1 << 16  # of the body of a refusal
+_FIELDS = (b":", b"event:", b"id:", b"retry:")  # of a stream of events, beside "data:"
 _LONGEST_PIECE_BYTES = 1 << 22  # of one chunk, or of a whole answer: far above any generation
 _decode = json.JSONDecoder().decode
 
@@ -45,6 +46,7 @@ class Answer:
         "_malformed",
         "_pending",
         "_previous_at",
+        "_stray",
         "arrives_at",
         "detail",
         "ended_at",
@@ -70,7 +72,7 @@ class Answer:
         self.fault, self.detail, self.retried = Fault.NONE, "", False
         self.gaps: list[float] = []
         self._previous_at = 0.0
-        self._pending = b""
+        self._pending = self._stray = b""
         self._finish_reason = self._error = self._malformed = ""
 
     def take(self, body: bytes, now: float) -> None:
@@ -84,8 +86,14 @@ class Answer:
         *lines, self._pending = body.split(b"\n")
         self._refuse_if_too_long(now)
         for line in lines:
-            if line.startswith(b"data:"):
-                self._take_chunk(line[5:], now)
+            self._take_line(line, now)
+
+    def _take_line(self, line: bytes, now: float) -> None:
+        """A line of a stream: a chunk, or words that are none and may say why there is no answer."""
+        if line.startswith(b"data:"):
+            self._take_chunk(line[5:], now)
+        elif line.strip() and not line.startswith(_FIELDS) and len(self._stray) < _SHOWN_CHARACTERS:
+            self._stray += line.strip() + b" "
 
     def _refuse_if_too_long(self, now: float) -> None:
         if len(self._pending) > _LONGEST_PIECE_BYTES:
@@ -113,7 +121,8 @@ class Answer:
             self._end(now, Fault.CONNECTION, detail)
             return
         if self.status == HTTPStatus.OK and not _is_json(self._pending.removeprefix(b"data:")):
-            self._pending = b""  # a part of a chunk is none
+            if b"data:".startswith(self._pending[:5]):
+                self._pending = b""  # a part of a chunk is none
             if not self.request.stream:
                 self._end(now, Fault.CUT, f"the connection broke within the answer: {detail}")
                 return
@@ -126,8 +135,10 @@ class Answer:
             return
         if not self.request.stream:
             self._take_chunk(self._pending, now)
-        elif self._pending.startswith(b"data:"):
-            self._take_chunk(self._pending[5:], now)
+        else:
+            self._take_line(self._pending, now)
+            if self._stray and not self._finish_reason and not self._previous_at:
+                self._take_chunk(self._stray.strip(), now)  # no stream at all: an error in JSON, or a page of a proxy
         self._end(now, *self._judge())
 
     def _take_chunk(self, raw: bytes, now: float) -> None:
@@ -143,12 +154,12 @@ class Answer:
             return
         self.output_tokens += tokens
         self.input_tokens = max(self.input_tokens, input_tokens)
-        self._finish_reason = reason
         if text:
             self.last_text_at = now
             if isnan(self.first_text_at):
                 self.first_text_at = now
-        if text or tokens or reason:  # a chunk that brings nothing ends no silence
+        if text or tokens or reason:  # a chunk that brings nothing ends no silence, and takes no end back
+            self._finish_reason = reason
             if self._previous_at:
                 self.gaps.append(now - self._previous_at)
             self._previous_at = now
@@ -159,7 +170,10 @@ class Answer:
         if self._malformed:
             return Fault.MALFORMED, self._malformed
         has_text = not isnan(self.last_text_at)
-        return judge_whole(self.request, self.output_tokens, self._finish_reason, has_text=has_text)
+        fault, detail = judge_whole(self.request, self.output_tokens, self._finish_reason, has_text=has_text)
+        if fault is Fault.CUT and self._stray:
+            detail = f"{detail}; the server said: {self._stray.decode(errors='replace').strip()}"
+        return fault, detail
 
     def _end(self, now: float, fault: Fault, detail: str) -> None:
         self.ended_at, self.fault, self.detail = now, fault, detail[:_SHOWN_CHARACTERS]

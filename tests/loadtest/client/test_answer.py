@@ -95,6 +95,35 @@ def test_every_rule_has_its_kind_of_fault(bodies: list[bytes], fault: Fault, sai
     assert said in answer.detail
 
 
+@pytest.mark.parametrize(
+    ("bodies", "fault", "said"),
+    [
+        ([b"upstream connect error: no healthy upstream"], Fault.MALFORMED, "no healthy upstream"),
+        ([b"<html>\n<body>Bad ", b"Gateway</body>\n</html>\n"], Fault.MALFORMED, "Bad Gateway"),
+        ([b'{"error": "queue full: 64 requests are waiting"}'], Fault.SHED, "64 requests"),
+        ([b'{"error": "CUDA out of memory"}\n'], Fault.ERROR_IN_ANSWER, "CUDA out of memory"),
+        ([WHOLE[0], b"worker 3 has died\n"], Fault.CUT, "after 1 tokens; the server said: worker 3 has died"),
+        ([b": ping\n\nevent: token\nid: 7\nretry: 10\n\n"], Fault.CUT, "final chunk is missing after 0 tokens"),
+    ],
+)
+@pytest.mark.parametrize("ended", ["by its length", "by the connection"])
+def test_what_a_server_says_instead_of_a_stream_is_told(bodies: list[bytes], fault: Fault, said: str, ended: str):
+    answer = answer_to()
+    for body in bodies:
+        answer.take(body, 102.0)
+    if ended == "by its length":
+        answer.complete(110.0)
+    else:
+        answer.break_off(110.0, "the server closed the connection")
+    assert answer.fault is fault
+    assert said in answer.detail
+
+
+def test_an_empty_chunk_after_the_last_one_cuts_nothing():
+    assert judged(answer_to(), *WHOLE, event("", tokens=0)) is Fault.NONE
+    assert judged(answer_to(4), *WHOLE, event("more")) is Fault.CUT, "text after the end is no end"
+
+
 def test_an_answer_that_may_end_by_itself_is_not_short():
     assert judged(answer_to(ignore_eos=False), event("a", reason="stop")) is Fault.NONE
     assert judged(answer_to(ignore_eos=False), event("a", reason="length")) is Fault.SHORT
