@@ -29,6 +29,7 @@ from llm_pipeline.accuracy.intervals import Bounds, binomial_tail, clopper_pears
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.losses import LossSample, group_numbers
 from llm_pipeline.accuracy.paired import TaskPairs, pair_items, pool
+from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.accuracy.score_test import SCORE_TEST
 from llm_pipeline.config.release import ExpectedScore
 from llm_pipeline.errors import IntegrityError
@@ -94,6 +95,7 @@ def judge_baseline(
     expected: Mapping[str, ExpectedScore],
     groups: Mapping[str, Sequence[str]],
     before: Sequence[ScoredItem] = (),
+    scoring: Scoring = PLAIN,
 ) -> Judgement:
     """Judge the baseline by itself.
 
@@ -102,12 +104,13 @@ def judge_baseline(
         expected: The range of its score, by task or group.
         groups: Tasks of the items by the group that the release config names instead of them.
         before: The baseline's items of the release in production; empty for none.
+        scoring: Scales of the scores; a loss since then is a share of its task's scale.
 
     Returns:
         GO, INCONCLUSIVE or ANOMALOUS, with the facts of each task.
     """
     tasks = _tasks(items, groups)
-    facts = [fact for task in tasks for fact in _facts(task, expected.get(task.name), before)]
+    facts = [fact for task in tasks for fact in _facts(task, expected.get(task.name), before, scoring)]
     unasked = sorted(expected.keys() - {task.name for task in tasks})
     facts += [_nothing(f"score, {name}", "No item was asked.") for name in unasked]
     if not tasks:
@@ -125,7 +128,9 @@ def _tasks(items: Sequence[ScoredItem], groups: Mapping[str, Sequence[str]]) -> 
     return [TaskScores(name, tuple(own)) for name, own in sorted(by_name.items())]
 
 
-def _facts(task: TaskScores, expected: ExpectedScore | None, before: Sequence[ScoredItem]) -> Iterator[Evidence]:
+def _facts(
+    task: TaskScores, expected: ExpectedScore | None, before: Sequence[ScoredItem], scoring: Scoring
+) -> Iterator[Evidence]:
     if unscored := len(task.items) - len(task.scored):
         yield _nothing(f"items without a score, {task.name}", f"{unscored} of {len(task.items)}.")
     if not task.scored:
@@ -133,7 +138,7 @@ def _facts(task: TaskScores, expected: ExpectedScore | None, before: Sequence[Sc
     facts = [_expected_fact(task, expected)] if expected else []
     if task.chance is not None:
         facts.append(_guessing_fact(task, task.chance))
-    if expected is None and (since := _loss_since(task, before)) is not None:
+    if expected is None and (since := _loss_since(task, before, scoring)) is not None:
         facts.append(since)
     yield from facts
     if not facts:
@@ -190,9 +195,9 @@ def _counts(sample: LossSample) -> tuple[float, float]:
     return float(sample.losses.sum()) / sample.design_effect, sample.pairs / sample.design_effect
 
 
-def _loss_since(task: TaskScores, before: Sequence[ScoredItem]) -> Evidence | None:
+def _loss_since(task: TaskScores, before: Sequence[ScoredItem], scoring: Scoring) -> Evidence | None:
     """What was lost against the model in production, on the same items; None where they were asked otherwise."""
-    pairs = _paired(task, before)
+    pairs = _paired(task, before, scoring)
     if pairs is None or pairs.sample.independent < FEWEST_ITEMS:
         return None
     sample = pairs.sample
@@ -214,12 +219,13 @@ def _loss_since(task: TaskScores, before: Sequence[ScoredItem]) -> Evidence | No
     )
 
 
-def _paired(task: TaskScores, before: Sequence[ScoredItem]) -> TaskPairs | None:
+def _paired(task: TaskScores, before: Sequence[ScoredItem], scoring: Scoring) -> TaskPairs | None:
     names = {item.task for item in task.items}
     earlier = [item for item in before if item.task in names]
     asked = {(item.task, item.item_id) for item in earlier}
     try:
-        paired = pair_items(earlier, [item for item in task.items if (item.task, item.item_id) in asked], names, asked)
+        now = [item for item in task.items if (item.task, item.item_id) in asked]
+        paired = pair_items(earlier, now, names, asked, Scoring(metrics=scoring.metrics))
     except IntegrityError:  # other questions, or another scale: nothing to compare
         return None
     pooled = pool(paired)

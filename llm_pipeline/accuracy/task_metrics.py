@@ -36,6 +36,7 @@ strict reading wants `#### 18`, which chat models often leave out, and calls a g
 
 _LIKELIHOODS = ("perplexity", "weighted_perplexity", "bits_per_byte")
 _SHARES = re.compile(r"(.*_)?(acc|em|f1)(_(norm|bytes|mutual_info))?|exact_match|pass@\d+|contains")
+_ROUNDING = 1e-6
 _PROBE = ([0.25, 0.5, 1.0, 0.0], [1.0, 0.0])
 
 
@@ -119,7 +120,19 @@ class ItemScore:
             ) from error
         if not math.isfinite(score):
             raise IntegrityError(f"its {name} is {score}", where=where)
-        return score
+        return self._bounded(score, where)
+
+    def _bounded(self, score: float, where: str) -> float:
+        """The score without what rounding put beyond its bounds."""
+        low = -math.inf if self.metric.minimum is None else self.metric.minimum
+        high = math.inf if self.metric.maximum is None else self.metric.maximum
+        if not low - _ROUNDING <= score <= high + _ROUNDING:
+            raise IntegrityError(
+                f"its {self.metric.metric} is {score:g}, not from {low:g} to {high:g} as of other documents",
+                where=where,
+                hint="name another metric in evaluation.task_options",
+            )
+        return min(max(score, low), high)
 
 
 def choose_metric(described: Described, wanted: str | None, of_group: Sequence[str] = ()) -> ItemScore:

@@ -5,12 +5,16 @@ It reads what the baseline scored and asks nothing again: another range costs se
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from llm_pipeline.accuracy.baseline_gate import judge_baseline
-from llm_pipeline.accuracy.evaluation import read_summary
-from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
+from llm_pipeline.accuracy.items import ScoredItem, read_items
+from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_baseline
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import ExpectedScore
+from llm_pipeline.errors import IntegrityError
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 from llm_pipeline.verdict import Verdict
@@ -35,13 +39,30 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
         IntegrityError: An evaluation is damaged.
     """
     directory, production = context.inputs["baseline"], context.inputs.get("production")
-    before = read_items(production) if production else []
-    named = read_summary(directory).named_tasks
-    judgement = judge_baseline(read_items(directory), context.config.expected, named, before)
+    summary = read_summary(directory)
+    before = _asked_alike(production, summary) if production else []
+    items, scoring = read_items(directory), Scoring.of(summary)
+    judgement = judge_baseline(items, context.config.expected, summary.named_tasks, before, scoring)
     say = log.info if judgement.verdict is Verdict.GO else log.warning
     say(format_baseline(judgement))
     say(f"baseline verdict: {judgement.verdict}: {judgement.summary}")
     return StageOutput(judgement=judgement)
 
 
-STAGE = Stage(name="baseline_gate", version=1, config=BaselineGateConfig, run=run, environment="control")
+def _asked_alike(production: Path, now: EvaluationSummary) -> list[ScoredItem]:
+    """Items of the baseline in production, of the tasks that were asked and scored as they are now."""
+    try:
+        earlier = read_summary(production).harness
+    except IntegrityError as error:
+        log.info("the baseline in production is of another version of this package: not compared", reason=error.message)
+        return []
+    facts = ("score", "chat template")
+    alike = {
+        task
+        for task in now.tasks
+        if all(earlier.get(f"{fact} of {task}") == now.harness.get(f"{fact} of {task}") for fact in facts)
+    }
+    return [item for item in read_items(production) if item.task in alike]
+
+
+STAGE = Stage(name="baseline_gate", version=2, config=BaselineGateConfig, run=run, environment="control")

@@ -87,3 +87,12 @@ def test_the_release_in_production_may_have_been_scored_by_an_older_version(stor
     assert verdict(result) is Verdict.ANOMALOUS
     assert result.judgement is not None
     assert "loss since production, arc" in result.judgement.summary
+
+
+@pytest.mark.parametrize("changes", [{"groups": {}}, {"harness": {"score of arc": "acc, none"}}])
+def test_what_production_was_scored_by_otherwise_is_not_compared(store, tmp_path, judge: Judge, changes) -> None:
+    evaluation(store, tmp_path, 950)
+    path = tmp_path / "evaluation 950" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    production = store.publish("evaluation", tmp_path / "evaluation 950")
+    assert verdict(judge({}, baseline=evaluation(store, tmp_path, 602), production=production)) is Verdict.GO
