@@ -29,6 +29,7 @@ from llm_pipeline.planning.foresight import Foresight, ask_store, foresee
 from llm_pipeline.planning.ladder import target_order
 from llm_pipeline.planning.lanes import judge_lanes
 from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan
+from llm_pipeline.planning.model_checks import check_model, model_warnings
 from llm_pipeline.planning.model_source import see_model, stated_facts
 from llm_pipeline.planning.patience import Asked
 from llm_pipeline.planning.place_checks import ask_holders, place_warnings
@@ -101,6 +102,8 @@ def plan_release(
     _refuse_before_reading(loaded)
     model = see_model(loaded, revision, source_seconds, required=read_model)
     facts = model.facts
+    if facts:
+        check_model(loaded, facts)
     check_recipes(loaded, facts)
     require_enough(release.workload, release.policy.load_test)
     tasks = task_pool(release.evaluation, loaded.configs_root)
@@ -148,6 +151,7 @@ def plan_release(
             *seen.warnings,
             *model.warnings,
             *size_warnings(release, facts),
+            *model_warnings(loaded, facts),
             *target_warnings(targets),
             *recipe_warnings(loaded),
             *task_warnings,

@@ -13,6 +13,7 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.capacity import capacity
 from llm_pipeline.planning.catalog import find_container, find_gpu
 from llm_pipeline.planning.compatibility import Refused, judge_compatibility
+from llm_pipeline.planning.engine_models import engine_doubts, engine_refusal, installed_transformers
 from llm_pipeline.planning.model import RecipePlan, TargetPlan
 from llm_pipeline.planning.parallelism_advice import advise_split
 from llm_pipeline.planning.target_checks import target_warnings
@@ -39,7 +40,7 @@ def plan_target(
     except ConfigError as error:
         where = str(loaded.configs_root / "targets" / f"{target.name}.yaml")
         raise ConfigError(f"accelerator: {error.message}", where=where, hint=error.hint) from error
-    recipes = tuple(_plan_recipe(loaded.release, target, recipe, facts, stated) for recipe in loaded.release.recipes)
+    recipes = tuple(_plan_recipe(loaded, target, recipe, facts, stated) for recipe in loaded.release.recipes)
     image, _, digest = (target.container or "").partition("@")
     known = find_container(image)
     return TargetPlan(
@@ -58,13 +59,13 @@ def plan_target(
 
 
 def _plan_recipe(
-    release: ResolvedRelease,
+    loaded: LoadedRelease,
     target: Target,
     recipe: QuantizationRecipe,
     facts: ModelFacts | None,
     stated: ModelFacts | None,
 ) -> RecipePlan:
-    known = facts or stated
+    release, known = loaded.release, facts or stated
     fits = partial(fits_with, target, recipe, known) if known else None
     judged = judge_compatibility(target, recipe, release.baseline.dtype, release.model.id, fits)
     if isinstance(judged, Refused):
@@ -72,7 +73,13 @@ def _plan_recipe(
             recipe=recipe.name, weights=recipe.weights, legal=False, reason=judged.reason, nearest=judged.nearest
         )
     plan = RecipePlan(recipe=recipe.name, weights=recipe.weights, legal=True, warnings=judged.warnings)
-    return _with_figures(plan, release, target, recipe, facts) if facts else plan
+    if facts is None:
+        return plan
+    if unloadable := engine_refusal(target, facts, installed_transformers(loaded.deployment)):
+        return plan.model_copy(update={"legal": False, "reason": unloadable.reason, "nearest": unloadable.nearest})
+    doubts = engine_doubts(target, recipe, facts)
+    plan = plan.model_copy(update={"warnings": (*plan.warnings, *doubts)})
+    return _with_figures(plan, release, target, recipe, facts)
 
 
 def _with_figures(

@@ -1,0 +1,237 @@
+"""A release of any model, from a directory: judged by what the model is."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judging import cpu_target, gpu_target, recipe
+from published import config_of, facts_of
+
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.errors import ConfigError, ExitCode, PipelineError, Unsupported
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.layout import expected_tensors
+from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
+from llm_pipeline.model_facts.words import ConfigWords
+from llm_pipeline.planning.engine_models import engine_doubts, engine_refusal, installed_transformers
+from llm_pipeline.planning.model_checks import recipe_problems
+from llm_pipeline.planning.plan import Plan, plan_release
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+FP8_WITHOUT_EXPERTS = """weights: fp8
+exclude: ["*lm_head*", "*experts*"]
+calibration: { sources: [calibration/demo.jsonl], samples: 1, maximum_tokens: 8 }
+"""
+
+
+def write_model(root: Path, config: dict[str, Any]) -> None:
+    """A directory with a model's config.json, and weights of its size that take no space on the disk."""
+    root.mkdir()
+    (root / "config.json").write_text(json.dumps(config))
+    plain = ConfigWords({key: value for key, value in config.items() if key != "quantization_config"})
+    header, end = {}, 0
+    for name, shape in expected_tensors(plain) or ():
+        size = 2
+        for number in shape:
+            size *= number
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    with (root / "model.safetensors").open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        stream.truncate(8 + len(text) + end)
+
+
+@pytest.fixture
+def release(configs: Path, tmp_path: Path, edit: Any) -> Any:
+    """The release for small GPUs, of another model in a directory."""
+
+    def of(config: dict[str, Any], recipes: str = "none", targets: str = "l4") -> Path:
+        write_model(tmp_path / "model", config)
+        path = configs / "releases" / "qwen2.5-7b-instruct.yaml"
+        text = path.read_text()
+        begin, end = text.index("  sizes: {"), text.index("  }\n", text.index("  sizes: {")) + 4
+        text = text[:begin] + text[end:]
+        text = text.replace("model:\n", f"model:\n  source: file://{tmp_path}/model\n", 1)
+        text = text.replace("recipes: [int4_awq_chat]", f"recipes: [{recipes}]").replace("[a10, l4]", f"[{targets}]")
+        path.write_text(text)
+        return path
+
+    return of
+
+
+def planned(path: Path) -> Plan:
+    return plan_release(path, store_seconds=0)
+
+
+def error_of(path: Path) -> PipelineError:
+    with pytest.raises(PipelineError) as caught:
+        planned(path)
+    assert caught.value.exit_code is ExitCode.BAD_INPUT
+    return caught.value
+
+
+def test_a_model_of_70b_in_a_directory_does_not_fit_one_l4(release: Any):
+    error = error_of(release(config_of("Llama-3.1-70B")))
+    assert isinstance(error, Unsupported)
+    assert "recipe none on target l4: 141.1 GB weights" in error.message
+
+
+def test_deepseek_v3_unquantized_does_not_fit_one_l4(release: Any):
+    config = {key: value for key, value in config_of("DeepSeek-V3").items() if key != "quantization_config"}
+    error = error_of(release(config))
+    assert "recipe none on target l4: 1342.1 GB weights" in error.message
+
+
+def test_mixtral_in_fp8_on_an_a10_gets_no_advice_that_does_not_fit(release: Any):
+    path = release(config_of("Mixtral-8x7B"), recipes="fp8_chat", targets="a10")
+    error = error_of(path)
+    assert "exports of quantized experts cannot be read back" in error.message
+    (path.parents[1] / "quantization" / "fp8_chat.yaml").write_text(FP8_WITHOUT_EXPERTS)
+    error = error_of(path)
+    assert "fp8 does not run on sm86" in error.message
+    assert "weights: none" not in error.message
+    assert "no format that runs on this one makes the model fit" in error.message
+
+
+def test_a_model_that_fits_is_planned_without_a_name_that_anybody_knows(release: Any):
+    plan = planned(release(config_of("Qwen2.5-0.5B")))
+    assert plan.facts is not None
+    assert plan.facts.parameters == 494_032_768
+    assert plan.targets[0].recipes[0].legal
+
+
+@pytest.mark.parametrize(
+    "missing", ["num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings"]
+)
+def test_what_a_model_does_not_say_is_named_with_how_to_state_it(missing: str):
+    config = {key: value for key, value in config_of("Llama-3.1-8B").items() if key != missing}
+    with pytest.raises(ConfigError) as caught:
+        read_facts(ModelDocuments(config))
+    assert missing in caught.value.message
+    assert f"model.sizes.{missing}" in caught.value.hint
+
+
+def test_layers_of_a_kind_that_is_not_known_are_an_error():
+    config = config_of("Llama-3.1-8B") | {"layer_types": ["conv"] * 32}
+    with pytest.raises(ConfigError, match="has layers of kind 'conv', whose cache plan does not know"):
+        read_facts(ModelDocuments(config))
+
+
+@pytest.mark.parametrize("key", ["n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx"])
+def test_the_context_is_found_under_every_name(key: str):
+    config = {name: value for name, value in config_of("Mistral-7B-v0.3").items() if name != "max_position_embeddings"}
+    assert read_facts(ModelDocuments(config | {key: 2048})).context_length == 2048
+
+
+def test_rope_scaling_extends_the_context_where_the_positions_are_those_of_the_training():
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert read_facts(ModelDocuments(config_of("Qwen3-8B") | {"rope_scaling": scaling})).context_length == 131_072
+
+
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 128, "n_layer": 2, "n_head": 4,
+    "n_positions": 128, "vocab_size": 512,
+}  # fmt: skip
+
+
+def gpt2() -> ModelFacts:
+    from llm_pipeline.model_facts.grouping import HeldTensor
+
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (512, 128), "wpe.weight": (128, 128)}
+    for layer in range(2):
+        inside: dict[str, tuple[int, ...]] = {
+            "attn.c_attn.weight": (128, 384), "attn.c_proj.weight": (128, 128), "mlp.c_fc.weight": (128, 512),
+            "mlp.c_proj.weight": (512, 128), "attn.c_attn.bias": (384,), "ln_1.weight": (128,),
+        }  # fmt: skip
+        shapes |= {f"h.{layer}.{name}": shape for name, shape in inside.items()}
+    tensors = [HeldTensor(name, "F32", shape, 0) for name, shape in shapes.items()]
+    return read_facts(ModelDocuments(GPT2, tensors=tensors))
+
+
+def test_transposed_layers_are_seen_and_no_recipe_is_made_of_them():
+    facts = gpt2()
+    assert facts.context_length == 128
+    assert facts.kv_elements_per_token == 2 * 2 * 128
+    assert {(group.rows, group.columns) for group in facts.matrices} == {(384, 128), (128, 128), (512, 128), (128, 512)}
+    assert "Conv1D" in next(recipe_problems(recipe("fp8"), facts))
+    assert not [*recipe_problems(recipe("none"), facts)]
+
+
+def test_a_model_that_is_quantized_already_takes_no_other_recipe_than_none():
+    for name in ("gpt-oss-20b", "DeepSeek-V3"):
+        assert "quantized already" in next(recipe_problems(recipe("fp8"), facts_of(name)))
+        assert not [*recipe_problems(recipe("none"), facts_of(name))]
+
+
+def test_experts_are_quantized_by_no_recipe_and_the_advice_leaves_them_out():
+    mixtral, without = facts_of("Mixtral-8x7B"), ["*lm_head*", "*experts*"]
+    assert 'exclude: ["*lm_head*", "*experts*"]' in next(recipe_problems(recipe("fp8"), mixtral))
+    assert not [*recipe_problems(recipe("fp8", exclude=without), mixtral)]
+    assert "INT4 fails" in next(recipe_problems(recipe("int4_awq", exclude=without), mixtral))
+    assert not [*recipe_problems(recipe("int4_awq"), facts_of("Llama-3.1-8B"))]
+
+
+def test_architectures_of_which_no_export_passes_are_refused():
+    facts = facts_of("Llama-3.1-8B").model_copy(update={"model_type": "falcon"})
+    assert "leaves its layers unquantized" in next(recipe_problems(recipe("fp8"), facts))
+
+
+def test_a_head_of_another_name_is_kept_as_the_recipe_means_it():
+    facts = facts_of("Llama-3.1-8B").model_copy(update={"head": "embed_out"})
+    assert 'exclude: ["*lm_head*", "*embed_out*"]' in next(recipe_problems(recipe("fp8"), facts))
+    assert not [*recipe_problems(recipe("fp8", exclude=["*lm_head*", "*embed_out*"]), facts)]
+    assert not [*recipe_problems(recipe("fp8", exclude=[]), facts)]
+
+
+def test_calibration_with_a_chat_template_needs_one():
+    chat = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8, "chat_template": True}
+    asked = recipe("fp8").model_copy(update={"calibration": recipe("fp8").calibration})
+    asked = type(asked).model_validate({**asked.model_dump(), "calibration": chat})
+    without = facts_of("Llama-3.1-8B").model_copy(update={"chat_template": False})
+    assert "the model has none" in next(recipe_problems(asked, without))
+    for known in (True, None):
+        assert not [*recipe_problems(asked, without.model_copy(update={"chat_template": known}))]
+
+
+@pytest.mark.parametrize(
+    ("model", "transformers", "refused"),
+    [
+        ("Llama-3.1-8B", "5.5.4", False), ("Mixtral-8x7B", "5.5.4", False), ("Gemma-2-9B", "5.5.4", True),
+        ("Gemma-3-1B", "5.5.4", True), ("Gemma-2-9B", "4.57.3", False), ("Gemma-2-9B", None, False),
+        ("gpt-oss-20b", "5.5.4", True),
+    ],
+)  # fmt: skip
+def test_the_cpu_engine_takes_what_its_exporter_traces_with_the_transformers_that_is_installed(
+    model: str, transformers: str | None, refused: bool
+):
+    assert (engine_refusal(cpu_target(), facts_of(model), transformers) is not None) is refused
+    assert engine_refusal(gpu_target(), facts_of(model), transformers) is None
+
+
+def test_the_exporter_of_the_table_is_the_one_that_is_pinned():
+    pins = (Path(__file__).parents[2] / "docker" / "constraints" / "model-py311.txt").read_text()
+    table = json.loads((CONFIGS.parent / "llm_pipeline/planning/data/openvino_exporter.json").read_text())
+    assert f"{table['exporter']}=={table['version']}\n" in pins
+
+
+def test_the_version_of_transformers_is_read_beside_the_interpreter(tmp_path: Path, configs: Path):
+    packages = tmp_path / "env" / "lib" / "python3.11" / "site-packages"
+    (packages / "transformers-5.5.4.dist-info").mkdir(parents=True)
+    (tmp_path / "env" / "bin").mkdir()
+    deployment = load_release(configs / "releases" / "demo.yaml").deployment
+    here = deployment.environments["model"].model_copy(update={"python": str(tmp_path / "env" / "bin" / "python")})
+    environments = {**deployment.environments, "model": here}
+    assert installed_transformers(deployment.model_copy(update={"environments": environments})) == "5.5.4"
+
+
+def test_an_architecture_that_tensorrt_llm_does_not_list_is_a_doubt():
+    assert engine_doubts(gpu_target(), recipe("fp8"), facts_of("Llama-3.1-8B")) == ()
+    assert "Gemma2ForCausalLM is not in" in engine_doubts(gpu_target(), recipe("fp8"), facts_of("Gemma-2-9B"))[0]
+    assert "quantized already (mxfp4)" in engine_doubts(gpu_target(), recipe("none"), facts_of("gpt-oss-20b"))[0]
