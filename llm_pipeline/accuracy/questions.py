@@ -28,6 +28,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars
 
 from llm_pipeline.accuracy.chat_template import ChatTemplate
+from llm_pipeline.accuracy.document_clusters import EACH_BY_ITSELF, document_clusters
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.lm_eval_scores import apply_filters, item_scores, scored_values
 from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, load_tasks, task_failure
@@ -118,7 +119,9 @@ class Questions:
         for name, score in scores.items():
             scores[name] = score.asked(few_shots=styles[name].few_shots, chat_template=styles[name].chat is not None)
         field = evaluation.cluster_field
-        if field and not any(item.cluster for task_items in items.values() for item in task_items):
+        if field not in (None, EACH_BY_ITSELF) and not any(
+            item.cluster for task_items in items.values() for item in task_items
+        ):
             raise ConfigError(f"no document has the cluster field {field!r}", where=", ".join(names))
         return cls(loaded, items, scores, _identity(loaded.tasks, items, scores, styles))
 
@@ -278,20 +281,18 @@ def _questions(name: str, task: Any, evaluation: Evaluation, style: PromptStyle)
         by_document[instance.doc_id].append(instance)
     if sorted(by_document) != list(range(len(by_document))):
         raise IntegrityError("lm-eval left out documents, or asks some twice", where=name)
-    return [
-        _question(task, sorted(by_document[number], key=lambda one: one.idx), evaluation.cluster_field)
-        for number in range(len(by_document))
-    ]
+    by_number = [sorted(by_document[number], key=lambda one: one.idx) for number in range(len(by_document))]
+    clusters = document_clusters([instances[0].doc for instances in by_number], evaluation.cluster_field)
+    return [_question(task, instances, cluster) for instances, cluster in zip(by_number, clusters, strict=True)]
 
 
-def _question(task: Any, instances: Sequence[Instance], cluster_field: str | None) -> _Question:
+def _question(task: Any, instances: Sequence[Instance], cluster: str) -> _Question:
     from lm_eval.utils import handle_non_serializable
 
     document = instances[0].doc
     prompts = [[str(part) for part in one.args] for one in instances]
     content = json.dumps(document, default=handle_non_serializable, sort_keys=True)
     fingerprint = sha256_json([content, prompts, str(task.doc_to_target(document))])
-    cluster = str(document.get(cluster_field, "")) if cluster_field else ""
     return _Question(document, fingerprint, instances, cluster)
 
 

@@ -12,7 +12,19 @@ from llm_pipeline.verdict import Evidence, Judgement
 
 _TASK_HEAD = ("task", "items", "score", "metric", "filter", "examples", "prompts")
 _BASELINE_HEAD = ("fact", "items", "measured", "bounds", "limit", "verdict")
-_HEAD = ("task", "items", "baseline", "candidate", "loss, points", "bounds", "margin", "lost", "gained", "unpaired")
+_HEAD = (
+    "task",
+    "items",
+    "clusters",
+    "baseline",
+    "candidate",
+    "loss, points",
+    "bounds",
+    "margin",
+    "lost",
+    "gained",
+    "unpaired",
+)
 
 
 def format_evaluation(summary: EvaluationSummary) -> str:
@@ -86,6 +98,7 @@ def _row(part: PairedAccuracy, margin: str, indent: str = "") -> tuple[str, ...]
     return (
         f"{indent}{part.name}",
         str(part.pairs),
+        "-" if part.clusters is None else str(part.clusters),
         _score(part.baseline, bounded=part.bounded),
         _score(part.candidate, bounded=part.bounded),
         f"{100 * loss.estimate:+.2f}" if loss else "-",

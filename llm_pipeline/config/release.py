@@ -160,7 +160,8 @@ class Evaluation(ConfigModel):
         maximum_length: Context length given to the model, in tokens.
         seed: Seed of the order in which items are asked, when the gate may decide before all are.
         cluster_field: Field of a task's documents that says what belongs together (the same passage, the same
-            template): items of one cluster are not independent, and are judged so. None takes each item for itself.
+            template): items of one cluster are not independent, and are judged so. None finds documents that share a
+            long text (see `accuracy/document_clusters.py`); `none` takes each item for itself.
         noise_floor_items: Items that the baseline is asked again at another batch size: what changes then is noise.
         divergence_items: Items on whose texts the candidate's distribution of tokens is compared with the baseline's.
     """

@@ -81,7 +81,7 @@ def run(context: StageContext[BaselineConfig]) -> StageOutput:
 
 STAGE = Stage(
     name="baseline",
-    version=4,
+    version=5,
     config=BaselineConfig,
     run=run,
     environment="model",
