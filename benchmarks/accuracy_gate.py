@@ -22,8 +22,19 @@ from dataclasses import dataclass
 import numpy as np
 from accuracy_gate_clusters import Clusters, false_passes
 from accuracy_gate_exact import exact_chance
-from accuracy_gate_ours import CONFIDENCE, MARGIN, POLICY, CrossCheck, Gate, Outcome, Truth, simulate_tasks
+from accuracy_gate_ours import CONFIDENCE, MARGIN, POLICY, TASK_MARGIN, CrossCheck, Gate, Outcome, Truth, simulate_tasks
 from accuracy_gate_peers import llm_compressor, model_comparator, nvidia_day0
+from accuracy_gate_real import (
+    FEW_CLUSTERS,
+    GRADED,
+    false_pass_after_retries,
+    false_passes_of_clusters,
+    false_passes_of_graded,
+    false_verdict_of_group,
+    ladder_passes,
+    power_before,
+    power_of_tasks,
+)
 from goals import at_least, at_most
 
 from llm_pipeline.accuracy.looks import LookPlan, plan_looks
@@ -86,6 +97,10 @@ def main() -> int:
         *_goals_of_cost(ours),
         *_goals_beside_peers(ours, tasks, peers),
         *_goals_of_clusters(max(400, options.runs // 20), random),
+        *_goals_of_few_clusters(max(400, options.runs // 20), random),
+        *_goals_of_groups(max(200, options.runs // 20), random),
+        *_goals_of_graded_scores(max(400, options.runs // 10), random),
+        *_goals_of_one_budget(options.runs, random),
         *_goals_of_truthfulness(random),
     ]
     print(f"{options.runs:,} evaluations a line, seed {options.seed}, {time.monotonic() - started:.0f} s")
@@ -212,6 +227,48 @@ def _goals_of_clusters(runs: int, random: np.random.Generator) -> Iterator[bool]
                 known,
                 _within_error(ALPHA, runs),
             )
+
+
+def _goals_of_few_clusters(runs: int, random: np.random.Generator) -> Iterator[bool]:
+    for clusters in FEW_CLUSTERS:
+        for margin in (MARGIN, TASK_MARGIN):
+            for method in ("fixed", "group_sequential"):
+                name = f"{clusters.number} clusters of {clusters.size} that repeat each other ({clusters.likeness:g})"
+                passed = false_passes_of_clusters(clusters, margin, method, runs, random)
+                yield at_most(
+                    f"false pass at {100 * margin:g} points, {method}, {name}", passed, _within_error(ALPHA, runs)
+                )
+
+
+def _goals_of_groups(runs: int, random: np.random.Generator) -> Iterator[bool]:
+    before = ", ".join(f"{name} {chance:.2f}" for name, chance in power_before())
+    print(f"a lossless model passes without groups: {before}")
+    for name, chance, least in power_of_tasks():
+        yield at_least(f"a lossless model passes {name}", chance, least)
+    passed, failed = false_verdict_of_group(runs, random)
+    yield at_most("false pass at the margin, a group by tasks", passed, _within_error(ALPHA, runs))
+    yield at_most("false NO_GO at the margin, a group by tasks", failed, _within_error(1.2 * ALPHA, runs))
+
+
+def _goals_of_graded_scores(runs: int, random: np.random.Generator) -> Iterator[bool]:
+    for graded in GRADED:
+        for items in (500, 2000):
+            passed = false_passes_of_graded(graded, items, runs, random)
+            name = f"false pass at the margin, graded scores, {graded.name}, {items} items"
+            yield at_most(name, passed, _within_error(1.2 * ALPHA, runs))
+
+
+def _goals_of_one_budget(runs: int, random: np.random.Generator) -> Iterator[bool]:
+    for gates in (1, 2, 3):
+        alone, shared = (false_pass_after_retries(budget, gates, runs, random) for budget in ("gate", "candidate"))
+        name = f"false pass at the margin within {gates} gates of a candidate ({alone:.3f} with an error each)"
+        yield at_most(name, shared, _within_error(ALPHA, runs))
+    alone = ladder_passes("gate", 6, MARGIN, runs, random)
+    shared = ladder_passes("ladder", 6, MARGIN, runs, random)
+    name = f"false pass of one of six rungs at the margin that share the error ({alone:.3f} with an error each)"
+    yield at_most(name, shared, _within_error(ALPHA, runs))
+    beyond = ladder_passes("candidate", 6, 1.5 * MARGIN, runs, random)
+    yield at_most("false pass of one of six rungs at 1.5 times the margin", beyond, _within_error(ALPHA, runs))
 
 
 def _goals_of_truthfulness(random: np.random.Generator) -> Iterator[bool]:

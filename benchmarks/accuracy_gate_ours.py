@@ -65,11 +65,15 @@ class Decided:
 
 @dataclass(frozen=True)
 class Gate:
-    """A plan of looks with a margin; NO_GO may be tested at a share of the error, as Holm's first step does."""
+    """A plan of looks with a margin; NO_GO may be tested at a share of the error, as Holm's first step does.
+
+    `alpha` is what passing may err in: less where several gates share the error.
+    """
 
     plan: LookPlan
     margin: float = MARGIN
     harm_alpha: float = 1 - CONFIDENCE
+    alpha: float = 1 - CONFIDENCE
 
     def decide(self, look: int, lost: Counts, gained: Counts) -> Decided:
         """What the package's gate says at one look about these counts."""
@@ -98,8 +102,8 @@ class Gate:
 def _scores(gate: Gate, lost: Counts, gained: Counts, look: int) -> Decided:
     plan, margin = gate.plan, gate.margin
     rule = decision_rule(plan, look)
-    level, harm_level = rule.level(1 - CONFIDENCE), rule.harm_level(gate.harm_alpha)
-    end = decision_rule(plan, len(plan.sizes)).level(1 - CONFIDENCE)
+    level, harm_level = rule.level(gate.alpha), rule.harm_level(gate.harm_alpha)
+    end = decision_rule(plan, len(plan.sizes)).level(gate.alpha)
     size, last = plan.sizes[look - 1], look == len(plan.sizes)
     share = size / plan.items
 

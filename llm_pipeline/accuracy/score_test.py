@@ -59,7 +59,7 @@ class ScoreTest:
         if _is_bet_on(sample):
             return BETTING_TEST.p_value(sample, limit)
         if not sample.graded and sample.groups is None:
-            lost, gained, pairs = sample.lost, sample.gained, sample.pairs
+            lost, gained, pairs = _counts(sample)
             return max(tail_of(tango_statistic(lost, gained, pairs, limit)), binomial_tail(lost - gained, pairs, limit))
         low, high = 0.0, _WIDEST_QUANTILE
         if _lower(sample, 0.5) <= limit:

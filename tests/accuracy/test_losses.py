@@ -65,6 +65,15 @@ def test_few_clusters_that_all_lost_much_are_shown_to_be_harmed() -> None:
     assert SCORE_TEST.bounds(sample, 0.95).lower > 0.03
 
 
+def test_harm_to_heavy_items_is_shown_no_sooner_than_the_lower_bound_says() -> None:
+    random = np.random.default_rng(3)
+    weights = np.repeat([0.5, 3.0], [800, 200])
+    losses = random.choice([1.0, -1.0, 0.0], p=(0.12, 0.05, 0.83), size=1000)
+    sample = LossSample(losses, weights=weights / weights.mean())
+    level = SCORE_TEST.p_value(sample, 0.03)
+    assert SCORE_TEST.bounds(sample, 1.0 - level).lower == pytest.approx(0.03, abs=1e-4)
+
+
 @pytest.mark.parametrize("clusters", [20, 80])
 def test_the_level_at_which_harm_is_shown_is_where_the_lower_bound_meets_the_limit(clusters: int) -> None:
     random = np.random.default_rng(3)
