@@ -97,7 +97,7 @@ def main() -> int:
         *_goals_of_cost(ours),
         *_goals_beside_peers(ours, tasks, peers),
         *_goals_of_clusters(max(400, options.runs // 20), random),
-        *_goals_of_few_clusters(max(400, options.runs // 20), random),
+        *_goals_of_few_clusters(max(400, options.runs // 50), random),
         *_goals_of_groups(max(200, options.runs // 20), random),
         *_goals_of_graded_scores(max(400, options.runs // 10), random),
         *_goals_of_one_budget(options.runs, random),

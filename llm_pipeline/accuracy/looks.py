@@ -16,7 +16,8 @@ from typing import Literal
 from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.config.policy import AccuracyPolicy
 
-_AS_OFTEN = 0.02
+_RUNS = 200
+_AS_OFTEN = 0.05
 """Two methods that pass a lossless model this much alike differ by what they ask."""
 
 _GROWTH = 1.15
@@ -100,7 +101,7 @@ def plan_looks(available: Mapping[str, int], policy: AccuracyPolicy, groups: Seq
     plans = [_planned(method, items, policy) for method in ("group_sequential", "e_value")]
     if len(plans[1].sizes) == 1:
         return plans[0]
-    looks, bets = (rehearse(parts_of(available, groups), plan, policy) for plan in plans)
+    looks, bets = (rehearse(parts_of(available, groups), plan, policy, runs=_RUNS) for plan in plans)
     if abs(looks.go - bets.go) <= _AS_OFTEN:
         return plans[bets.items < looks.items]
     return plans[bets.go > looks.go]

@@ -86,7 +86,13 @@ def parts_of(available: Mapping[str, int], groups: Sequence[TaskGroup] = ()) -> 
 
 
 def rehearse(
-    parts: Sequence[Part], plan: LookPlan, policy: AccuracyPolicy, *, flips: float = TYPICAL_FLIPS, loss: float = 0.0
+    parts: Sequence[Part],
+    plan: LookPlan,
+    policy: AccuracyPolicy,
+    *,
+    flips: float = TYPICAL_FLIPS,
+    loss: float = 0.0,
+    runs: int = RUNS,
 ) -> Rehearsal:
     """Simulate the gate.
 
@@ -96,10 +102,11 @@ def rehearse(
         policy: Margins, confidence, smallest sample and what small tasks must show.
         flips: Share of items that change either way.
         loss: What the model truly loses; less than `flips`.
+        runs: Simulated evaluations.
     """
     random = np.random.default_rng(_SEED)
     judge = _Judge(plan, policy, tuple(parts))
-    counts = [np.zeros((RUNS, len(part.sizes), 2), dtype=np.int64) for part in parts]
+    counts = [np.zeros((runs, len(part.sizes), 2), dtype=np.int64) for part in parts]
     seen = [np.zeros(len(part.sizes), dtype=np.int64) for part in parts]
     passed, asked, short = 0, 0.0, np.zeros(len(parts))
     for look, size in enumerate(plan.sizes, start=1):
@@ -116,7 +123,7 @@ def rehearse(
         if not counts or not len(counts[0]):
             break
     worst = int(short.argmax()) if short.any() else None
-    return Rehearsal(passed / RUNS, asked / RUNS, "" if worst is None else parts[worst].name)
+    return Rehearsal(passed / runs, asked / runs, "" if worst is None else parts[worst].name)
 
 
 def _more(random: np.random.Generator, items: Counts, runs: int, flips: float, loss: float) -> Counts:

@@ -111,16 +111,19 @@ def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy, ru
 def _improbable(rehearsed: Rehearsal, known: Mapping[str, int], plan: LookPlan, policy: AccuracyPolicy) -> str:
     """That a lossless model would hardly pass, why, and what to change."""
     chance = f"a model that lost nothing passes in about {100 * rehearsed.go:.0f} % when {100 * TYPICAL_FLIPS:g} % flip"
-    if plan_looks(known, policy.model_copy(update={"method": "auto"})).method != plan.method:
+    auto = policy.model_copy(update={"method": "auto"})
+    if policy.method != "auto" and plan_looks(known, auto).method != plan.method:
         return f"{chance}: method {plan.method} is not the one for these tasks, leave it to `auto`"
-    if not rehearsed.failing:
-        return f"{chance}: more items, or a wider margin"
-    task = rehearsed.failing
-    margin = (items_needed(1.0, TYPICAL_FLIPS, policy.confidence) / known[task]) ** 0.5
-    ways = [f"a task_margin of {100 * margin:.1f} points", "more items of it"]
-    if policy.small_tasks == "prove":
+    task, margin = rehearsed.failing, policy.task_margin
+    items = known.get(task, plan.items)
+    if not task or items >= items_needed(margin, TYPICAL_FLIPS, policy.confidence, POWER):
+        margin, task, items = policy.margin, "the pool", plan.items
+    needed = items_needed(margin, TYPICAL_FLIPS, policy.confidence, POWER)
+    wide = 100 * margin * (needed / items) ** 0.5
+    ways = [f"{needed} items" if needed > items else "more items", f"a margin of {max(wide, 100 * margin):.1f} points"]
+    if task in known and policy.small_tasks == "prove":
         ways.append("small_tasks: harm_only")
-    return f"{chance}: {task} has {known[task]} items and seldom proves its margin; {' or '.join(ways)} would help"
+    return f"{chance}: {task} has {items} items for its margin of {100 * margin:g}; {' or '.join(ways)} would help"
 
 
 def _obstacles(

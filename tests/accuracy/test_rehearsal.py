@@ -49,9 +49,8 @@ def test_the_task_that_keeps_the_others_from_passing_is_named() -> None:
 
 @pytest.mark.parametrize("method", ["fixed", "group_sequential", "e_value"])
 @pytest.mark.parametrize("by_task", [False, True])
-def test_the_rehearsal_judges_as_the_gate_does(method: str, by_task: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rehearsal_judges_as_the_gate_does(method: str, by_task: bool) -> None:
     """The same counts, through the gate's own judge, at the last look."""
-    monkeypatch.setattr(rehearsal, "RUNS", 25)
     sizes = (900, 300, 150) if by_task else (1350,)
     policy = POLICY.model_copy(update={"method": method, "margin": 0.02})
     plan = LookPlan(method, (1350,) if method == "fixed" else (700, 1350))  # type: ignore[arg-type]

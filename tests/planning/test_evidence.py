@@ -45,7 +45,10 @@ def test_looks_are_expected_to_spare_a_third_of_a_tight_pool():
 def test_a_task_too_small_for_its_own_margin_is_told():
     power = gate_power("accuracy", pool(large=5000, small=100), AccuracyPolicy())
     assert power.warnings[0].startswith("accuracy: small has 100 items and a margin of 3 points needs 255")
-    assert "when 5 % flip: small has 100 items and seldom proves its margin" in power.warnings[1]
+    assert (
+        "when 5 % flip: small has 100 items for its margin of 3; 511 items or a margin of 6.8 points"
+        in power.warnings[1]
+    )
     lenient = gate_power("accuracy", pool(large=6000, small=100), AccuracyPolicy(small_tasks="harm_only"))
     assert lenient.warnings == ()
     assert (lenient.needed[1].go or 0.0) > 0.8
