@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict
 from llm_pipeline.errors import ConfigError, IntegrityError
 
 FIELD: Mapping[str, tuple[str | None, str | None]] = {
+    "coqa": ("f1", None),
     "drop": ("f1", None),
     "gsm8k": ("exact_match", "flexible-extract"),
     "gsm8k_cot": ("exact_match", "flexible-extract"),
@@ -34,10 +35,13 @@ FIELD: Mapping[str, tuple[str | None, str | None]] = {
 """Metric and filter of tasks whose first ones are not what is reported. GSM8K by the last number of the answer: the
 strict reading wants `#### 18`, which chat models often leave out, and calls a good model broken."""
 
+_BETTER: Mapping[str, str] = {"acc": "acc_norm", "ter": "chrf"}
+"""What is reported in place of a task's first metric, where the task has both."""
 _LIKELIHOODS = ("perplexity", "weighted_perplexity", "bits_per_byte")
-_SHARES = re.compile(r"(.*_)?(acc|em|f1)(_(norm|bytes|mutual_info))?|exact_match|pass@\d+|contains")
+_SHARES = re.compile(r"(.*_)?(acc|em|f1)(_(norm|bytes|mutual_info))?|exact_match|pass@\d+|r@\d+|mrr|contains")
 _ROUNDING = 1e-6
-_PROBE = ([0.25, 0.5, 1.0, 0.0], [1.0, 0.0])
+_PROBE = ([0.25, 0.5, 1.0, 0.0], [1.0, 0.0], [-1.0, 1.0])
+"""The last one tells a mean that leaves out the -1 of documents that its metric is not for."""
 
 
 class TaskMetric(BaseModel):
@@ -190,7 +194,7 @@ def _usual(described: Described, usable: list[str]) -> str:
     likelihood = [name for name in usable if described.aggregations.get(name) in _LIKELIHOODS]
     others = [name for name in usable if name not in likelihood]
     if others:
-        return "acc_norm" if others[0] == "acc" and "acc_norm" in others else others[0]
+        return next((better for first, better in _BETTER.items() if others[0] == first and better in others), others[0])
     return "bits_per_byte" if "bits_per_byte" in likelihood else likelihood[0]
 
 

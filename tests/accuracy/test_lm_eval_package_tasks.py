@@ -212,3 +212,68 @@ def test_a_group_of_tasks_with_different_metrics_is_only_a_label(tmp_path):
     (tmp_path / "both.yaml").write_text(json.dumps(both))
     questions = load(tmp_path, "both")
     assert (questions.groups, questions.tags) == ((), {"both": ("arc_easy", "gsm8k")})
+
+
+TWO = {"choices": ["No", "Yes"], "labels": [1, 0]}
+TRUTH = {"question": "q?", "mc1_targets": TWO, "mc2_targets": TWO}
+COQA = {
+    "id": "1", "source": "s", "story": "Water is wet.", "additional_answers": {},
+    "questions": {"input_text": ["Wet?"], "turn_id": [1]},
+    "answers": {"input_text": ["yes"], "answer_start": [0], "answer_end": [1], "turn_id": [1]},
+}  # fmt: skip
+RECORD = {
+    "passage": "Water is @placeholder.", "query": "@placeholder is wet", "entities": ["Water", "Fire"],
+    "answers": ["Water"], "idx": {"passage": 0, "query": 0},
+}  # fmt: skip
+MULTIRC = {
+    "paragraph": "p",
+    "question": "q",
+    "answer": "a",
+    "label": 1,
+    "idx": {"paragraph": 0, "question": 0, "answer": 0},
+}
+PRO = {
+    "question": "q", "options": ["a", "b"], "answer": "A", "answer_index": 0, "category": "biology",
+    "cot_content": "A: so (A).", "src": "s",
+}  # fmt: skip
+GPQA = {"Question": "q", "Correct Answer": "a"} | {f"Incorrect Answer {n}": str(n) for n in (1, 2, 3)}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("folder", "name", "document", "metric"),
+    [
+        ("winogrande", "winogrande", {"sentence": "_ is wet.", "option1": "It", "option2": "a", "answer": "1"}, "acc"),
+        ("lambada", "lambada_openai", {"text": "Water is very wet"}, "acc"),
+        ("truthfulqa", "truthfulqa_mc2", TRUTH, "acc"),
+        ("coqa", "coqa", COQA, "f1"),
+        ("triviaqa", "triviaqa", {"question": "q?", "answer": {"aliases": ["water"], "value": "water"}}, "exact_match"),
+        ("super_glue/boolq", "boolq", {"passage": "p", "question": "q", "label": 1, "idx": 0}, "acc"),
+        ("super_glue/record", "record", RECORD, "f1"),
+        ("super_glue/multirc", "multirc", MULTIRC, "acc"),
+        ("nq_open", "nq_open", {"question": "q?", "answer": ["water"]}, "exact_match"),
+        ("translation", "wmt14-en-fr", {"translation": {"en": "Water", "fr": "Eau"}}, "chrf"),
+        ("piqa", "piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": 0}, "acc_norm"),
+        ("mmlu_pro", "mmlu_pro_biology", PRO, "exact_match"),
+        ("gpqa/zeroshot", "gpqa_main_zeroshot", GPQA, "acc_norm"),
+        ("blimp", "blimp_adjunct_island", {"sentence_good": "a b", "sentence_bad": "b a"}, "acc"),
+        ("hendrycks_math", "hendrycks_math_algebra", {"problem": "1", "solution": "\\boxed{1}"}, "exact_match"),
+    ],
+)
+def test_each_task_has_one_score_an_item(tmp_path, folder, name, document, metric):
+    questions = load(copied(tmp_path, folder, *[document] * 6), name, allow_task_code=True)
+    assert questions.metrics[name].metric == metric
+    scores, _ = scored(questions, "water")
+    assert None not in scores
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("squadv2", "squadv2"), ("minerva_math", "minerva_math_algebra"), ("longbench", "longbench_hotpotqa")],
+)
+def test_what_cannot_be_loaded_here_is_one_clear_error(tmp_path, folder, name):
+    copied(tmp_path, folder, {"question": "q"})
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path, name, allow_task_code=True)
+    assert refused.value.hint
