@@ -3,7 +3,9 @@
     make bench-plan
     python benchmarks/plan.py --runs 9
 
-Plans are the median of several processes, from start to exit, on the committed configs and without a network. Rendered
+Plans are the median of several processes, from start to exit, on the committed configs and without a network: by the
+sizes that they state. One more reads a model of 70B on a hub of this machine, the headers of its 30 files by range; a
+hub that is far away adds some three times its round trip. Rendered
 is all that a GPU target's build and server are given: LLM args with their check against the recorded schema, the
 `trtllm-build` command, linted model repositories, launch plans and Kubernetes manifests. One line a goal; exit code 1
 when one is missed.
@@ -23,6 +25,7 @@ from typing import NamedTuple
 
 from benchmarks.example_files import render_target
 from benchmarks.goals import at_most
+from benchmarks.plan_hub import hub_with_70b, release_on
 from llm_pipeline.config.loading import load_release
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -50,11 +53,21 @@ def main() -> int:
     slowest = max(seconds, key=lambda name: seconds[name])
     worst = f"plan_whole_process_seconds, worst of {len(paths)} ({slowest})"
     met = [at_most(worst, seconds[slowest].wall, PLAN_SECONDS, "s")]
+    read = _plan_from_a_hub(options.runs)
+    print(f"plan with headers of a 70B on a hub: {read.wall:.2f} s, {read.processor:.2f} s of processor time")
+    met.append(at_most("plan_reading_70b_headers_seconds", read.wall, PLAN_SECONDS, "s"))
     targets, files, rendering = _rendering_seconds(paths)
     met.append(
         at_most(f"render_all_examples_seconds, {files} files of {targets} targets", rendering, RENDER_SECONDS, "s")
     )
     return 0 if all(met) else 1
+
+
+def _plan_from_a_hub(runs: int) -> Taken:
+    with tempfile.TemporaryDirectory(prefix="bench-plan-hub-") as temporary:
+        root = Path(temporary)
+        with hub_with_70b(root / "hub") as endpoint:
+            return _plan(release_on(endpoint, REPOSITORY / "configs", root / "configs"), runs)
 
 
 def _plan(path: Path, runs: int) -> Taken:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from llm_pipeline.directory_listing import refuse_unreadable
 from llm_pipeline.errors import IntegrityError
-from llm_pipeline.hub.files import select_files, unsafe_reason
+from llm_pipeline.hub.files import Selection, select_files, unsafe_reason
 from llm_pipeline.hub.git_ids import blob_id, lfs_pointer
 from llm_pipeline.hub.local_files import license_of, open_body, read_part
 from llm_pipeline.hub.model_card import CARD_FILE
@@ -49,6 +49,11 @@ class CacheSource:
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
         """See `Source.resolve`."""
+        model, selection = self._pinned(model_id, revision)
+        report_resolved(model, selection)
+        return model
+
+    def _pinned(self, model_id: str, revision: str) -> tuple[PinnedModel, Selection]:
         where = f"{model_id}@{revision} in {self.root}"
         commit = self._commit(model_id, revision, where)
         snapshot = self._repository(model_id) / "snapshots" / commit
@@ -60,12 +65,11 @@ class CacheSource:
             files=tuple(self._file(snapshot, path, where) for path in selection.fetched),
             license=self._license(snapshot, where) if CARD_FILE in paths else None,
         )
-        report_resolved(model, selection)
-        return model
+        return model, selection
 
     def look(self, model_id: str, revision: str) -> ModelLook:
         """See `Source.look`."""
-        model = self.resolve(model_id, revision)
+        model, _ = self._pinned(model_id, revision)
         snapshot = self._repository(model_id) / "snapshots" / model.commit
 
         def read(path: str, start: int, length: int) -> bytes:

@@ -14,7 +14,7 @@ from huggingface_hub.utils import hf_raise_for_status
 from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub
 from llm_pipeline.hub.bounded_answers import FILE_ANSWER, bounded_session
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
-from llm_pipeline.hub.resolve import resolve_revision
+from llm_pipeline.hub.resolve import pin_revision, resolve_revision
 from llm_pipeline.hub.source import Body, ModelLook, taken
 
 _PARTIAL_CONTENT = 206
@@ -43,7 +43,7 @@ class HubSource:
 
     def look(self, model_id: str, revision: str) -> ModelLook:
         """See `Source.look`."""
-        model = self.resolve(model_id, revision)
+        model, _ = pin_revision(self.hub, model_id, revision)
         files = {file.path: file for file in model.files}
 
         def read(path: str, start: int, length: int) -> bytes:

@@ -19,6 +19,13 @@ log = get_logger(__name__)
 
 
 def resolve_revision(hub: Hub, model_id: str, revision: str = "main") -> PinnedModel:
+    """`pin_revision`, and a line in the log of what was pinned."""
+    model, selection = pin_revision(hub, model_id, revision)
+    report_resolved(model, selection)
+    return model
+
+
+def pin_revision(hub: Hub, model_id: str, revision: str) -> tuple[PinnedModel, Selection]:
     """Pin a revision, choose its files, and make sure that we may read them.
 
     Args:
@@ -51,8 +58,7 @@ def resolve_revision(hub: Hub, model_id: str, revision: str = "main") -> PinnedM
         raise malformed_answer(where, str(error)) from error
     _require_requested_commit(model, revision, where)
     _check_access(hub, model, where)
-    report_resolved(model, selection)
-    return model
+    return model, selection
 
 
 def _model_info(hub: Hub, model_id: str, revision: str, where: str) -> Any:
