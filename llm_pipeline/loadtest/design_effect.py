@@ -55,12 +55,14 @@ def design_effect(windows: Sequence[Severity], attainment: float) -> float:
         windows: Latency by limit of each request, in order of arrival, a window each.
         attainment: Share of requests that must be within the limit.
     """
-    ordered = np.sort(np.concatenate(windows))
+    alike = _aligned(windows)
+    ordered = np.sort(np.concatenate(alike))
     requests = len(ordered)
     above = 1.0 - attainment
     shares = {above, max(above, min(_LARGEST_SHARE, _FEWEST_ABOVE / max(1, requests)))}
-    levels = [1.0, *(float(ordered[max(1, math.ceil((1.0 - share) * requests)) - 1]) for share in shares)]
-    times = [autocorrelation_time([window > level for window in windows], _STANDARD_ERRORS) for level in levels]
+    levels = [float(ordered[max(1, math.ceil((1.0 - share) * requests)) - 1]) for share in shares]
+    events = [[window > 1.0 for window in windows], *([window > level for window in alike] for level in levels)]
+    times = [autocorrelation_time(event, _STANDARD_ERRORS) for event in events]
     return min(max(times), max(1.0, float(requests)))
 
 
@@ -71,15 +73,32 @@ def slowdown(windows: Sequence[Severity], confidence: float) -> float:
         windows: Latency by limit of each request, a window each.
         confidence: Confidence of the statement.
     """
-    fast = np.array([np.quantile(window, _FAST, method="lower") for window in windows if len(window)])
-    known = fast[np.isfinite(fast) & (fast > 0.0)]
+    fast = _fast(windows)
+    known = fast[np.isfinite(fast)]
     if len(known) < 2:  # noqa: PLR2004 - one window differs from none
         return 1.0
     from scipy import special
 
     count = len(known)
     factor = float(special.nctdtrit(count - 1, _REACH * math.sqrt(count), confidence)) / math.sqrt(count)
-    return math.exp(min(_LARGEST_LOGARITHM, factor * float(np.log(known).std(ddof=1))))
+    return math.exp(min(_LARGEST_LOGARITHM, factor * float(known.std(ddof=1))))
+
+
+def _aligned(windows: Sequence[Severity]) -> list[Severity]:
+    """The windows as if none were faster than the others: `slowdown` charges that, and it is charged once."""
+    fast = _fast(windows)
+    known = fast[np.isfinite(fast)]
+    if len(known) < len(fast):
+        return list(windows)
+    return [
+        window * math.exp(float(known.mean()) - place) for window, place in zip(windows, fast.tolist(), strict=True)
+    ]
+
+
+def _fast(windows: Sequence[Severity]) -> NDArray[np.float64]:
+    """Of each window the logarithm of its fast quantile; infinite where there is none."""
+    with np.errstate(divide="ignore"):
+        return np.log([np.quantile(window, _FAST, method="lower") if len(window) else 0.0 for window in windows])
 
 
 def autocorrelation_time(windows: Sequence[NDArray[np.bool_]], standard_errors: float = 2.0) -> float:

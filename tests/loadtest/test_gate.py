@@ -224,6 +224,14 @@ def test_windows_that_differ_seldom_pass_at_the_limit_itself():
     assert passed <= 12, "5 % of 120 are 6, and a fair gate has more than 12 in one run of a hundred"
 
 
+def test_windows_that_differ_far_below_the_limit_decide_as_soon_as_others():
+    """Their difference is charged in latency, and not once more as requests that are alike."""
+    draws = np.random.default_rng(5)
+    factors = (0.7, 0.85, 1.0, 1.15, 1.35, 1.0)
+    windows = [bulk(0.008 * factor * draws.lognormal(0.0, 0.5, 40)) for factor in factors]
+    assert judge_windows(windows, POLICY, look=1, looks=9).verdict is Verdict.GO
+
+
 def test_windows_that_differ_say_by_how_much_others_may():
     windows = [bulk(np.full(400, seconds)) for seconds in (0.05, 0.06, 0.075)]
     level = fact(judge_windows(windows, POLICY), "service level met")
