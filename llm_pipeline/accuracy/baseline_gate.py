@@ -19,11 +19,13 @@ the counts by their design effect, as in the other gates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llm_pipeline.accuracy.intervals import Bounds, binomial_tail, clopper_pearson_bounds, critical_value
 from llm_pipeline.accuracy.items import ScoredItem
@@ -49,10 +51,17 @@ FEWEST_ITEMS = 30
 
 @dataclass(frozen=True)
 class TaskScores:
-    """The baseline's items of one task, or of a group of tasks that the release config names instead of them."""
+    """The baseline's items of one task, or of a group of tasks that the release config names instead of them.
+
+    Attributes:
+        name: The task or group.
+        items: What was asked.
+        by_task: Each task of the group counts alike, however many items it has.
+    """
 
     name: str
     items: tuple[ScoredItem, ...]
+    by_task: bool = False
 
     @cached_property
     def scored(self) -> tuple[ScoredItem, ...]:
@@ -64,7 +73,16 @@ class TaskScores:
         """The scores as a sample; clusters of two tasks are never the same."""
         scores = np.array([item.score for item in self.scored], dtype=float)
         clusters = [item.cluster and f"{item.task}\0{item.cluster}" for item in self.scored]
-        return LossSample(scores, group_numbers(clusters), graded=not bool(np.isin(scores, (0.0, 1.0)).all()))
+        graded = not bool(np.isin(scores, (0.0, 1.0)).all())
+        return LossSample(scores, group_numbers(clusters), graded, weights=self.weights)
+
+    @cached_property
+    def weights(self) -> NDArray[np.float64] | None:
+        """What each scored item counts, 1 on average; None for all alike."""
+        sizes = Counter(item.task for item in self.scored)
+        if not self.by_task or len(set(sizes.values())) <= 1:
+            return None
+        return np.array([len(self.scored) / len(sizes) / sizes[item.task] for item in self.scored])
 
     @property
     def is_share(self) -> bool:
@@ -75,7 +93,9 @@ class TaskScores:
     def chance(self) -> float | None:
         """What guessing scores on these items, on average; None where that is not known."""
         known = [item.chance for item in self.scored if item.chance is not None]
-        return sum(known) / len(known) if self.is_share and known and len(known) == len(self.scored) else None
+        if not self.is_share or not known or len(known) < len(self.scored):
+            return None
+        return float(np.average(known, weights=self.weights))
 
     @cached_property
     def bounds(self) -> Bounds:
@@ -109,7 +129,7 @@ def judge_baseline(
     Returns:
         GO, INCONCLUSIVE or ANOMALOUS, with the facts of each task.
     """
-    tasks = _tasks(items, groups)
+    tasks = _tasks(items, groups, {group.name for group in scoring.groups if group.weighting == "tasks"})
     facts = [fact for task in tasks for fact in _facts(task, expected.get(task.name), before, scoring)]
     unasked = sorted(expected.keys() - {task.name for task in tasks})
     facts += [_nothing(f"score, {name}", "No item was asked.") for name in unasked]
@@ -119,13 +139,15 @@ def judge_baseline(
     return judgement.model_copy(update={"summary": _summary(judgement, tasks, expected)})
 
 
-def _tasks(items: Sequence[ScoredItem], groups: Mapping[str, Sequence[str]]) -> list[TaskScores]:
+def _tasks(
+    items: Sequence[ScoredItem], groups: Mapping[str, Sequence[str]], by_task: Collection[str]
+) -> list[TaskScores]:
     """The items by what the release config calls their task."""
     names = {task: group for group, tasks in groups.items() for task in tasks}
     by_name: dict[str, list[ScoredItem]] = {}
     for item in items:
         by_name.setdefault(names.get(item.task, item.task), []).append(item)
-    return [TaskScores(name, tuple(own)) for name, own in sorted(by_name.items())]
+    return [TaskScores(name, tuple(own), name in by_task) for name, own in sorted(by_name.items())]
 
 
 def _facts(
@@ -192,7 +214,7 @@ def guessing_p_value(task: TaskScores, chance: float) -> float:
 
 def _counts(sample: LossSample) -> tuple[float, float]:
     """What was scored, and of how many items, as if they were independent."""
-    return float(sample.losses.sum()) / sample.design_effect, sample.pairs / sample.design_effect
+    return float(sample.counted.sum()) / sample.design_effect, sample.pairs / sample.design_effect
 
 
 def _loss_since(task: TaskScores, before: Sequence[ScoredItem], scoring: Scoring) -> Evidence | None:

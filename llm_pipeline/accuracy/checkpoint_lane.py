@@ -202,12 +202,12 @@ def evaluate_candidate(
     lane = _Lane(inputs, evaluation, dtype, workdir)
     before = read_summary(inputs["baseline"])
     refuse_other_harness(before.harness, lane.harness)
-    baseline = read_items(inputs["baseline"])
+    baseline, scoring = read_items(inputs["baseline"]), Scoring.of(before)
     available = {task: len(clusters) for task, clusters in lane.questions.clusters.items()}
-    plan = plan_looks(available, policy, before.groups)
+    plan = plan_looks(available, policy, scoring.groups, bounded=scoring.is_bounded(available))
     asking = lane.asking(plan.items)
     with lane.phase("scoring"):
-        judgement, look = _decided(asking, baseline, plan, policy, Scoring.of(before))
+        judgement, look = _decided(asking, baseline, plan, policy, scoring)
     with lane.phase("divergence"):
         from llm_pipeline.accuracy.divergence import Reference, divergence_from
 

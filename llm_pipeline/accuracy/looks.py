@@ -82,7 +82,9 @@ def _blocks(clusters: Sequence[str]) -> list[list[int]]:
     return list(blocks.values())
 
 
-def plan_looks(available: Mapping[str, int], policy: AccuracyPolicy, groups: Sequence[TaskGroup] = ()) -> LookPlan:
+def plan_looks(
+    available: Mapping[str, int], policy: AccuracyPolicy, groups: Sequence[TaskGroup] = (), *, bounded: bool = True
+) -> LookPlan:
     """Plan the looks of one evaluation.
 
     Args:
@@ -90,12 +92,15 @@ def plan_looks(available: Mapping[str, int], policy: AccuracyPolicy, groups: Seq
         policy: Its `maximum_items` caps what is asked; `auto` becomes the method by which a lossless model passes these
             tasks more often, or by which it is asked less where both pass it as often.
         groups: Tasks that are judged as one.
+        bounded: Every score has bounds. Nothing can be bet on a loss without them: looks are planned then.
     """
     items = sum(available.values())
     if policy.maximum_items is not None:
         items = min(items, policy.maximum_items)
-    if policy.method != "auto":
+    if policy.method == "fixed" or (policy.method != "auto" and bounded):
         return _planned(policy.method, items, policy)
+    if not bounded:
+        return _planned("group_sequential", items, policy)
     from llm_pipeline.accuracy.rehearsal import parts_of, rehearse  # it reads plans
 
     plans = [_planned(method, items, policy) for method in ("group_sequential", "e_value")]

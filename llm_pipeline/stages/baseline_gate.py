@@ -65,4 +65,4 @@ def _asked_alike(production: Path, now: EvaluationSummary) -> list[ScoredItem]:
     return [item for item in read_items(production) if item.task in alike]
 
 
-STAGE = Stage(name="baseline_gate", version=2, config=BaselineGateConfig, run=run, environment="control")
+STAGE = Stage(name="baseline_gate", version=3, config=BaselineGateConfig, run=run, environment="control")

@@ -73,8 +73,9 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     number = ledger.enter(context.key)
     share = share_of_error(config.policy, number)
     policy = policy_at(config.policy, share)
-    plan = plan_looks({task: len(clusters) for task, clusters in questions.clusters.items()}, policy, before.groups)
     baseline, scoring = read_items(context.inputs["baseline"]), Scoring.of(before)
+    available = {task: len(clusters) for task, clusters in questions.clusters.items()}
+    plan = plan_looks(available, policy, scoring.groups, bounded=scoring.is_bounded(available))
     model.progress = Progress(len(questions.instances(order[: plan.items])))
     saved = SavedItems(context.workdir / "items", sha256_json([questions.identity, order]))
     built = time.monotonic()

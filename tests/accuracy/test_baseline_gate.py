@@ -17,7 +17,9 @@ from llm_pipeline.accuracy.baseline_gate import (
     judge_baseline,
 )
 from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_baseline
+from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.config.release import ExpectedScore
 from llm_pipeline.verdict import Judgement, Verdict
 
@@ -222,3 +224,15 @@ def test_simulated_guessers_with_different_numbers_of_choices_do_not_pass() -> N
 
     passed = {int(count) for count in set(found) if verdict(int(count)) is Verdict.GO}
     assert np.isin(found, list(passed)).mean() <= GUESSING_LEVEL
+
+
+def test_a_group_by_tasks_scores_the_mean_of_its_tasks_means() -> None:
+    """A range that was published for the group is about that mean: 90 % of 900 and 50 % of 100 are 70 %."""
+    own = [*items(right(810, 900), "large"), *items(right(50, 100), "small")]
+    expected = {"both": ExpectedScore(minimum=0.68, maximum=0.72, source="a card")}
+    group = TaskGroup(name="both", tasks=("large", "small"), weighting="tasks")
+    alike = judge_baseline(own, expected, {"both": ("large", "small")}, scoring=Scoring((group,)))
+    by_items = judge_baseline(own, expected, {"both": ("large", "small")})
+    assert alike.evidence[0].measured == pytest.approx(0.7)
+    assert alike.verdict is Verdict.GO
+    assert by_items.verdict is Verdict.ANOMALOUS

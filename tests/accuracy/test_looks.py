@@ -71,6 +71,13 @@ def test_a_pool_much_larger_than_needed_is_bet_on() -> None:
     assert all(later / sooner < 1.2 for sooner, later in zip(plan.sizes, plan.sizes[1:], strict=False))
 
 
+@pytest.mark.parametrize("method", ["auto", "e_value"])
+def test_nothing_is_bet_on_scores_without_bounds(method: str) -> None:
+    policy = POLICY.model_copy(update={"method": method})
+    assert plan_looks({"mmlu": 14_042}, policy).method == "e_value"
+    assert plan_looks({"mmlu": 14_042}, policy, bounded=False).method == "group_sequential"
+
+
 def test_the_method_is_the_one_by_which_a_lossless_model_passes_its_tasks() -> None:
     """By the pool alone the four would be bet on, and pass in four of five; each of them needs its looks."""
     tasks = {"gsm8k": 1319, "arc_challenge": 1172, "hellaswag": 10_042, "winogrande": 1267}
