@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+import numpy as np
+
 from llm_pipeline.accuracy.evalue import BETTING_TEST
 from llm_pipeline.accuracy.intervals import (
     FEW_CHANGES,
@@ -108,11 +110,11 @@ def _upper(sample: LossSample, confidence: float) -> float:
         counted = score_upper(*_counts(sample), confidence, degrees)
         return min(1.0, counted + _lean(sample, confidence)) if sample.groups is not None else counted
     if _has_few_changes(sample):
-        # The spread of few changes says little about the tail: each changed item counts as a whole one.
-        if math.isinf(sample.largest):
-            return math.inf
+        # The spread of few changes says little about the tail: each changed item counts as a whole one. Without bounds
+        # a whole one is the baseline's mean, or the largest loss seen; else not even the same model could pass.
         lost, _, pairs = _counts(sample)
-        return sample.largest * clopper_pearson_upper(lost, pairs, confidence)
+        whole = sample.largest if math.isfinite(sample.largest) else max(1.0, float(np.abs(sample.losses).max()))
+        return whole * clopper_pearson_upper(lost, pairs, confidence)
     reach = critical_value(confidence, degrees) * _error(sample)
     return min(sample.largest, sample.mean + reach + _lean(sample, confidence))
 

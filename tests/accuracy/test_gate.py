@@ -10,9 +10,11 @@ import pytest
 
 from llm_pipeline.accuracy.gate import judge_pairs
 from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.looks import plan_looks
 from llm_pipeline.accuracy.paired import Interval, TaskPairs, bound_losses, compare, pair_items
 from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.score_test import SCORE_TEST
+from llm_pipeline.accuracy.sequential import judge_look
 from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.accuracy.task_metrics import TaskMetric
@@ -395,3 +397,17 @@ def test_scores_without_bounds_are_not_pooled_with_others() -> None:
     assert by_name(judgement)["accuracy loss, all tasks"] is Verdict.GO
     assert judgement.evidence[0].samples == 3000
     assert by_name(judgement)["accuracy loss, text"] is Verdict.NO_GO
+
+
+@pytest.mark.parametrize(("items", "verdict"), [(600, Verdict.GO), (120, Verdict.INCONCLUSIVE)])
+def test_the_same_scores_without_bounds_pass_when_there_are_enough_of_them(items: int, verdict: Verdict) -> None:
+    texts = [
+        ScoredItem(task="read", item_id=n, fingerprint=str(n), score=0.5 + n / items, generative=False)
+        for n in range(items)
+    ]
+    scoring = Scoring(metrics={"read": TaskMetric(metric="bits_per_byte", higher_is_better=False, minimum=0.0)})
+    policy = AccuracyPolicy(margin=0.01, task_margin=0.03, minimum_items=100)
+    plan = plan_looks({"read": items}, policy)
+    looks = (judge_look(texts, texts, plan, look, policy, scoring=scoring) for look in range(1, len(plan.sizes) + 1))
+    judgement = next(one for one in looks if one is not None)
+    assert judgement.verdict is verdict, judgement.summary
