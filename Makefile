@@ -49,7 +49,7 @@ test-end-to-end:
 lint: environments ## ruff, mypy and hadolint
 	$(CONTROL) -m ruff check .
 	$(CONTROL) -m ruff format --check .
-	$(CONTROL) -m mypy
+	$(yielding) $(CONTROL) -m mypy
 	.envs/control/bin/hadolint docker/Dockerfile.*
 
 bench-demo: environments ## Time the demo, cold and warm, and each stage's share
