@@ -18,7 +18,7 @@ from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
 from llm_pipeline.canary.retirement import have_standby, retire_previous
 from llm_pipeline.canary.rollback import LEASE_SECONDS, UNRECORDED, end_canary, move_unrecorded
-from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
+from llm_pipeline.canary.router import ALL, RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.settling import give_all_traffic
 from llm_pipeline.canary.sightings import HostTime, is_driven, silent_seconds
 from llm_pipeline.canary.slots import SlotControl
@@ -279,25 +279,31 @@ class GuardedSite:
         return [GuardAction(self.target, done.left, "rolled back", detail)]
 
     def _keep_serving(self, model_id: str) -> list[GuardAction]:
-        """The server of what is production, if it has ended and nobody drives a canary there, who would start it.
+        """The server of what is production, if it has ended.
+
+        Whoever drives a canary there may be loading its candidate, or waiting for traffic, for as long as that takes.
+        Until the first step nobody else answers users, so production is started beside them, under their token.
 
         Raises:
             PlaceContested: Several models say that they are in production here: whose server is to be started?
         """
+        newest = self.slots.newest()  # before the pointers: whoever moves them from here on is newer
         production = read_pointers(self.store, model_id, self.target)[0].production
         if production is None or not self.slots.ended(production.slot):
             return []
         holder = holder_of(self.store, self.target)
         if holder is not None and holder.model_id != model_id:
             return []
+        require_served(self.store, model_id, self.target, production)
         try:
             with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS) as lease:
-                require_served(self.store, model_id, self.target, production)
                 token = FencingToken(max(lease.epoch, self.slots.newest().epoch + 1), lease.epoch)
                 seconds = self.patience.prove
                 have_answering(self.slots, production.slot, production.repository, token, seconds=seconds)
         except LeaseHeld:
-            return []
+            if self.router is None or self.router.read()[0].weights.get(production.slot) != ALL:
+                return []
+            self.slots.ensure(production.slot, production.repository, newest)
         detail = f"production's server in {production.slot} had ended"
         return [GuardAction(self.target, production.release_id, "started", detail)]
 

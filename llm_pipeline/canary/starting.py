@@ -47,7 +47,15 @@ class Starting(Transitions):
         record = record.with_event(EventKind.STARTED, f"candidate started in {record.candidate}", by=self._owner)
         return self._save(record.marked("candidate started", share=0.0), phase=Phase.WARM)
 
+    def _keep_stable(self) -> None:
+        """Nobody else answers users before the first step, and that may take long to come."""
+        production = self._plan.production
+        if production is not None and self._slots.ended(production.slot):
+            log.warning("stable's server had ended: it is started anew", slot=production.slot)
+            self._slots.ensure(production.slot, production.repository, self._token)
+
     def _warm_up(self, record: CanaryRecord, percent: float) -> CanaryRecord:
+        self._keep_stable()
         warm = self._slots.warm_up(record.candidate, record.repository)
         log.info("candidate warmed up", prompts=warm.prompts, answered=warm.answered, seconds=warm.seconds)
         if warm.answered == 0:

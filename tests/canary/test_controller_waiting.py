@@ -223,3 +223,17 @@ def test_a_clock_that_jumps_in_mid_step_does_not_blind_the_immediate_guard(site,
 def test_a_step_to_approve_must_be_a_step() -> None:
     with pytest.raises(ValueError, match="no steps of steps_percent"):
         CanaryPolicy(approve_before_percent=(30.0,))
+
+
+def test_a_stable_that_ends_while_traffic_is_waited_for_is_started_anew(site) -> None:
+    recent, site.policy["maximum_bake_seconds"] = site.log.recent, 60.0
+
+    def ended_once(since: float, most_bytes: int = 0) -> list[ObservedRequest]:
+        del since, most_bytes
+        site.log.recent = recent
+        site.running.discard("blue")
+        return []
+
+    site.log.recent = ended_once
+    assert site.steps(20) == ["GO"]
+    assert site.running == {"blue", "green"}

@@ -339,6 +339,19 @@ def test_a_production_server_that_crashed_is_started_and_one_that_was_stopped_is
     assert guard(site) == []
 
 
+def test_a_production_that_crashes_while_somebody_loads_a_candidate_is_started_beside_them(site) -> None:
+    site.serve_first()
+    with Lease(site.store, lease_name("cpu"), seconds=60.0):
+        site.running.clear()
+        token = site.slots.newest()
+        assert [action.what for action in guard(site)] == ["started"]
+        assert (site.running, site.slots.newest()) == ({"blue"}, token), "nobody is fenced off by it"
+        split = {"weights": {"blue": 8_000, "green": 2_000}, "candidate": "green"}
+        site.router.write(site.router.state.model_copy(update=split), None)
+        site.running.clear()
+        assert guard(site) == [], "on trial the arms stand by each other, and the controller acts"
+
+
 def test_both_servers_dead_while_nobody_drives_stable_is_started(site) -> None:
     killed_at_20_percent(site)
     site.running.clear()
