@@ -69,14 +69,15 @@ class Moments:
     """When users had nobody to ask, as (begin, end), seconds of the monotonic clock."""
 
     without_server: list[tuple[float, float]] = field(default_factory=list)
+    without_fit_server: list[tuple[float, float]] = field(default_factory=list)
     without_router: list[tuple[float, float]] = field(default_factory=list)
 
     def excuse(self, failure: dict[str, Any]) -> str:
         """Why a request was lost, as far as nobody could answer it; empty where somebody could have."""
-        for name, moments in (("no server", self.without_server), ("no router", self.without_router)):
+        for name, moments in vars(self).items():
             begin, end = failure["sent_at"] - _SLACK_SECONDS, failure["failed_at"] + _SLACK_SECONDS
             if any(since <= end and until >= begin for since, until in moments):
-                return name
+                return name.replace("_", " ")
         return ""
 
 
@@ -139,18 +140,18 @@ class Chaos(Faults):
 
     def watch(self) -> None:
         """Note when no fit server, or no Envoy, could answer."""
-        server_gone = router_gone = 0.0
+        since = dict.fromkeys(vars(self.moments), 0.0)
         while not self.calm.wait(_LOOK_SECONDS):
-            now = time.monotonic()
-            server_gone = _moment(
-                self.moments.without_server, server_gone, now, gone=not any(map(self._ready, self._fit()))
-            )
+            now, ready = time.monotonic(), {slot for slot in ("blue", "green") if self._ready(slot)}
             router = detached.load(RouterFiles(self.site.state("router")).record)
-            router_gone = _moment(
-                self.moments.without_router, router_gone, now, gone=router is None or not router.alive
-            )
-        _moment(self.moments.without_server, server_gone, time.monotonic(), gone=False)
-        _moment(self.moments.without_router, router_gone, time.monotonic(), gone=False)
+            gone = {
+                "without_server": not ready,
+                "without_fit_server": not ready & self._fit(),
+                "without_router": router is None or not router.alive,
+            }
+            since = {name: _moment(getattr(self.moments, name), since[name], now, gone=gone[name]) for name in gone}
+        for name, begun in since.items():
+            _moment(getattr(self.moments, name), begun, time.monotonic(), gone=False)
 
     def guard(self) -> None:
         """Pass after pass, also while it calms down."""
