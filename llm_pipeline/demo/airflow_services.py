@@ -50,7 +50,7 @@ def start_airflow(
     releases: Path | None = None,
     settings: Mapping[str, str] | None = None,
     workers: Mapping[str, tuple[str, ...]] | None = None,
-    timeout_seconds: float = 180.0,
+    timeout_seconds: float = 600.0,
 ) -> AirflowAccess:
     """Start Airflow, or find the one that runs, and wait until all of it is healthy.
 

@@ -36,7 +36,7 @@ class FollowedRun:
         self._waiting: set[str] = set()
         self._flow: Flow | None = None
 
-    def trigger(self, dag_id: str, timeout_seconds: float = 60.0) -> str:
+    def trigger(self, dag_id: str, timeout_seconds: float = 240.0) -> str:
         """Start a run as a user of the UI would; returns its id.
 
         Raises:

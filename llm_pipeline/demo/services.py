@@ -76,7 +76,7 @@ def start_hub(layout: DemoLayout, deployment: Deployment) -> str:
         command = [sys.executable, "-m", "llm_pipeline.demo.hub_server"]
         command += ["--root", str(layout.hub), "--port", str(endpoint.port)]
         detached.start("demo hub", command, record, log=layout.services / "hub.log")
-    _await_answer(f"{deployment.hub.endpoint}/api/models/{MODEL_ID}", layout.services / "hub.log")
+    _await_answer(f"{deployment.hub.endpoint}/api/models/{MODEL_ID}", record, layout.services / "hub.log")
     return commit
 
 
@@ -182,13 +182,14 @@ def _relayed(process: subprocess.Popen[str]) -> Iterator[str]:
         yield line
 
 
-def _await_answer(url: str, log_file: Path, seconds: float = 20.0) -> None:
+def _await_answer(url: str, record: Path, log_file: Path, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while True:
         try:
             with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - a loopback address of ours
                 return
         except (urllib.error.URLError, ConnectionError) as error:
-            if time.monotonic() > deadline:
+            process = detached.load(record)
+            if process is None or not process.alive or time.monotonic() > deadline:
                 raise Transient(f"no answer: {error}", where=url, hint=f"see {log_file}") from error
             time.sleep(0.1)
