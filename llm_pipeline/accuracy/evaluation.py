@@ -107,6 +107,15 @@ class EvaluationSummary(BaseModel):
         """Tasks by the name of the group or label that was asked for instead of them."""
         return {group.name: group.tasks for group in self.groups} | self.tags
 
+    def group_score(self, group: TaskGroup) -> float | None:
+        """A group's score, as lm-eval aggregates it; None while one of its tasks has none."""
+        parts = [self.tasks[task] for task in group.tasks if task in self.tasks]
+        weights = [float(part.items if group.weighting == "items" else 1) for part in parts]
+        scores = [part.accuracy for part in parts if part.accuracy is not None]
+        if not scores or len(scores) < len(group.tasks):
+            return None
+        return sum(score * weight for score, weight in zip(scores, weights, strict=True)) / sum(weights)
+
 
 def summarise(
     items: Sequence[ScoredItem], seconds: Mapping[str, float], versions: Mapping[str, str]

@@ -32,28 +32,28 @@ def format_evaluation(summary: EvaluationSummary) -> str:
     rows = [_task_row(task, own, summary.metrics.get(task)) for task, own in summary.tasks.items()]
     widths = _widths([_TASK_HEAD, *rows])
     lines = [_line(_TASK_HEAD, widths), _rule(widths), *(_line(row, widths) for row in rows)]
-    lines += [f"{group.name}: {len(group.tasks)} tasks, judged as one by {group.weighting}" for group in summary.groups]
+    for group in summary.groups:
+        metric = summary.metrics.get(group.tasks[0])
+        score = _mean_score(summary.group_score(group), metric)
+        lines.append(f"{group.name}: {score}, {len(group.tasks)} tasks judged as one by {group.weighting}")
     if noise := summary.noise:
         lines.append(f"noise floor: {noise.flips} of {noise.items} items score differently at another batch size")
     return "\n" + "\n".join(lines)
 
 
 def _task_row(task: str, own: TaskSummary, asked: TaskMetric | None) -> tuple[str, ...]:
-    score = "-" if own.accuracy is None else f"{own.accuracy:.2%}"
+    score = _mean_score(own.accuracy, asked)
     if asked is None:
         return (task, str(own.items), score, "-", "-", "-", "-")
-    if own.accuracy is not None and not asked.is_share:
-        score = f"{own.accuracy:.4g}"
     metric = asked.metric if asked.higher_is_better else f"{asked.metric} (less is better)"
-    return (
-        task,
-        str(own.items),
-        score,
-        metric,
-        asked.filter,
-        str(asked.few_shots),
-        "chat" if asked.chat_template else "text",
-    )
+    prompts = "chat" if asked.chat_template else "text"
+    return (task, str(own.items), score, metric, asked.filter, str(asked.few_shots), prompts)
+
+
+def _mean_score(value: float | None, metric: TaskMetric | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2%}" if metric is None or metric.is_share else f"{value:.4g}"
 
 
 def format_baseline(judgement: Judgement) -> str:

@@ -180,7 +180,7 @@ def test_a_group_and_a_loss_are_judged_in_both_lanes_of_a_real_model(checkpoint,
     assert facts >= {"accuracy loss, whole", "accuracy loss, read"}
     assert "accuracy loss, pick" not in facts
     assert judgement.verdict in (Verdict.GO, Verdict.INCONCLUSIVE)
-    assert "whole: 2 tasks, judged as one by items" in format_evaluation(after.summary)
+    assert "2 tasks judged as one by items" in format_evaluation(after.summary)
 
 
 def test_prompts_and_scores_are_those_of_lm_eval_itself(checkpoint, tasks):
@@ -203,3 +203,24 @@ def test_prompts_and_scores_are_those_of_lm_eval_itself(checkpoint, tasks):
     sizes = [len(f"Is water {n} wet?") for n in range(4)]
     scores = [item.score * size for item, size in zip(by_task["read"], sizes, strict=True)]
     assert sum(scores) / sum(sizes) == pytest.approx(theirs["results"]["read"]["bits_per_byte,none"], rel=1e-2)
+
+
+@pytest.mark.parametrize("by_size", [True, False])
+def test_the_score_of_a_group_is_the_one_of_lm_eval_itself(checkpoint, tasks, tmp_path, by_size):
+    rows = [{"q": f"Is water {n} wet?", "a": "yes" if n % 3 else "no"} for n in range(30)]
+    for name, size in (("pick", 30), ("again", 7)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:size]))
+        task = PICK | {"task": name, "dataset_kwargs": {"data_files": {"test": f"{name}.jsonl"}}}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(task | {"metric_list": [{"metric": "acc"}]}))
+    mean = {"metric": "acc", "weight_by_size": by_size}
+    whole = {"group": "whole", "task": ["pick", "again"], "aggregate_metric_list": [mean]}
+    (tmp_path / "whole.yaml").write_text(json.dumps(whole))
+    asked = evaluation("whole")
+    ours = evaluate_checkpoint(checkpoint, tmp_path, asked, "float16", device="cpu")
+    questions = Questions.load(tmp_path, asked, asked.tasks)
+    (group,) = questions.groups
+    model = HFLM(pretrained=str(checkpoint), dtype="float16", device="cpu", batch_size=4, add_bos_token=True)
+    manager = task_manager(tmp_path, asked, asked.tasks)
+    theirs = lm_eval.simple_evaluate(model=model, tasks=["whole"], task_manager=manager, bootstrap_iters=0)
+    assert ours.summary.group_score(group) == pytest.approx(theirs["groups"]["whole"]["acc,none"])
+    assert ours.summary.tasks["pick"].accuracy != ours.summary.tasks["again"].accuracy
