@@ -105,6 +105,18 @@ def _part(number: int, size: int, truth: Truth, random: np.random.Generator) -> 
     return TaskPairs(f"t{number}", tuple(told[kind] for kind in kinds), ("",) * size, 0)
 
 
+def harm_seen_in_small_tasks(loss: float, runs: int, random: np.random.Generator) -> float:
+    """Share of NO_GO where one of twenty small tasks lost so much, and small tasks are judged for harm only."""
+    policy = POLICY.model_copy(update={"small_tasks": "harm_only"})
+    stopped = 0
+    for _ in range(runs):
+        truths = [Truth(0.05 + loss, loss), *[Truth(0.05, 0.0)] * 20]
+        sizes = [200] * 20 + [6000]
+        tasks = [_part(n, size, truth, random) for n, (size, truth) in enumerate(zip(sizes, truths, strict=True))]
+        stopped += judge_pairs(tasks, policy).verdict is Verdict.NO_GO
+    return stopped / runs
+
+
 @dataclass(frozen=True)
 class Graded:
     """Losses of scores that are not right or wrong, of which the mean is the margin.

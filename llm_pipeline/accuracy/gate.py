@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from llm_pipeline.accuracy.evalue import clusters_to_decide
 from llm_pipeline.accuracy.intervals import items_to_decide
 from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.accuracy.losses import ENOUGH_CLUSTERS
 from llm_pipeline.accuracy.paired import (
     Comparison,
     Interval,
@@ -250,8 +251,9 @@ def _worst_parts(part: PairedAccuracy) -> str:
 
 def _more_items(part: PairedAccuracy, margin: float, policy: AccuracyPolicy) -> str:
     estimate = part.loss.estimate if part.loss else 0.0
-    if part.clusters is not None and part.clusters < (clusters := clusters_to_decide(margin, policy.confidence)):
-        return f"{part.clusters} clusters are few: if all answer as one, {clusters} are needed even if nothing changes."
+    if part.clusters is not None and part.clusters < ENOUGH_CLUSTERS:
+        clusters = clusters_to_decide(margin, policy.confidence)
+        return f"So few clusters are bet on as wholes: {clusters} of them show this margin if nothing changes."
     needed = items_to_decide(part.variance, margin - estimate, policy.confidence)
     if needed is None:
         return "The loss sits on the limit: no number of items decides."

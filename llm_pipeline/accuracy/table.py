@@ -77,6 +77,8 @@ def format_comparison(comparison: Comparison, policy: AccuracyPolicy) -> str:
     note = f"One-sided bounds, {100 * comparison.confidence:.4g} % each at all looks together."
     if any(task.parts for task in comparison.tasks):
         note += " Tasks below their group are information: the group is judged as one."
+    if comparison.pooled.clusters is not None:
+        note += " Items of a cluster share a long text, or the cluster field; it counts by how alike they answer."
     return "\n" + "\n".join([*lines, note])
 
 
