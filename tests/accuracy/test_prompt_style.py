@@ -205,6 +205,7 @@ def test_prompts_and_scores_are_those_of_lm_eval_itself(checkpoint, tasks):
     assert sum(scores) / sum(sizes) == pytest.approx(theirs["results"]["read"]["bits_per_byte,none"], rel=1e-2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by_size", [True, False])
 def test_the_score_of_a_group_is_the_one_of_lm_eval_itself(checkpoint, tasks, tmp_path, by_size):
     rows = [{"q": f"Is water {n} wet?", "a": "yes" if n % 3 else "no"} for n in range(30)]
