@@ -30,6 +30,7 @@ MMLU = {f"subject{number:02}": size for number, size in enumerate([100] * 20 + [
 BBH = {f"bbh{number:02}": 250 for number in range(27)}
 SMALL = {f"small{number:02}": 200 for number in range(20)} | {"large": 6000}
 FEW_CLUSTERS = (Clusters(20, 50, 0.5), Clusters(40, 50, 0.8), Clusters(40, 50, 0.3))
+MORE_CLUSTERS = (Clusters(60, 50, 0.5), Clusters(100, 40, 0.5))
 POLICY = AccuracyPolicy(margin=MARGIN, task_margin=TASK_MARGIN, minimum_items=2000)
 
 _KINDS = np.array([1.0, -1.0, 0.0])

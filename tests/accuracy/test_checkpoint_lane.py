@@ -175,3 +175,27 @@ def test_another_tokenizer_or_length_is_not_comparable(source, baseline, tmp_pat
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(IntegrityError, match=r"tokenizer: .*begin token: added before, not added now"):
         candidate(other, baseline, tmp_path)
+
+
+@pytest.mark.thorough
+def test_a_group_is_judged_as_one_task_of_the_real_harness(source, tmp_path):
+    """Two tasks of 40 items each: neither proves its margin, and lm-eval's group of both does."""
+    tasks = tmp_path / "tasks"
+    shutil.copytree(TASKS, tasks)
+    alone = (tasks / "demo_choice.yaml").read_text(encoding="utf-8")
+    for name in ("part_a", "part_b"):
+        (tasks / f"{name}.yaml").write_text(alone.replace("task: demo_choice", f"task: {name}"), encoding="utf-8")
+    mean = {"metric": "acc", "weight_by_size": False}
+    group = {"group": "whole", "task": ["part_a", "part_b"], "aggregate_metric_list": [mean]}
+    (tasks / "whole.yaml").write_text(json.dumps(group), encoding="utf-8")
+    policy = AccuracyPolicy(margin=0.06, task_margin=0.06, minimum_items=60, method="fixed")
+    verdicts = {}
+    for names in (("whole",), ("part_a", "part_b")):
+        evaluation = EVALUATION.model_copy(update={"tasks": names, "served_tasks": (), "limit": 40})
+        before = evaluate_baseline({"checkpoint": source, "tasks": tasks}, evaluation, "float16", tmp_path / names[0])
+        inputs = {"checkpoint": source, "tasks": tasks, "baseline": before.directory}
+        _, judgement = evaluate_candidate(inputs, evaluation, policy, "float16", tmp_path / f"{names[0]}-again")
+        verdicts[names[0]] = judgement
+    assert verdicts["part_a"].verdict is Verdict.INCONCLUSIVE
+    assert verdicts["whole"].verdict is Verdict.GO
+    assert verdicts["whole"].evidence[1].name == "accuracy loss, whole"
