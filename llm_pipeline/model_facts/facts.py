@@ -94,6 +94,7 @@ class ModelFacts(ConfigModel):
         head: Module name of the output head.
         other_parameters: Norms, biases, routers, convolutions, encoders of images: what no recipe quantizes.
         stored_bytes: Bytes of the weights as published.
+        stored_by_dtype: The same by the type of elements in the files; empty where their headers were not read.
         stored_format: How they are quantized already; empty for plain ones.
         chat_template: Whether the tokenizer brings one; None where its files were not read.
         origin: What the facts were read from.
@@ -115,6 +116,7 @@ class ModelFacts(ConfigModel):
     head: str = "lm_head"
     other_parameters: Count = 0
     stored_bytes: Count
+    stored_by_dtype: dict[str, Count] = Field(default={})
     stored_format: str = ""
     chat_template: bool | None = None
     origin: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Literal, NamedTuple
@@ -41,7 +42,7 @@ class Grouped(NamedTuple):
         head: Parameters of the output head; 0 where there is none of its own.
         head_name: Its module.
         other: Parameters that are no matrices of the layers.
-        bytes: Of all tensors, scales included.
+        bytes: Of all tensors, scales included, by the type of their elements.
     """
 
     matrices: tuple[MatrixGroup, ...]
@@ -49,7 +50,7 @@ class Grouped(NamedTuple):
     head: int
     head_name: str
     other: int
-    bytes: int
+    bytes: Mapping[str, int]
 
 
 class _Place(NamedTuple):
@@ -87,10 +88,11 @@ def group_tensors(tensors: Iterable[HeldTensor], words: ConfigWords, packing: Pa
     """
     layers, sorter = words.count("num_hidden_layers"), _Sorter(words, packing)
     places: dict[_Place, dict[int, int]] = {}
-    embedding = head = other = size = 0
+    sizes: Counter[str] = Counter()
+    embedding = head = other = 0
     head_name = "lm_head"
     for tensor in tensors:
-        size += tensor.bytes
+        sizes[tensor.dtype] += tensor.bytes
         layer, found = sorter.sort(tensor)
         if found.place is not None and layer is not None and layer < layers:
             numbers = places.setdefault(found.place, {})
@@ -101,7 +103,7 @@ def group_tensors(tensors: Iterable[HeldTensor], words: ConfigWords, packing: Pa
             embedding += found.parameters
         else:
             head, head_name = head + found.parameters, found.module
-    return Grouped(_groups(places, words), embedding, head, head_name, other, size)
+    return Grouped(_groups(places, words), embedding, head, head_name, other, sizes)
 
 
 class _Sorter:

@@ -81,7 +81,8 @@ def read_facts(documents: ModelDocuments, sizes: ModelSizes | None = None) -> Mo
         head_parameters=grouped.head,
         head=grouped.head_name,
         other_parameters=grouped.other,
-        stored_bytes=grouped.bytes,
+        stored_bytes=sum(grouped.bytes.values()),
+        stored_by_dtype=dict(grouped.bytes) if documents.tensors is not None else {},
         stored_format=packing.name,
         chat_template=documents.chat_template,
         origin=documents.origin,
@@ -95,12 +96,12 @@ def _grouped(documents: ModelDocuments, words: ConfigWords, packing: Packing) ->
     if expected is not None:
         plain = (HeldTensor(name, "BF16", shape, 2 * prod(shape)) for name, shape in expected)
         grouped = group_tensors(plain, words, packing)
-        return grouped._replace(bytes=_stored(grouped, packing))
+        return grouped._replace(bytes={"": _stored(grouped, packing)})
     parameters = words.sizes.parameters
     if parameters is None:
         raise words.unknown("parameters", f"is of architecture {words.model_type}, whose layers plan does not know")
     embedding = words.count("vocab_size") * words.count("hidden_size")
-    return Grouped((), embedding, 0, "lm_head", max(0, parameters - embedding), 2 * parameters)
+    return Grouped((), embedding, 0, "lm_head", max(0, parameters - embedding), {"": 2 * parameters})
 
 
 def _stored(grouped: Grouped, packing: Packing) -> int:

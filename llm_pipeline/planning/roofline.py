@@ -177,6 +177,8 @@ def _stored(engine: RooflineEngine, parameters: tuple[int, int]) -> int:
 
 def _multiplying_seconds(engine: RooflineEngine, *, head: bool) -> float:
     """One token through all layers, and the head if it is wanted, with all ranks at work."""
+    if engine.facts.stored_format and engine.recipe.weights == "none":
+        return _multiplying_stored(engine, head=head)
     matrices = [layer_parameters(engine.facts, engine.recipe.exclude, active=True)]
     if head:
         matrices.append(head_parameters(engine.facts, engine.recipe))
@@ -186,6 +188,17 @@ def _multiplying_seconds(engine: RooflineEngine, *, head: bool) -> float:
         seconds += 2 * kept / _peak(engine.gpu, "none")
         seconds += sum(2 * ceil(quantized * share.fraction) / _peak(engine.gpu, share.weights) for share in shares)
     return seconds / engine.parallelism.world_size
+
+
+def _multiplying_stored(engine: RooflineEngine, *, head: bool) -> float:
+    """The same of a checkpoint that is quantized already, at the GPU's fastest: which cores engines use is theirs."""
+    facts, gpu = engine.facts, engine.gpu
+    outside = facts.embedding_parameters + facts.head_parameters + facts.other_parameters
+    multiplied = facts.active_parameters - outside
+    if head:
+        multiplied += facts.head_parameters or facts.embedding_parameters
+    fastest = max(_peak(gpu, weights) for weights in ("none", "fp8", "int8_smoothquant", "nvfp4"))
+    return 2 * multiplied / fastest / engine.parallelism.world_size
 
 
 def _peak(gpu: Gpu, weights: WeightFormat) -> float:

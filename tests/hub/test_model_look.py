@@ -106,6 +106,7 @@ def test_every_source_shows_the_sizes_of_a_model(place: Callable[[dict[str, byte
     facts = facts_of(place(FILES))
     assert facts.parameters == PARAMETERS
     assert facts.stored_bytes == 2 * PARAMETERS
+    assert facts.stored_by_dtype == {"F16": 2 * PARAMETERS}
     assert (facts.layers, facts.key_value_heads, facts.context_length) == (2, 2, 64)
     assert facts.kv_elements_per_token == 2 * 2 * 2 * 2
     assert facts.chat_template is True
