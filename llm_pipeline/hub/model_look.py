@@ -22,7 +22,7 @@ from llm_pipeline.json_document import parse
 from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.reader import ModelDocuments
 
-_CONFIG, _TOKENIZER = "config.json", "tokenizer_config.json"
+_CONFIG, _TOKENIZER, _GENERATION = "config.json", "tokenizer_config.json", "generation_config.json"
 _QUANTIZATION = "hf_quant_config.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _LONGEST_DOCUMENT = 10_000_000
@@ -38,10 +38,12 @@ def read_documents(look: ModelLook) -> ModelDocuments:
         SourceUnavailable: The source does not answer any more.
     """
     weights = sorted(path for path in look.sizes if path.endswith(WEIGHTS_SUFFIX))
-    jobs: list[Callable[[], Any]] = [partial(_object, look, _CONFIG), partial(_has_template, look)]
+    jobs: list[Callable[[], Any]] = [
+        partial(_object, look, _CONFIG), partial(_has_template, look), partial(_optional, look, _GENERATION)
+    ]  # fmt: skip
     jobs += [partial(_tensors, look, path) for path in weights]
     with ThreadPoolExecutor(min(_AT_ONCE, len(jobs))) as pool:
-        config, template, *headers = pool.map(lambda job: job(), jobs)
+        config, template, generation, *headers = pool.map(lambda job: job(), jobs)
     tensors = [
         HeldTensor(entry.name, entry.dtype, entry.shape, entry.end - entry.start)
         for header in headers
@@ -51,6 +53,7 @@ def read_documents(look: ModelLook) -> ModelDocuments:
         config=_with_quantization(look, config),
         tensors=tensors,
         chat_template=template,
+        generation=generation,
         origin=f"config.json and the headers of {len(weights)} files of {look.name}",
     )
 
@@ -71,6 +74,10 @@ def _object(look: ModelLook, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise IntegrityError("not a JSON object", where=f"{look.name}: {path}")
     return value
+
+
+def _optional(look: ModelLook, path: str) -> dict[str, Any]:
+    return _object(look, path) if path in look.sizes else {}
 
 
 def _has_template(look: ModelLook) -> bool:

@@ -40,12 +40,14 @@ class ModelDocuments:
         config: config.json.
         tensors: All tensors, from the headers of the weight files; None where those were not read.
         chat_template: Whether the tokenizer brings a chat template; None where its files were not read.
+        generation: generation_config.json; None where it was not read, empty where there is none.
         origin: Where all of this is from, in words.
     """
 
     config: Mapping[str, Any]
     tensors: Sequence[HeldTensor] | None = None
     chat_template: bool | None = None
+    generation: Mapping[str, Any] | None = None
     origin: str = ""
 
 
@@ -85,8 +87,15 @@ def read_facts(documents: ModelDocuments, sizes: ModelSizes | None = None) -> Mo
         stored_by_dtype=dict(grouped.bytes) if documents.tensors is not None else {},
         stored_format=packing.name,
         chat_template=documents.chat_template,
+        end_token=_names_end_token(documents, words),
         origin=documents.origin,
     )
+
+
+def _names_end_token(documents: ModelDocuments, words: ConfigWords) -> bool | None:
+    if documents.generation is None:
+        return None
+    return documents.generation.get("eos_token_id") is not None or words.get("eos_token_id") is not None
 
 
 def _grouped(documents: ModelDocuments, words: ConfigWords, packing: Packing) -> Grouped:

@@ -98,6 +98,8 @@ def model_warnings(loaded: LoadedRelease, facts: ModelFacts | None) -> Iterator[
     """What works, though perhaps not as meant."""
     if facts is None:
         return
+    if facts.end_token is False:
+        yield "neither config.json nor generation_config.json names eos_token_id: answers end at their longest only"
     for target in loaded.release.targets:
         asked = target.limits.maximum_tokens_per_request
         if asked > facts.context_length:

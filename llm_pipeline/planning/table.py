@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.canary_table import canary_lines
 from llm_pipeline.planning.capacity import Capacity
 from llm_pipeline.planning.cost_table import aligned, gate_lines, gpu_lines, load_lines
@@ -47,7 +48,21 @@ def _headline(plan: Plan) -> list[str]:
     return [
         f"plan of {plan.release}",
         f"  model       {plan.model}@{plan.revision}, {plan.dtype}, {size}",
+        *_told_of(plan.facts),
         f"  deployment  {plan.deployment}",
+    ]
+
+
+def _told_of(facts: ModelFacts | None) -> list[str]:
+    """What the model is, and what says so."""
+    if facts is None:
+        return []
+    kept = f"{2 * facts.kv_elements_per_token:,} bytes of KV cache a token at 16 bit"
+    if facts.state_bytes:
+        kept += f" and {format_bytes(facts.state_bytes)} of state a sequence"
+    return [
+        f"  judged as   {facts.model_type}, {facts.layers} layers, {facts.context_length:,} tokens of context, {kept}",
+        f"  judged by   {facts.origin}",
     ]
 
 

@@ -110,6 +110,7 @@ def test_every_source_shows_the_sizes_of_a_model(place: Callable[[dict[str, byte
     assert (facts.layers, facts.key_value_heads, facts.context_length) == (2, 2, 64)
     assert facts.kv_elements_per_token == 2 * 2 * 2 * 2
     assert facts.chat_template is True
+    assert facts.end_token is False
     assert not facts.tied_embeddings
     assert "headers of 1 files" in facts.origin
 
@@ -156,6 +157,12 @@ def test_modelopts_own_file_says_how_a_checkpoint_is_quantized(tmp_path: Path):
     told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
     files = FILES | {"hf_quant_config.json": json.dumps(told).encode()}
     assert facts_of(on_disk(tmp_path / "model", files)).stored_format == "modelopt FP8"
+
+
+def test_an_end_token_is_found_in_either_file(tmp_path: Path):
+    in_config = FILES | {"config.json": json.dumps(SIZES | {"eos_token_id": 0}).encode()}
+    assert facts_of(on_disk(tmp_path / "a", in_config)).end_token is True
+    assert facts_of(on_disk(tmp_path / "b", FILES | {"generation_config.json": b'{"eos_token_id": [1, 2]}'})).end_token
 
 
 def test_documents_without_headers_are_judged_by_the_architecture():
