@@ -28,6 +28,7 @@ from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
 
 from llm_pipeline import __version__
 from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError
+from llm_pipeline.hub.address import PUBLIC_ENDPOINT, hub_address
 from llm_pipeline.hub.bounded_answers import (
     LIBRARY_NAME,
     UNPACKED,
@@ -38,7 +39,6 @@ from llm_pipeline.hub.bounded_answers import (
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.logging import quiet_third_parties
 
-PUBLIC_ENDPOINT = "https://huggingface.co"
 TIMEOUT_SECONDS = max(30, HF_HUB_ETAG_TIMEOUT)
 _TRANSIENT_STATUSES = {408, 425, 429}
 _SERVER_ERROR = 500
@@ -213,7 +213,7 @@ def connect(endpoint: str | None, token_variable: str) -> Hub:
     Raises:
         ConfigError: The endpoint is not a plain http or https URL.
     """
-    address = (endpoint or os.environ.get("HF_ENDPOINT") or PUBLIC_ENDPOINT).rstrip("/")
+    address = hub_address(endpoint)
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
         raise ConfigError(

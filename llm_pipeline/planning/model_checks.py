@@ -102,7 +102,8 @@ def model_warnings(loaded: LoadedRelease, facts: ModelFacts | None) -> Iterator[
         yield "neither config.json nor generation_config.json names eos_token_id: answers end at their longest only"
     for target in loaded.release.targets:
         asked = target.limits.maximum_tokens_per_request
-        if asked > facts.context_length:
+        stated = "maximum_tokens_per_request" in target.limits.model_fields_set
+        if stated and asked > facts.context_length:
             yield (
                 f"{target.name}: limits.maximum_tokens_per_request {asked} is beyond the model's context: requests of "
                 f"{facts.context_length} tokens are the longest"

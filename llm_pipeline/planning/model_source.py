@@ -12,6 +12,7 @@ from typing import NamedTuple
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import ModelSource
 from llm_pipeline.errors import ConfigError, PipelineError, Transient
+from llm_pipeline.hub.address import require_listening
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
@@ -77,10 +78,12 @@ def stated_facts(asked: ModelSource) -> ModelFacts | None:
 
 
 def _look(loaded: LoadedRelease, revision: str) -> ModelDocuments:
+    asked = loaded.release.model
+    if asked.source == "hub":
+        require_listening(loaded.deployment.hub.endpoint)
     from llm_pipeline.hub.model_look import read_documents  # the hub's client is slow to import
     from llm_pipeline.hub.sources import open_source
 
-    asked = loaded.release.model
     source = open_source(asked.source, loaded.deployment.hub, loaded.deployment.store)
     return read_documents(source.look(asked.id, revision))
 
