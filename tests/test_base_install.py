@@ -122,7 +122,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     base = json.dumps([requirement.partition(">")[0] for requirement in project["dependencies"]])
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, base, texts],
-        capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
+        capture_output=True, text=True, timeout=600, check=False, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = zip(calls, json.loads(done.stdout), strict=True)

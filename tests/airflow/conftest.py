@@ -129,7 +129,7 @@ def airflow_database(tmp_path_factory) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             migrate = [sys.executable, "-m", "airflow", "db", "migrate"]
-            subprocess.run(migrate, check=True, capture_output=True, timeout=300)
+            subprocess.run(migrate, check=True, capture_output=True, timeout=900)
             Path(_HOME, "airflow.db").rename(made)
     shutil.copyfile(made, f"{_HOME}/airflow.db")
     return _HOME
