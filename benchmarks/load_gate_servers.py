@@ -1,4 +1,4 @@
-"""Simulated servers of known latency: independent answers, and a queue in which requests wait for one another."""
+"""Simulated servers of known latency: independent answers, queues, windows that differ, and rare spells and stops."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from llm_pipeline.loadtest.faults import Fault
+from llm_pipeline.loadtest.records import COLUMNS, Answered, Records, column_type
 
 Seconds = NDArray[np.float64]
 _LONG_RUNS, _LONG_REQUESTS = 400, 8000
@@ -74,4 +77,107 @@ class Queue:
         return self.windows(_LONG_RUNS, _LONG_REQUESTS, np.random.default_rng(77)).ravel()
 
 
-Server = Independent | Queue
+@dataclass(frozen=True)
+class Differing:
+    """Independent answers, all of a window slower or faster by a factor of its own."""
+
+    apart: float = 0.3
+    spread: float = 0.5
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        return f"windows that differ by {100 * self.apart:.0f} %"
+
+    def windows(self, count: int, requests: int, random: np.random.Generator) -> Seconds:
+        """Times to the first token, windows x requests."""
+        factors = random.lognormal(0.0, self.apart, (count, 1))
+        return factors * random.lognormal(0.0, self.spread, (count, requests))
+
+    def quantile(self, share: float) -> float:
+        """The exact quantile over all windows there could be."""
+        from scipy import special
+
+        return float(np.exp(np.hypot(self.apart, self.spread) * special.ndtri(share)))
+
+
+Server = Independent | Queue | Differing
+
+
+@dataclass(frozen=True)
+class Spells:
+    """Requests are late in spells that come at random; all others are answered fast.
+
+    Attributes:
+        length: Requests of a spell.
+        share: Share of all requests that are late, about.
+    """
+
+    length: int
+    share: float
+
+    @property
+    def period(self) -> float:
+        """Requests from one spell to the next, on average."""
+        return self.length / self.share
+
+    def window(self, requests: int, random: np.random.Generator) -> Seconds:
+        """Times to the first token; a late one takes 2, others much less than 1."""
+        first = np.flatnonzero(random.random(requests + self.length) < 1.0 / self.period) - self.length
+        late = np.zeros(requests, np.bool_)
+        for start in first:
+            late[max(0, start) : start + self.length] = True
+        return np.where(late, 2.0, random.lognormal(-2.0, 0.3, requests))
+
+
+@dataclass(frozen=True)
+class Stops:
+    """Nothing is answered for some seconds once in a period, and then what waited; a period of 0 never stops."""
+
+    seconds: float
+    period: float
+
+    def times(self, arrivals: Seconds, random: np.random.Generator) -> Seconds:
+        """Times to the first token of requests that arrive at these times."""
+        quick = random.lognormal(np.log(0.1), 0.3, len(arrivals))
+        if not self.period:
+            return quick
+        since = (arrivals + random.uniform(0.0, self.period)) % self.period
+        return quick + np.maximum(0.0, self.seconds - since)
+
+
+_NOISE = 0.99
+_ANSWER = Answered(
+    number=0,
+    arrives_at=0.0,
+    lag_seconds=1e-6,
+    first_token_seconds=0.0,
+    last_token_seconds=0.0,
+    total_seconds=0.0,
+    output_tokens=8,
+    asked_tokens=8,
+    status=200,
+)
+
+
+def records_of(
+    first_token_seconds: Seconds, arrives_at: Seconds | None = None, failed: NDArray[np.bool_] | None = None
+) -> Records:
+    """A window of answers with these times, one a second unless it is said when they arrive; some failed."""
+    count = len(first_token_seconds)
+    columns = {name: np.full(count, getattr(_ANSWER, name), dtype=column_type(name)) for name in COLUMNS}
+    columns |= {
+        "number": np.arange(count),
+        "arrives_at": np.arange(count, dtype=np.float64) if arrives_at is None else arrives_at,
+    }
+    if failed is not None:
+        columns["fault"] = np.where(failed, Fault.SHED, Fault.NONE).astype(column_type("fault"))
+    columns |= {"first_token_seconds": first_token_seconds, "last_token_seconds": first_token_seconds + 0.1}
+    return Records({**columns, "total_seconds": first_token_seconds + 0.1})
+
+
+def by_chance(share: float, runs: int) -> float:
+    """The share of runs that a calibrated gate exceeds in no more than one run of the benchmark in a hundred."""
+    from scipy import stats
+
+    return float(stats.binom.ppf(_NOISE, runs, share)) / runs

@@ -1,0 +1,242 @@
+"""What comes rarely: spells of late requests, servers that stop, failed requests. Cells of `load_gate.py`.
+
+A GO of these is false when the server is late, or stops, or fails as often as the policy just does not allow, and the
+policy named a period that covers it. Without a period a GO is held to its own words: it must name the stalls that it
+does not exclude, and be wrong about those that it does in no more runs than the confidence leaves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
+from goals import at_least, at_most
+from load_gate_servers import Spells, Stops, by_chance, records_of
+
+from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel, Soak
+from llm_pipeline.loadtest.gate import judge_windows, probe_verdict
+from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.sample_size import looks_at_most, shown_above
+from llm_pipeline.verdict import Judgement, Verdict
+
+_WINDOWS = 5
+_RATE = 4.0
+_CAVEAT = re.compile(r"Stalls rarer than one in ([0-9.e+]+) (s|min) are not excluded")
+_MINUTE = 60.0
+
+
+@dataclass(frozen=True)
+class SpellCase:
+    """Spells at exactly the limit, and a test of so many requests, one a second.
+
+    Attributes:
+        named: The policy names the period of the spells.
+    """
+
+    attainment: float
+    requests: int
+    named: bool = True
+
+    @property
+    def name(self) -> str:
+        """For the table and the goals."""
+        period = "period named" if self.named else "no period"
+        return f"spells of 50 late, p{100 * self.attainment:g} at 95 %, {self.requests:,} requests, {period}"
+
+
+@dataclass(frozen=True)
+class StopCase:
+    """A server that stops, under the shipped policy for production: p99, 10 minutes of confirmation, a soak or none.
+
+    Attributes:
+        period_seconds: What the policy names; None for nothing.
+    """
+
+    server: Stops
+    soak_seconds: float
+    period_seconds: float | None
+
+    @property
+    def name(self) -> str:
+        """For the table and the goals."""
+        stops = self.server
+        what = f"stops {stops.seconds:g} s in {stops.period / _MINUTE:g} min" if stops.period else "never stops"
+        named = "no period" if self.period_seconds is None else f"period {self.period_seconds / _MINUTE:g} min"
+        return f"{what}, soak {self.soak_seconds / _MINUTE:.0f} min, {named}"
+
+
+@dataclass(frozen=True)
+class FailureCase:
+    """A true share of failed requests, and a tolerated one; windows of 480, three looks."""
+
+    true: float
+    tolerated: float
+
+    @property
+    def name(self) -> str:
+        """For the table and the goals."""
+        return f"{100 * self.true:g} % fail, {100 * self.tolerated:g} % tolerated"
+
+
+_SPELLS = (
+    SpellCase(0.95, 600),
+    SpellCase(0.95, 3700),
+    SpellCase(0.95, 6000),
+    SpellCase(0.99, 18_500),
+    SpellCase(0.95, 600, named=False),
+    SpellCase(0.95, 2000, named=False),
+    SpellCase(0.95, 6000, named=False),
+)
+_STOPS = (
+    StopCase(Stops(24.5, 1200.0), 3900.0, 1200.0),
+    StopCase(Stops(72.5, 3600.0), 12_700.0, 3600.0),
+    StopCase(Stops(24.5, 1200.0), 600.0, 300.0),
+)
+_SOUND = StopCase(Stops(0.0, 0.0), 3900.0, 1200.0)
+_SHORT = StopCase(Stops(24.5, 1200.0), 0.0, None)
+_FAILING = (FailureCase(0.001, 0.001), FailureCase(0.002, 0.001), FailureCase(0.005, 0.005))
+_SELDOM = FailureCase(0.0005, 0.005)
+
+
+def rare_cells(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iterator[bool]:
+    """All goals, in order."""
+    yield from _spells(runs, seeds, workers)
+    yield from _stops(max(100, runs // 4), seeds, workers)
+    yield from _failures(runs, seeds, workers)
+
+
+def _spells(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iterator[bool]:
+    jobs = workers.map(_spell_runs, _SPELLS, repeat(runs), seeds.spawn(len(_SPELLS)))
+    for case, seen in zip(_SPELLS, jobs, strict=True):
+        _print(case.name, seen, runs)
+        yield at_most(f"GO without the stalls that it leaves open, {case.name}", seen["unsaid"], 0)
+        kind, name = ("GO", "false GO") if case.named else ("wrong", "GO that excludes what is there")
+        yield at_most(f"{name}, {case.name}", seen[kind] / runs, by_chance(0.05, runs))
+
+
+def _spell_runs(case: SpellCase, runs: int, seed: np.random.SeedSequence) -> Counter[str]:
+    random, server = np.random.default_rng(seed), Spells(50, 1.0 - case.attainment)
+    policy = LoadTestPolicy(
+        service_level=ServiceLevel(first_token_milliseconds=1000.0),
+        attainment=case.attainment,
+        stall_period_seconds=server.period if case.named else None,
+    )
+    each = case.requests // _WINDOWS
+    seen = Counter[str]()
+    for _ in range(runs):
+        windows = [records_of(server.window(each, random)) for _ in range(_WINDOWS)]
+        _count(judge_windows(windows, policy), server.period, seen)
+    return seen
+
+
+def _stops(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iterator[bool]:
+    cases = (*_STOPS, _SOUND, _SHORT)
+    found = dict(zip(cases, workers.map(_stop_runs, cases, repeat(runs), seeds.spawn(len(cases))), strict=True))
+    for case, seen in found.items():
+        _print(case.name, seen, runs)
+        yield at_most(f"GO without the stalls that it leaves open, {case.name}", seen["unsaid"], 0)
+    for case in _STOPS[:2]:
+        yield at_most(f"false GO, {case.name}", found[case]["GO"] / runs, by_chance(0.05, runs))
+    for case in (_STOPS[2], _SHORT):
+        name = f"GO that excludes what is there, {case.name}"
+        yield at_most(name, found[case]["wrong"] / runs, by_chance(0.05, runs))
+    yield at_least(f"GO, {_SOUND.name}", found[_SOUND]["GO"] / runs, 0.9)
+
+
+def _stop_runs(case: StopCase, runs: int, seed: np.random.SeedSequence) -> Counter[str]:
+    random = np.random.default_rng(seed)
+    policy = LoadTestPolicy(
+        service_level=ServiceLevel(first_token_milliseconds=500.0),
+        attainment=0.99,
+        soak=Soak(duration_seconds=case.soak_seconds) if case.soak_seconds else None,
+        stall_period_seconds=case.period_seconds,
+    )
+    seen = Counter[str]()
+    for _ in range(runs):
+        judgement = _stop_run(case, policy, random)
+        _count(judgement, case.server.period, seen)
+    return seen
+
+
+def _stop_run(case: StopCase, policy: LoadTestPolicy, random: np.random.Generator) -> Judgement:
+    """The confirmation with its looks, and the soak after it, of one server's time."""
+    looks, each = 3, 600.0 / _WINDOWS
+    seconds = 600.0 * looks + case.soak_seconds
+    arrivals = np.sort(random.uniform(0.0, seconds, random.poisson(_RATE * seconds)))
+    times = case.server.times(arrivals, random)
+
+    def window(start: float, length: float) -> Records:
+        inside = (arrivals >= start) & (arrivals < start + length)
+        return records_of(times[inside], arrivals[inside])
+
+    for look in range(1, looks + 1):
+        held = [window(each * number, each) for number in range(_WINDOWS * look)]
+        judgement = judge_windows(held, policy, look=look, looks=looks_at_most(policy))
+        if judgement.verdict is not Verdict.INCONCLUSIVE:
+            break
+    if judgement.verdict is not Verdict.GO or policy.soak is None:
+        return judgement
+    alone = policy.model_copy(update={"stall_period_seconds": None})
+    soaked = judge_windows([window(600.0 * look, case.soak_seconds)], alone, servers=[ServerUse()])
+    return judgement if soaked.verdict is Verdict.GO else soaked
+
+
+def _failures(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Iterator[bool]:
+    cases = (*_FAILING, _SELDOM)
+    for case, seen in zip(cases, workers.map(_failure_runs, cases, repeat(runs), seeds.spawn(len(cases))), strict=True):
+        _print(case.name, seen, runs)
+        if case is _SELDOM:
+            yield at_least(f"GO, {case.name}", seen["GO"] / runs, 0.9)
+        else:
+            yield at_most(f"false GO, {case.name}", seen["GO"] / runs, by_chance(0.05, runs))
+        if case.true <= case.tolerated:
+            allowed = by_chance(0.05, runs)
+            yield at_most(f"false NO_GO, {case.name}", seen["NO_GO"] / runs, allowed)
+            yield at_most(f"probe of 300 requests ended by failures, {case.name}", seen["probe"] / runs, allowed)
+            yield at_most(f"comparison of 1,200 requests ended by failures, {case.name}", seen["pair"] / runs, allowed)
+
+
+def _failure_runs(case: FailureCase, runs: int, seed: np.random.SeedSequence) -> Counter[str]:
+    random = np.random.default_rng(seed)
+    policy = LoadTestPolicy(
+        service_level=ServiceLevel(first_token_milliseconds=1000.0),
+        attainment=0.95,
+        maximum_error_fraction=case.tolerated,
+    )
+
+    def window(requests: int) -> Records:
+        return records_of(random.lognormal(-2.0, 0.3, requests), failed=random.random(requests) < case.true)
+
+    seen = Counter[str]()
+    for _ in range(runs):
+        held: list[Records] = []
+        for look in (1, 2, 3):
+            held += [window(480) for _ in range(_WINDOWS)]
+            judgement = judge_windows(held, policy, look=look, looks=3)
+            if judgement.verdict is not Verdict.INCONCLUSIVE:
+                break
+        _count(judgement, np.inf, seen)
+        seen["probe"] += probe_verdict(window(300), policy) is not Verdict.GO
+        seen["pair"] += shown_above(int(random.binomial(1200, case.true)), 1200, policy)
+    return seen
+
+
+def _count(judgement: Judgement, period: float, seen: Counter[str]) -> None:
+    """One run: its verdict, and of a GO what it says of stalls that come once in a period."""
+    seen[judgement.verdict.value] += 1
+    if judgement.verdict is Verdict.GO:
+        said = _CAVEAT.search(judgement.summary)
+        seen["unsaid"] += said is None
+        if said:
+            excluded = float(said[1]) * (_MINUTE if said[2] == "min" else 1.0)
+            seen["wrong"] += period <= excluded
+
+
+def _print(name: str, seen: Counter[str], runs: int) -> None:
+    print(f"{name:72} GO {seen['GO'] / runs:.3f} NO_GO {seen['NO_GO'] / runs:.3f}")

@@ -1,0 +1,73 @@
+"""A whole load test whose server stops once, in the soak: in memory, without a clock."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from load_windows import answered
+
+from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel, Soak
+from llm_pipeline.config.workload import Workload
+from llm_pipeline.loadtest.measure import MeasuredWindow
+from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.session import run_session
+from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
+from llm_pipeline.loadtest.windows import Windows
+from llm_pipeline.verdict import Verdict
+
+RATE, SOAK_SECONDS = 20.0, 400.0
+POLICY = LoadTestPolicy(
+    service_level=ServiceLevel(first_token_milliseconds=500),
+    attainment=0.99,
+    search=None,
+    soak=Soak(duration_seconds=SOAK_SECONDS),
+    stall_period_seconds=120.0,
+)
+WORKLOAD = Workload(prompts="p.jsonl", rate_per_second=RATE, duration_seconds=40)
+
+
+class Source:
+    """Traffic at regular times."""
+
+    def closed_loop(self, users: int, seconds: float, seed: int, *, maximum_requests: int) -> Traffic:
+        return Traffic.closed_loop([LoadRequest(f"{seed} {n}", 8) for n in range(maximum_requests)], users, seconds)
+
+    def open_loop(self, rate: float, seconds: float, seed: int) -> Traffic:
+        count = int(rate * seconds)
+        return Traffic.open_loop(
+            [LoadRequest(f"{seed} {n}", 8) for n in range(count)], np.arange(count) / rate, seconds
+        )
+
+
+class Client:
+    """Answers at once, but for one stop of so many seconds in the middle of a window as long as the soak's."""
+
+    def __init__(self, stop_seconds: float) -> None:
+        self.stop_seconds = stop_seconds
+
+    def send(self, traffic: Traffic) -> MeasuredWindow:
+        draws, stop = np.random.default_rng(len(traffic.requests)), 0.0
+        if traffic.duration_seconds == SOAK_SECONDS:
+            stop = self.stop_seconds
+        rows = []
+        for number in range(len(traffic.requests)):
+            since = number / RATE - SOAK_SECONDS / 2
+            first = 0.03 * float(draws.lognormal(0.0, 0.2)) + (stop - since if 0.0 <= since < stop else 0.0)
+            rows.append(
+                answered(number, first_token_seconds=first, last_token_seconds=first, total_seconds=first + 0.05)
+            )
+        use = ServerUse(resident_bytes=10**9, resident_bytes_per_second=0.0, samples=99)
+        return MeasuredWindow(Records.of(rows), traffic.duration_seconds, use)
+
+
+@pytest.mark.parametrize(("stop_seconds", "verdict"), [(0.0, Verdict.GO), (6.0, Verdict.INCONCLUSIVE)])
+def test_a_server_that_stops_in_the_soak_does_not_pass(stop_seconds: float, verdict: Verdict):
+    """Six seconds of 400 are 1.5 %, but one stop tells little of how often more come."""
+    judgement = run_session(Windows(Client(stop_seconds), Source(), WORKLOAD, POLICY), users=4).judgement
+    assert judgement.verdict is verdict, judgement.summary
+    if verdict is Verdict.GO:
+        assert judgement.summary.endswith("Stalls rarer than one in 2.17 min are not excluded.")
+        assert {"in the soak: service level met", "memory growth in the soak"} <= {f.name for f in judgement.evidence}
+    else:
+        assert judgement.summary.startswith("in the soak: ")
