@@ -140,10 +140,13 @@ class Chaos(Faults):
 
     def watch(self) -> None:
         """Note when no fit server, or no Envoy, could answer."""
-        since = dict.fromkeys(vars(self.moments), 0.0)
+        since, looked_at, pid = dict.fromkeys(vars(self.moments), 0.0), time.monotonic(), None
         while not self.calm.wait(_LOOK_SECONDS):
             now, ready = time.monotonic(), {slot for slot in ("blue", "green") if self._ready(slot)}
             router = detached.load(RouterFiles(self.site.state("router")).record)
+            if router is not None and pid not in (None, router.pid):  # another one: it was gone since the last look
+                self.moments.without_router.append((looked_at, time.monotonic()))
+            looked_at, pid = now, router.pid if router is not None else pid
             gone = {
                 "without_server": not ready,
                 "without_fit_server": not ready & self._fit(),
