@@ -29,7 +29,7 @@ def context_length(words: ConfigWords) -> int:
     Raises:
         ConfigError: No key says it.
     """
-    if words.model_type in _UNBOUNDED and words.optional("max_position_embeddings") is None:
+    if words.optional("max_position_embeddings") is None and words.model_type in _UNBOUNDED:
         return _NO_LIMIT
     stated = words.count("max_position_embeddings")
     scaling = words.get("rope_scaling") or words.get("rope_parameters")

@@ -18,8 +18,8 @@ from llm_pipeline.engines.builder import BuildInputs, EngineDescription
 from llm_pipeline.engines.host_facts import HostFacts
 from llm_pipeline.errors import Unsupported
 from llm_pipeline.json_document import read_object
-from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
+from llm_pipeline.model_facts.context import context_length
+from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.planning.catalog import Gpu, find_container, gpus
 from llm_pipeline.serving.golden import GoldenPrompt, read_golden
 from llm_pipeline.stages.contract import ArtifactRef
@@ -97,7 +97,7 @@ class Bench:
         ranks = self.source / recipe.name / TENSORRT_LLM_DIRECTORY
         return BuildInputs(
             checkpoint=self.checkpoint(recipe),
-            target=self.target(builder, facts_of(self.checkpoint(recipe)).context_length, minutes),
+            target=self.target(builder, longest_context(self.checkpoint(recipe)), minutes),
             dtype=self.prepared.dtype,
             checkpoint_ref=ArtifactRef(kind="checkpoint", digest=sha256_bytes(recipe.name.encode())),
             tensorrt_llm_checkpoint=ranks if ranks.is_dir() else None,
@@ -143,9 +143,9 @@ def this_gpu(host: HostFacts) -> Gpu:
     return nearest
 
 
-def facts_of(checkpoint: Path) -> ModelFacts:
-    """What a checkpoint in a directory is."""
-    return read_facts(ModelDocuments(read_object(checkpoint / "config.json", finite=False)))
+def longest_context(checkpoint: Path) -> int:
+    """Tokens that a checkpoint in a directory was made for."""
+    return context_length(ConfigWords(read_object(checkpoint / "config.json", finite=False)))
 
 
 def versions(runtime: InstalledRuntime) -> dict[str, str]:

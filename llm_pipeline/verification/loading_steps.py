@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 
@@ -15,10 +16,13 @@ from llm_pipeline.engines.builder import engine_builder
 from llm_pipeline.engines.failures import BuildFailed
 from llm_pipeline.engines.llm_args.dialects import dialect_of
 from llm_pipeline.errors import Unsupported
+from llm_pipeline.json_document import read_object
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.catalog import Column
 from llm_pipeline.planning.formats import Platform, kv_support, weights_support, worse
 from llm_pipeline.planning.target_memory import judge_memory
-from llm_pipeline.verification.bench import Bench, facts_of
+from llm_pipeline.verification.bench import Bench
 from llm_pipeline.verification.prepared import PreparedCheckpoint
 from llm_pipeline.verification.report import Seen, Skipped
 
@@ -51,7 +55,7 @@ def compare_memory(bench: Bench, recipe: PreparedCheckpoint) -> Seen:
     measured = description.facts.details["peak_memory_bytes"]
     if not isinstance(measured, int | float):
         raise Skipped("nvidia-smi did not say what memory was in use")
-    fit, _ = judge_memory(description.target, recipe.recipe, facts_of(bench.checkpoint(recipe)))
+    fit, _ = judge_memory(description.target, recipe.recipe, _facts(bench.checkpoint(recipe)))
     if fit is None:
         raise Unsupported("the plan has no figure for this model on one GPU")
     planned = fit.weights + fit.runtime + fit.kv_available
@@ -123,3 +127,7 @@ def _require(bench: Bench, recipe: PreparedCheckpoint) -> None:
         raise Skipped(f"recorded as impossible here: {support.text}")
     if recipe.refused:
         raise Unsupported(f"the quantize stage did not make it: {recipe.refused}")
+
+
+def _facts(checkpoint: Path) -> ModelFacts:
+    return read_facts(ModelDocuments(read_object(checkpoint / "config.json", finite=False)))
