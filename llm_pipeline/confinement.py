@@ -20,6 +20,7 @@ import ctypes
 import errno
 import functools
 import os
+import stat
 import struct
 import sys
 import threading
@@ -39,6 +40,8 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION = 1
 _RULE_PATH_BENEATH = 1
 _READ_FILE = 1 << 2
+_MOVE_BETWEEN_DIRECTORIES = 1 << 13  # denied to whoever restricts itself, unless it asks: compilers need it
+_VERSION_WITH_MOVES = 2
 _BIND_AND_CONNECT_TCP = 0b11
 _VERSION_WITH_TCP = 4
 _NO_NEW_PRIVILEGES = 38  # prctl; without it only root may restrict itself
@@ -90,11 +93,12 @@ def _restrict_this_thread(roots: Iterable[Path], *, network: bool) -> None:
         _tell_once()
         return
     tcp = _BIND_AND_CONNECT_TCP if version >= _VERSION_WITH_TCP and not network else 0
-    attributes = struct.pack("=QQ", _READ_FILE, tcp) if tcp else struct.pack("=Q", _READ_FILE)
+    files = _READ_FILE | (_MOVE_BETWEEN_DIRECTORIES if version >= _VERSION_WITH_MOVES else 0)
+    attributes = struct.pack("=QQ", files, tcp) if tcp else struct.pack("=Q", files)
     ruleset = _call(_CREATE_RULESET, attributes, len(attributes), 0)
     try:
         for root in roots:
-            _allow(ruleset, root)
+            _allow(ruleset, root, files)
         if _libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "cannot give up new privileges")
         _call(_RESTRICT_SELF, ruleset, 0)
@@ -102,13 +106,14 @@ def _restrict_this_thread(roots: Iterable[Path], *, network: bool) -> None:
         os.close(ruleset)
 
 
-def _allow(ruleset: int, root: Path) -> None:
+def _allow(ruleset: int, root: Path, access: int) -> None:
     try:
         descriptor = os.open(root, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return  # nothing there that could be read
     try:
-        _call(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", _READ_FILE, descriptor), 0)
+        granted = access if stat.S_ISDIR(os.fstat(descriptor).st_mode) else _READ_FILE
+        _call(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", granted, descriptor), 0)
     finally:
         os.close(descriptor)
 

@@ -119,6 +119,26 @@ def test_a_checkout_on_the_import_path_is_not_opened_whole(inside, outside, monk
         confined(outside.read_text, [inside])
 
 
+@pytest.mark.skipif(landlock_version() < 2, reason="this kernel denies it to whoever restricts itself")
+def test_a_file_can_be_moved_between_the_directories_inside(inside):
+    def move():
+        (inside / "made").mkdir()
+        (inside / "made" / "kernel.so").write_bytes(b"compiled")
+        (inside / "kept").mkdir()
+        return (inside / "made" / "kernel.so").rename(inside / "kept" / "kernel.so").read_bytes()
+
+    assert confined(move, [inside]) == b"compiled"
+
+
+@needs_landlock
+def test_a_file_moved_in_from_outside_stays_unread(inside, outside):
+    def move():
+        return outside.rename(inside / "moved").read_bytes()
+
+    with pytest.raises(OSError, match=r"cross-device|denied"):
+        confined(move, [inside])
+
+
 def test_errors_come_back_as_they_are_and_context_is_kept(inside):
     variable = contextvars.ContextVar("variable")
     variable.set("kept")
