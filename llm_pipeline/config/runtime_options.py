@@ -21,7 +21,8 @@ class KvCacheOptions(ConfigModel):
     """The paged KV cache.
 
     Attributes:
-        free_memory_fraction: Share of the GPU memory left after loading that the cache may take.
+        free_memory_fraction: Share of the GPU memory left after loading that the cache may take; under vLLM, share of
+            the whole GPU that weights and cache may take together.
         maximum_tokens: Most tokens in the cache; the smaller of this and the share above counts. None for no limit.
         reuse_blocks: Keep the blocks of finished requests for others that begin alike.
         host_gib: Host memory that blocks are moved to before they are dropped.

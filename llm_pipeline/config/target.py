@@ -11,7 +11,7 @@ from llm_pipeline.config.model import BatchSize, ConfigModel, Gpus, Line, Name, 
 from llm_pipeline.config.runtime_options import RuntimeOptions
 from llm_pipeline.config.serving_options import ServingOptions
 
-EngineBuilderName = Literal["openvino_cpu", "tensorrt_llm_llmapi", "tensorrt_llm_engine", "transformers_torch"]
+EngineBuilderName = Literal["openvino_cpu", "tensorrt_llm_llmapi", "tensorrt_llm_engine", "transformers_torch", "vllm"]
 
 
 class Parallelism(ConfigModel):

@@ -146,6 +146,7 @@ _BUILDERS: Mapping[EngineBuilderName, tuple[str, str]] = {
     "tensorrt_llm_llmapi": ("llm_pipeline.engines.tensorrt_llm_llmapi", "TensorRtLlmLlmApiBuilder"),
     "tensorrt_llm_engine": ("llm_pipeline.engines.tensorrt_llm_engine", "TensorRtLlmEngineBuilder"),
     "transformers_torch": ("llm_pipeline.engines.transformers_torch", "TransformersTorchBuilder"),
+    "vllm": ("llm_pipeline.engines.vllm", "VllmBuilder"),
 }
 
 

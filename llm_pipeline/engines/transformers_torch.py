@@ -14,26 +14,24 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from random import Random
 from typing import Any, NamedTuple
 
 import torch
 
 from llm_pipeline.checkpoint_loading import load_confined
 from llm_pipeline.config.target import Target
+from llm_pipeline.engines.batcher_smoke import Rates, Smoke
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts
-from llm_pipeline.engines.golden_match import golden_match
 from llm_pipeline.engines.host_facts import HostFacts
 from llm_pipeline.engines.host_match import require_target_host
-from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.checkpoint_files import read_json
 from llm_pipeline.quantization.checkpoint_metadata import read_quantization
 from llm_pipeline.quantization.model_tensors import require_model_tensors
-from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.models.transformers_batcher import VARLEN_ATTENTION, Batcher, Settings
 
 log = get_logger(__name__)
@@ -46,9 +44,6 @@ _GRAPHS_FROM = (5, 17)
 """Earlier versions capture the longest request's length into a graph and replay it for longer ones."""
 
 _VERSIONED = ("torch", "transformers", "tokenizers", "safetensors")
-_MEASURED_TOKENS = 128
-_MOST_SEQUENCES = 64
-_POLL_SECONDS = 1.0
 
 
 class TransformersTorchBuilder:
@@ -69,7 +64,7 @@ class TransformersTorchBuilder:
         batcher = _load(inputs, properties, context_length)
         loaded = time.monotonic()
         try:
-            smoke = _Smoke(batcher, inputs)
+            smoke = Smoke(batcher, inputs.golden, inputs.target)
             answered = time.monotonic()
             rates = smoke.measure(inputs.target.limits.maximum_sequences)
         finally:
@@ -145,85 +140,16 @@ def _load(inputs: BuildInputs, properties: Mapping[str, str], context_length: in
         raise Unsupported(f"the checkpoint does not load: {error}", where=str(inputs.checkpoint)) from error
 
 
-class _Rates(NamedTuple):
-    """Output tokens a second of one request alone, and of `sequences` together."""
-
-    single: float
-    batched: float
-    sequences: int
-
-
 class _Measured(NamedTuple):
-    rates: _Rates
+    rates: Rates
     seconds: Mapping[str, float]
     context_length: int
-
-
-class _Smoke:
-    """What the loaded checkpoint answers and how fast.
-
-    Attributes:
-        blocks: Of its KV cache.
-        golden_match_fraction: Of the golden prompts; None without any.
-    """
-
-    def __init__(self, batcher: Batcher, inputs: BuildInputs) -> None:
-        self._batcher, self.blocks = batcher, batcher.blocks
-        self._vocabulary = len(batcher.tokenizer)
-        self._draw = Random(0)  # noqa: S311 - prompts of a measurement
-        self.golden_match_fraction = self._answer(inputs.golden, inputs.target)
-
-    def measure(self, maximum_sequences: int) -> _Rates:
-        """Measure, after a warm-up."""
-        sequences = min(maximum_sequences, _MOST_SEQUENCES)
-        self._rate(1)
-        return _Rates(self._rate(1), self._rate(sequences), sequences)
-
-    def _rate(self, sequences: int) -> float:
-        """Output tokens a second of requests that start together, each with its own prompt, prompts included."""
-        tokens = min(_MEASURED_TOKENS, self._batcher.longest // 2)
-        prompts = [[self._draw.randrange(self._vocabulary) for _ in range(tokens)] for _ in range(sequences)]
-        started = time.monotonic()
-        answers = self._generate(prompts, [tokens] * sequences, ignore_eos=True)
-        produced = sum(map(len, answers))
-        if produced != sequences * tokens:
-            raise IntegrityError(f"the model wrote {produced} tokens where {sequences * tokens} were asked for")
-        return round(produced / (time.monotonic() - started), 1)
-
-    def _answer(self, golden: Sequence[GoldenPrompt], target: Target) -> float | None:
-        if not golden:
-            return None
-        tokenizer, serving = self._batcher.tokenizer, target.serving
-        prompts = [tokenizer.encode(one.prompt, add_special_tokens=serving.add_special_tokens) for one in golden]
-        answers = self._generate(prompts, [one.maximum_tokens for one in golden], ignore_eos=False)
-        texts = tokenizer.batch_decode(answers, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return golden_match(golden, texts)
-
-    def _generate(self, prompts: Sequence[list[int]], most: Sequence[int], *, ignore_eos: bool) -> list[list[int]]:
-        answers: list[list[int]] = [[] for _ in prompts]
-        waiting, running = list(range(len(prompts))), set[int]()
-        while waiting or running:
-            while waiting and self._batcher.has_room(len(prompts[waiting[0]]) + most[waiting[0]]):
-                number = waiting.pop(0)
-                running.add(number)
-                self._batcher.submit(str(number), prompts[number], most[number], ignore_eos=ignore_eos)
-            if not running:
-                raise Unsupported("a request does not fit into the KV cache", hint="raise limits.kv_cache_blocks")
-            for output in self._batcher.outputs(_POLL_SECONDS):
-                answers[int(output.name)] += output.tokens
-                if output.error:
-                    raise IntegrityError(f"the model fails: {output.error}")
-                if output.finish_reason:
-                    running.discard(int(output.name))
-            if not self._batcher.is_running:
-                raise IntegrityError("the model's thread ended", hint="look at its log")
-        return answers
 
 
 def _facts(
     inputs: BuildInputs,
     host: HostFacts | None,
-    smoke: _Smoke,
+    smoke: Smoke,
     measured: _Measured,
 ) -> EngineFacts:
     rates, seconds, context_length = measured

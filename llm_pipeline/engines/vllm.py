@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,18 @@ from llm_pipeline.engines.host_facts import HostFacts
 from llm_pipeline.engines.host_match import require_target_host
 from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.logging import get_logger
+from llm_pipeline.model_facts.context import context_length
+from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.quantization.checkpoint_files import read_json
 from llm_pipeline.quantization.checkpoint_metadata import QuantizationMetadata, read_quantization
 from llm_pipeline.serving.models.vllm_batcher import COMPILED_DIRECTORY, Batcher, Settings
+from llm_pipeline.serving.repository_layout import CHECKPOINT_DIRECTORY
 
 log = get_logger(__name__)
 
 _READ = frozenset({"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MXFP8", "MIXED_PRECISION"})
 _READ_KV_CACHES = frozenset({"FP8"})
-_VERSIONED = ("vllm", "torch", "transformers", "tokenizers")
+_VERSIONED = ("torch", "transformers", "tokenizers")
 
 
 class VllmBuilder:
@@ -49,22 +53,20 @@ class VllmBuilder:
         Raises:
             ModuleNotFoundError: This interpreter lacks it.
         """
-        try:
-            metadata.version("vllm")
-        except metadata.PackageNotFoundError as error:
-            raise ModuleNotFoundError("No module named 'vllm'", name="vllm") from error
+        if find_spec("vllm") is None:
+            raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
         """See `EngineBuilder.build`."""
         quantization = _require_inputs(inputs)
         host = None if inputs.target.accelerator == "cpu" else require_target_host(inputs.target)
         config = read_json(inputs.checkpoint / "config.json")
-        context_length = int(config.get("max_position_embeddings") or inputs.target.limits.maximum_tokens_per_request)
+        context = context_length(ConfigWords(config))
         properties = runtime_properties(inputs.target, inputs.dtype, quantization)
         workspace = destination.parent / f"{destination.name}-workspace"
         log.info("vLLM loads the checkpoint", arguments=properties["arguments"])
         started = time.monotonic()
-        batcher = _load(inputs, properties, context_length, workspace)
+        batcher = _load(inputs, properties, context, workspace)
         loaded = time.monotonic()
         try:
             smoke = Smoke(batcher, inputs.golden, inputs.target)
@@ -78,7 +80,7 @@ class VllmBuilder:
         facts = _facts(inputs, host, batcher.facts, smoke, rates).model_copy(
             update={
                 "seconds": {phase: round(spent, 3) for phase, spent in seconds.items()},
-                "context_length": context_length,
+                "context_length": context,
                 "bytes": sum(path.stat().st_size for path in destination.rglob("*") if path.is_file()),
             }
         )
@@ -143,20 +145,23 @@ def _require_inputs(inputs: BuildInputs) -> QuantizationMetadata:
     return quantization
 
 
-def _load(inputs: BuildInputs, properties: Mapping[str, str], context_length: int, workspace: Path) -> Batcher:
+def _load(inputs: BuildInputs, properties: Mapping[str, str], context: int, workspace: Path) -> Batcher:
     limits = inputs.target.limits
     served = {
         **limits.model_dump(),
-        "maximum_tokens_per_request": min(limits.maximum_tokens_per_request, context_length),
+        "maximum_tokens_per_request": min(limits.maximum_tokens_per_request, context),
         "kv_cache_blocks": limits.kv_cache_blocks or 0,
     }
     settings = Settings.of(properties, served)
     settings = Settings(settings.arguments, settings.maximum_tokens_per_request, workspace=workspace)
     check_directory(inputs.checkpoint)
     workspace.mkdir()
+    # What vLLM compiles is found again by the model's name, too: it has the one that the server's view gives it.
+    checkpoint = workspace / CHECKPOINT_DIRECTORY
+    checkpoint.symlink_to(inputs.checkpoint.absolute())
     try:
         # vLLM's processes talk over loopback: they may connect, and read no files but these.
-        start = partial(Batcher, inputs.checkpoint, settings)
+        start = partial(Batcher, checkpoint, settings)
         return confined(start, readable=(inputs.checkpoint, workspace), network=True)
     except (RuntimeError, OSError, ValueError) as error:
         raise Unsupported(
@@ -183,7 +188,7 @@ def _facts(
         kv_cache=str(said["kv_cache_dtype"]).replace("auto", inputs.dtype),
         context_length=0,
         device=host.gpus[0].name if host else platform.processor() or platform.machine(),
-        versions={name: metadata.version(name) for name in _VERSIONED},
+        versions={"vllm": str(said["vllm"]), **{name: metadata.version(name) for name in _VERSIONED}},
         seconds={},
         single_stream_tokens_per_second=rates.single,
         batched_tokens_per_second=rates.batched,

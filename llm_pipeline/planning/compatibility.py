@@ -23,6 +23,8 @@ from llm_pipeline.planning.engine_formats import (
 from llm_pipeline.planning.formats import (
     CPU_FORMATS,
     CPU_KV_FORMATS,
+    VLLM_FORMATS,
+    VLLM_KV_FORMATS,
     Asked,
     BaselinePrecision,
     Platform,
@@ -50,6 +52,11 @@ from llm_pipeline.stages.contract import Frozen
 
 _OLDEST_TRANSFORMERS, _NEWEST_TRANSFORMERS = (5, 5), (5, 17)
 """Continuous batching has changed its interface with many versions; these are the ends of what it was run with."""
+
+_OLDEST_VLLM, _NEWEST_VLLM = (0, 20), (0, 33)
+"""The engine's asynchronous interface is not stable: from the oldest that it was run with, to before the first that it
+was not."""
+_SM_WITH_FP8, _SM_WITH_FP4 = 89, 100
 
 
 Fits = Callable[[WeightFormat], bool]
@@ -110,6 +117,8 @@ def judge_compatibility(
         return refused
     if target.engine == "transformers_torch":
         return _judge_transformers(target, recipe, fits)
+    if target.engine == "vllm":
+        return _judge_vllm(platform, target, recipe, fits)
     return _judge_on_gpu(platform, target, recipe, dtype, fits)
 
 
@@ -164,8 +173,10 @@ def _judge_runtime(target: Target) -> Refused | None:
         nearest = f"runtime_version: {newest.tensorrt_llm}, container: {newest.image}"
         if target.engine == "transformers_torch":
             nearest = "the version of Transformers, and an image that has it beside Triton"
+        if target.engine == "vllm":
+            nearest = "the version of vLLM, and an image that has it beside Triton, such as tritonserver's -vllm-python"
         return Refused(reason=f"a GPU target needs {missing}", nearest=nearest)
-    if target.engine == "transformers_torch":
+    if target.engine in ("transformers_torch", "vllm"):
         return None
     return _judge_version(target, target.runtime_version, target.container)
 
@@ -196,6 +207,35 @@ def _judge_transformers(target: Target, recipe: QuantizationRecipe, fits: Fits |
             nearest=_OTHER_ENGINE if fits and not fits("none") else f"weights: none, or {_OTHER_ENGINE}",
         )
     return Legal()
+
+
+def _judge_vllm(platform: Platform, target: Target, recipe: QuantizationRecipe, fits: Fits | None) -> Legal | Refused:
+    """By what vLLM's reader of modelopt's checkpoints takes, and the GPU's own arithmetic."""
+    if target.parallelism.pipeline > 1:
+        return Refused(reason="engine vllm is served with tensor parallelism only", nearest="parallelism.pipeline: 1")
+    if not _OLDEST_VLLM <= release_numbers(target.runtime_version or "") < _NEWEST_VLLM:
+        oldest, newest = (".".join(map(str, numbers)) for numbers in (_OLDEST_VLLM, _NEWEST_VLLM))
+        return Refused(
+            reason=f"engine vllm was run with vLLM from {oldest} on, before {newest}, not {target.runtime_version}",
+            nearest=f"runtime_version: {oldest}",
+        )
+    asked = asked_by(recipe)
+    unread = [name for name in asked.weights if name not in VLLM_FORMATS]
+    if unread or asked.kv_cache not in VLLM_KV_FORMATS:
+        what = [*unread, *([f"kv_cache {asked.kv_cache}"] if asked.kv_cache not in VLLM_KV_FORMATS else ())]
+        return Refused(
+            reason=f"vLLM does not read modelopt's {', '.join(what)}",
+            nearest=", ".join(_changes(recipe, asked, unread, _fitting(VLLM_FORMATS, fits), VLLM_KV_FORMATS)),
+        )
+    return _legal([support for name in asked.weights for support in _vllm_kernels(platform, name)])
+
+
+def _vllm_kernels(platform: Platform, weights: WeightFormat) -> Iterator[Support]:
+    generation = int(platform.sm.removeprefix("sm"))
+    if weights.startswith("fp8") and generation < _SM_WITH_FP8:
+        yield Support("partial", f"{platform.sm} computes no FP8: vLLM keeps {weights} weights and computes in 16 bit")
+    if weights.startswith("nvfp4") and generation < _SM_WITH_FP4:
+        yield Support("partial", f"{platform.sm} computes no FP4: vLLM keeps {weights} weights and computes in 16 bit")
 
 
 def _judge_on_gpu(

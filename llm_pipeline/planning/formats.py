@@ -35,6 +35,11 @@ CPU_FORMATS: tuple[WeightFormat, ...] = (
 CPU_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
 """KV cache formats whose rounding the CPU engine's graph can reproduce."""
 
+VLLM_FORMATS: tuple[WeightFormat, ...] = ("fp8", "fp8_per_channel_token", "fp8_block", "nvfp4", "none")
+VLLM_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
+"""What vLLM's reader of modelopt's checkpoints takes: `QUANT_ALGOS` and `KV_CACHE_QUANT_ALGOS` in its
+`model_executor/layers/quantization/modelopt.py`."""
+
 _OFFERED: tuple[WeightFormat, ...] = (
     "fp8",
     "int8_smoothquant",

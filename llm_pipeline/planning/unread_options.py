@@ -26,10 +26,16 @@ _READ_BY_TRANSFORMERS: Mapping[str, set[str]] = {
     "build": set(),
     "serving": {"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"},
 }
+_READ_BY_VLLM: Mapping[str, set[str]] = {
+    "runtime": {"cuda_graphs", "kv_cache", "chunked_context"},
+    "build": set(),
+    "serving": {"cancellation_check_milliseconds", "add_special_tokens", "skip_special_tokens"},
+}
 _READERS: Mapping[EngineBuilderName, tuple[str, Mapping[str, set[str]]]] = {
     "tensorrt_llm_llmapi": ("the LLM API", _READ_BY_THE_LLM_API),
     "tensorrt_llm_engine": ("a compiled engine", _READ_BY_ENGINES),
     "transformers_torch": ("Transformers", _READ_BY_TRANSFORMERS),
+    "vllm": ("vLLM", _READ_BY_VLLM),
 }
 """Each engine in words, and what it reads of the sections that it does not read whole."""
 

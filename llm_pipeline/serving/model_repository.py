@@ -17,8 +17,8 @@ from llm_pipeline.engines.builder import EngineDescription
 from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.serving import golden as golden_prompts
 from llm_pipeline.serving.golden import GoldenPrompt
+from llm_pipeline.serving.repositories import batched, llmapi, openvino
 from llm_pipeline.serving.repositories import engine as engine_repository
-from llm_pipeline.serving.repositories import llmapi, openvino, transformers
 from llm_pipeline.serving.repositories.packaged import Fact, PackagedEngine
 from llm_pipeline.serving.repository_layout import FACTS_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.serving.repository_links import write_links
@@ -31,7 +31,8 @@ _WRITERS: Mapping[EngineBuilderName, Callable[[PackagedEngine, Path], dict[str, 
     "openvino_cpu": openvino.write,
     "tensorrt_llm_llmapi": llmapi.write,
     "tensorrt_llm_engine": engine_repository.write,
-    "transformers_torch": transformers.write,
+    "transformers_torch": batched.write,
+    "vllm": batched.write,
 }
 
 

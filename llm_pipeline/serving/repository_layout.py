@@ -14,10 +14,14 @@ ENGINE_DIRECTORY = "engine"
 
 LLM_FILE = "model.yaml"
 CHECKPOINT_DIRECTORY = "checkpoint"
-"""Beside `model.py`, for the LLM API; the checkpoint also for Transformers."""
+"""Beside `model.py`, for the LLM API; the checkpoint also for Transformers and vLLM."""
 
-BATCHER_FILE = "transformers_batcher.py"
-"""Beside `model.py`, for Transformers."""
+BATCHER_FILE = "batcher.py"
+VLLM_PROCESS_FILE = "vllm_process.py"
+"""Beside `model.py`, for Transformers and vLLM; the latter's engine is a process of its own."""
+
+COMPILED_DIRECTORY = "compiled"
+"""In the engine: what its runtime compiled for the model and the GPU."""
 
 ENGINE_MODEL = "tensorrt_llm"
 TOKENIZER_DIRECTORY = "tokenizer"

@@ -28,6 +28,7 @@ from llm_pipeline.serving.repository_layout import (
     OPENVINO_FILES,
     OUTPUTS,
     TOKENIZER_DIRECTORY,
+    VLLM_PROCESS_FILE,
 )
 from llm_pipeline.serving.repository_links import read_links
 
@@ -38,6 +39,7 @@ _FILES: Mapping[EngineBuilderName, tuple[str, ...]] = {
     "openvino_cpu": tuple(f"{ENGINE_DIRECTORY}/{name}" for name in OPENVINO_FILES),
     "tensorrt_llm_llmapi": (LLM_FILE,),
     "transformers_torch": (BATCHER_FILE,),
+    "vllm": (BATCHER_FILE, VLLM_PROCESS_FILE),
     "tensorrt_llm_engine": (
         "engine_call.py",
         "own_server.py",

@@ -25,6 +25,7 @@ _RUNTIMES: Mapping[EngineBuilderName, str] = {
     "tensorrt_llm_engine": "tensorrt_llm",
     "tensorrt_llm_llmapi": "tensorrt_llm",
     "transformers_torch": "transformers",
+    "vllm": "vllm",
 }
 """Distributions that run the engines of each builder."""
 

@@ -230,6 +230,36 @@ def test_transformers_serves_unquantized_weights_on_one_gpu_in_versions_it_was_r
         assert refusal(old, "none").nearest == "runtime_version: 5.17"
 
 
+VLLM = {"engine": "vllm", "runtime_version": "0.20.2"}
+
+
+@pytest.mark.parametrize("weights", ["none", "fp8", "fp8_block", "fp8_per_channel_token"])
+def test_vllm_serves_what_its_reader_of_exports_takes(weights):
+    assert judge(gpu_target(**VLLM), weights) == Legal()
+    two = {"accelerator_count": 2, "parallelism": {"tensor": 2}}
+    assert judge(gpu_target(**VLLM, **two), weights) == Legal()
+
+
+@pytest.mark.parametrize("weights", ["int4_awq", "int8_smoothquant", "nvfp4_awq"])
+def test_vllm_refuses_the_other_exports_by_name(weights):
+    refused = refusal(gpu_target(**VLLM), weights)
+    assert refused.reason == f"vLLM does not read modelopt's {weights}"
+    assert refused.nearest in ("weights: fp8", "weights: nvfp4")
+
+
+def test_vllm_computes_in_16_bit_what_the_gpu_cannot():
+    judged = judge(gpu_target(**VLLM), "nvfp4")
+    assert isinstance(judged, Legal)
+    assert (judged.known, "sm90 computes no FP4" in judged.warnings[0]) == ("partial", True)
+
+
+def test_vllm_has_no_pipeline_ranks_and_known_versions():
+    two = {"accelerator_count": 2, "parallelism": {"pipeline": 2}}
+    assert refusal(gpu_target(**VLLM, **two), "none").nearest == "parallelism.pipeline: 1"
+    for version in ("0.10.0", "0.33.0", "1.2.1"):
+        assert "runtime_version: 0.20" in refusal(gpu_target(**VLLM | {"runtime_version": version}), "none").nearest
+
+
 def test_versions_are_read_as_numbers():
     assert release_numbers("1.10.0") == (1, 10)
     assert release_numbers("1.3.0rc22") == (1, 3)

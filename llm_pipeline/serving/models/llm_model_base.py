@@ -204,6 +204,15 @@ class Text:
         return 0
 
 
+@dataclass(frozen=True)
+class EngineLoad:
+    """What an engine tells after a step: KV cache in use (0 to 1), waiting requests, preemptions since its start."""
+
+    kv_cache_usage: float
+    waiting: int = 0
+    preemptions: int = 0
+
+
 class Metrics:
     """The model's own metrics, on Triton's metrics endpoint.
 
@@ -216,7 +225,9 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kv_cache: Any = None
-        self._kv_cache_told_at = 0.0
+        self._waiting: Any = None
+        self._preemptions: Any = None
+        self._preempted, self._told_at = 0, 0.0
         family = pb_utils.MetricFamily
         requests = family(name="llm_requests_total", description="requests by outcome", kind=family.COUNTER)
         tokens = family(name="llm_tokens_total", description="generated tokens", kind=family.COUNTER)
@@ -258,13 +269,34 @@ class Metrics:
         self._kv_cache = usage.Metric(labels={"instance": instance})
         _keep(usage, self._kv_cache)
 
+    def show_engine(self, instance: str) -> None:
+        """Have `llm_waiting_requests` and `llm_preemptions_total` for this instance, too."""
+        self.show_kv_cache(instance)
+        family = pb_utils.MetricFamily
+        waiting = family(name="llm_waiting_requests", description="accepted, not in the batch", kind=family.GAUGE)
+        preemptions = family(
+            name="llm_preemptions_total", description="requests that lost their place", kind=family.COUNTER
+        )
+        self._waiting, self._preemptions = (one.Metric(labels={"instance": instance}) for one in (waiting, preemptions))
+        _keep(waiting, preemptions, self._waiting, self._preemptions)
+
     def kv_cache_usage(self, fraction: float, *, last: bool) -> None:
         """Tell the KV cache's usage after a step; seldom, but always of the last step before the engine rests."""
+        self.engine_load(EngineLoad(fraction), last=last)
+
+    def engine_load(self, load: EngineLoad, *, last: bool) -> None:
+        """Tell all that the engine says of itself after a step, as seldom as its usage."""
         now = time.monotonic()
-        if last or now - self._kv_cache_told_at >= GAUGE_SECONDS:
-            self._kv_cache_told_at = now
-            with self._lock:
-                self._kv_cache.set(fraction)
+        if not last and now - self._told_at < GAUGE_SECONDS:
+            return
+        self._told_at = now
+        with self._lock:
+            self._kv_cache.set(load.kv_cache_usage)
+            if self._waiting:
+                self._waiting.set(load.waiting)
+                # An engine that started again counts from zero.
+                self._preemptions.increment(max(0, load.preemptions - self._preempted))
+                self._preempted = load.preemptions
 
 
 def _keep(*objects: Any) -> None:

@@ -1,7 +1,7 @@
 """A checkpoint that generates in flight, by Transformers' continuous batching with its paged KV cache.
 
-This file is copied into a model repository beside `llm/1/model.py`, and the engine builder measures with it: what was
-measured is what serves. It stands alone: standard library, torch and transformers (5.5 to 5.17).
+This file is copied into a model repository as `batcher.py`, beside `llm/1/model.py`, and the engine builder measures
+with it: what was measured is what serves. It stands alone: standard library, torch and transformers (5.5 to 5.17).
 
     batcher = Batcher(checkpoint, Settings(...))
     batcher.submit("1", prompt, maximum_tokens=16)
@@ -28,6 +28,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatching
 BLOCK_TOKENS = 256
 VARLEN_ATTENTION = "paged|varlen"
 NO_END_TOKEN = -1
+SAMPLES = False
+"""Whether requests may have a temperature."""
+
 WARM_UP_TOKENS = 2
 WARM_UP_SECONDS = 300.0
 STOP_SECONDS = 5.0
@@ -60,8 +63,8 @@ class Settings:
     threads: int = 1
 
     @staticmethod
-    def of(properties: Mapping[str, str], limits: Mapping[str, int]) -> Settings:
-        """From the runtime properties of `engine.json` and the engine's limits."""
+    def of(properties: Mapping[str, str], limits: Mapping[str, int], engine: Path | None = None) -> Settings:  # noqa: ARG004 - others keep files there
+        """From the runtime properties of `engine.json`, the engine's limits, and its directory."""
         return Settings(
             device=properties["device"],
             dtype=properties["dtype"],
@@ -103,7 +106,11 @@ class Batcher:
 
     Attributes:
         tokenizer: The checkpoint's.
+        waiting: Requests that were submitted and wait: none, as no more are to be submitted than fit.
+        preemptions: Requests that lost their place in the batch: none, for the same reason.
     """
+
+    waiting = preemptions = 0
 
     def __init__(self, checkpoint: Path, settings: Settings) -> None:
         """Load, and generate a little, so that the first request does not pay for what is set up once.
@@ -187,8 +194,18 @@ class Batcher:
             and self._reserved + _blocks_for(tokens) <= self.blocks
         )
 
-    def submit(self, name: str, prompt: list[int], maximum_tokens: int, *, ignore_eos: bool = False) -> None:
-        """Start a request."""
+    def submit(
+        self,
+        name: str,
+        prompt: list[int],
+        maximum_tokens: int,
+        *,
+        ignore_eos: bool = False,
+        temperature: float = 0.0,
+    ) -> None:
+        """Start a request; its temperature must be 0."""
+        if temperature:
+            raise ValueError("Transformers' batches decode greedily")
         blocks = _blocks_for(len(prompt) + maximum_tokens)
         self._requests[name] = _Request(blocks)
         self._reserved += blocks

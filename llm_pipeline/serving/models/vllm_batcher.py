@@ -13,6 +13,7 @@ vLLM queues what its KV cache has no room for, so a request may be submitted at 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,7 +24,7 @@ import socket
 import subprocess
 import sys
 import threading
-import uuid
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,11 @@ PROCESS_FILE = "vllm_process.py"
 COMPILED_DIRECTORY = "compiled"
 """Beside `engine.json`: what vLLM compiled for this model and GPU, and finds again."""
 
-MARK_VARIABLE = "LLM_PIPELINE_ENGINE"
-"""The processes of one engine have it, so that none outlives the engine unseen."""
+STOP_SECONDS = 3.0
+"""Triton ends the stub five seconds after it asks it to stop."""
 
-STOP_SECONDS = 15.0
+POLL_SECONDS = 0.02
+NO_CONFIGURATION = "/nonexistent"
 SAMPLES = True
 """Whether requests may have a temperature."""
 
@@ -106,41 +108,53 @@ class Batcher:
         Raises:
             RuntimeError: vLLM does not start; its log says why.
         """
-        from transformers import AutoTokenizer
-
         self._checkpoint, self._settings = checkpoint.absolute(), settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._spawn()
+        from transformers import AutoTokenizer  # while vLLM is imported by its own process, which takes longer
+
         self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
         self._end_tokens = _end_tokens(checkpoint, self.tokenizer)
-        self._mark = uuid.uuid4().hex
-        self._process: subprocess.Popen[bytes] | None = None
-        self.start()
+        self._load()
 
     def start(self) -> None:
         """Start with an empty cache; also after a failure."""
         self.stop()
-        self.waiting = self.preemptions = 0
-        self._cache_usage, self._live = 0.0, set[str]()
-        self._outbox: queue.Queue[Output | None] = queue.Queue()
+        self._spawn()
+        self._load()
+
+    def _spawn(self) -> None:
+        """Start the process, which waits for its settings.
+
+        It has a process group of its own: what ends the server's group must not end it before the served model has
+        answered its requests, and what is left of an engine that died is found by the group.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [_python(), str(Path(__file__).with_name(PROCESS_FILE)), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {MARK_VARIABLE: self._mark} | self._caches(),
+                env=os.environ | self._places(),
                 cwd=self._checkpoint.parent,  # vLLM finds what it compiled before by the model's name, too
+                process_group=0,
             )
-        self._channel, lines = ours, ours.makefile("rb")
+        self._channel, self._lines = ours, ours.makefile("rb")
+
+    def _load(self) -> None:
+        self.waiting = self.preemptions = 0
+        self._cache_usage, self._live = 0.0, set[str]()
+        self._outbox: queue.Queue[Output | None] = queue.Queue()
         self._sending = threading.Lock()
         arguments = {**self._settings.arguments, "model": self._checkpoint.name}
         self._send({"arguments": arguments, "end_tokens": self._end_tokens})
-        first = lines.readline()
-        if not first:
+        said = _first(self._lines)
+        if "ready" not in said:
             self.stop()
-            raise RuntimeError("vLLM did not start; the lines above say why")
-        self.facts: dict[str, Any] = json.loads(first)["ready"]
+            raise RuntimeError(f"vLLM did not start: {said.get('failed', 'its process ended, and its log says why')}")
+        self.facts: dict[str, Any] = said["ready"]
         self._running = True
-        threading.Thread(target=self._read, args=(lines, self._outbox), name="vllm", daemon=True).start()
+        threading.Thread(target=self._read, args=(self._lines, self._outbox), name="vllm", daemon=True).start()
 
     @property
     def longest(self) -> int:
@@ -216,18 +230,20 @@ class Batcher:
         return list(collected.values())
 
     def stop(self) -> None:
-        """End the engine and every process of it."""
+        """End the engine and every process of it: they hold the GPU's memory."""
         if self._process is None:
             return
         self._running = False
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)  # to close it is not enough: the reader has it, too
         self._channel.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        deadline = time.monotonic() + STOP_SECONDS
+        while _signal(self._process.pid) and time.monotonic() < deadline:
+            self._process.poll()
+            time.sleep(POLL_SECONDS)
         self._process = None
-        _kill_marked(self._mark)
 
     def _told(self, timeout_seconds: float) -> Iterator[Output | None]:
         try:
@@ -257,18 +273,32 @@ class Batcher:
         except OSError:
             self._running = False  # the reader finds out, too
 
-    def _caches(self) -> dict[str, str]:
+    def _places(self) -> dict[str, str]:
         """Where vLLM and its compilers keep what they compile, with what the build compiled already in it."""
         workspace = self._settings.workspace or Path.home() / ".cache"
-        vllm = workspace / "vllm"
+        vllm, own = workspace / "vllm", {}
+        if self._settings.workspace:  # a server has a home and a place for temporary files of its own
+            own = {"HOME": str(workspace), "TMPDIR": str(workspace / "tmp")}
+            (workspace / "tmp").mkdir(parents=True, exist_ok=True)
         if self._settings.compiled and not vllm.exists():
             workspace.mkdir(parents=True, exist_ok=True)
             shutil.copytree(self._settings.compiled, vllm, copy_function=shutil.copyfile)
-        return {
+        return own | {
             "VLLM_CACHE_ROOT": str(vllm),
+            # Part of the key of what is compiled, and by default below the home directory, which differs.
+            "VLLM_CONFIG_ROOT": NO_CONFIGURATION,
+            "VLLM_XLA_CACHE_PATH": NO_CONFIGURATION,
             "TORCHINDUCTOR_CACHE_DIR": str(workspace / "torchinductor"),
             "TRITON_CACHE_DIR": str(workspace / "triton"),
         }
+
+
+def _first(lines: Any) -> dict[str, Any]:
+    """What vLLM's process says first; nothing when it ended."""
+    try:
+        return dict(json.loads(lines.readline() or b"{}"))
+    except OSError:
+        return {}
 
 
 def _python() -> str:
@@ -278,15 +308,13 @@ def _python() -> str:
     return shutil.which("python3") or "python3"
 
 
-def _kill_marked(mark: str) -> None:
-    """Kill what is left of an engine's processes: they hold the GPU's memory."""
-    wanted = f"{MARK_VARIABLE}={mark}".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if wanted in (process / "environ").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGKILL)
-        except OSError:
-            continue  # another user's, or gone
+def _signal(group: int) -> bool:
+    """Kill a process group; whether there was one."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _end_tokens(checkpoint: Path, tokenizer: Any) -> list[int]:

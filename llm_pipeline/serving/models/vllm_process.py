@@ -7,8 +7,8 @@ library and vLLM. Triton's stub cannot hold the engine: vLLM starts processes by
 is not, and an engine that dies must not take the served model with it.
 
 The first line that comes holds the settings. Then come `{"submit": name, "prompt": [...], ...}` and
-`{"cancel": name}`; `{"ready": {...}}` goes back once, then lines of `outputs`, each with the state of the engine. The
-process ends when the other side closes the socket, or when the engine has died.
+`{"cancel": name}`; `{"ready": {...}}` or `{"failed": why}` goes back once, then lines of `outputs`, each with the state
+of the engine. The process ends when the other side closes the socket, or when the engine has died.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
+import threading
+import time
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -28,7 +30,8 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
 
 LONGEST_LINE = 64 * 2**20
-SHUTDOWN_SECONDS = 10.0
+SHUTDOWN_SECONDS = 1.0
+PARENT_SECONDS, ORPHAN_SECONDS = 0.5, 5.0
 
 
 @dataclass
@@ -86,7 +89,7 @@ class Engine:
                 (made,) = output.outputs
                 self._tell(name, list(made.token_ids), (made.finish_reason or "") if output.finished else "")
         except EngineDeadError:
-            self.writer.close()
+            self.writer.close()  # ends the process: whoever started it starts it again
         except Exception as error:  # noqa: BLE001 - whatever vLLM throws is one request's failure
             self._tell(name, [], error=f"{error!r}")
         finally:
@@ -128,15 +131,19 @@ def _state_logger(state: State) -> type:
 
 async def serve(channel: socket.socket) -> None:
     """Load the engine that the first line asks for, and serve until the other side is gone."""
-    from vllm import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
     reader, writer = await asyncio.open_connection(sock=channel, limit=LONGEST_LINE)
-    settings = json.loads(await reader.readline())
     state = State()
-    llm = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(**settings["arguments"], disable_log_stats=True), stat_loggers=[_state_logger(state)]
-    )
+    try:
+        from vllm import AsyncEngineArgs  # while the other side reads its tokenizer
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        settings = json.loads(await reader.readline())
+        arguments = AsyncEngineArgs(**settings["arguments"], disable_log_stats=True)
+        llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_state_logger(state)])
+    except Exception as error:
+        writer.write(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode() + b"\n")
+        await writer.drain()
+        raise
     engine = Engine(llm, writer, settings["end_tokens"], state)
     try:
         writer.write(json.dumps({"ready": _facts(llm)}).encode() + b"\n")
@@ -155,9 +162,11 @@ async def serve(channel: socket.socket) -> None:
 
 
 def _facts(llm: Any) -> dict[str, Any]:
+    import vllm  # its distribution's name differs by device
+
     cache = llm.vllm_config.cache_config
     return {
-        "vllm": metadata.version("vllm"),
+        "vllm": vllm.__version__,
         "blocks": int(cache.num_gpu_blocks),
         "block_tokens": int(cache.block_size),
         "kv_cache_dtype": str(cache.cache_dtype),
@@ -165,6 +174,15 @@ def _facts(llm: Any) -> dict[str, Any]:
     }
 
 
+def _end_with(parent: int) -> None:
+    """End this process group soon after whoever started it, even if this process hangs."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    time.sleep(ORPHAN_SECONDS)
+    os.killpg(0, signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))
     os._exit(0)  # threads of libraries must not keep it

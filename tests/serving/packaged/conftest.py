@@ -91,7 +91,7 @@ def gpu_engine(tmp_path_factory):
     from llm_pipeline.engines.builder import EngineDescription, EngineFacts
     from llm_pipeline.stages.contract import ArtifactRef
 
-    def make(builder: str, **options) -> tuple[Path, Target]:
+    def make(builder: str, properties: dict[str, str] | None = None, **options) -> tuple[Path, Target]:
         engine = tmp_path_factory.mktemp(builder)
         limits = {"maximum_sequences": 4, "maximum_queued_requests": 4, "maximum_tokens_per_request": 4096}
         target = Target(
@@ -102,7 +102,9 @@ def gpu_engine(tmp_path_factory):
             device="NVIDIA H100", versions={"tensorrt_llm": "1.2.1"}, seconds={},
         )  # fmt: skip
         checkpoint = ArtifactRef(kind="checkpoint", digest="c" * 64)
-        EngineDescription(facts=facts, target=target, checkpoint=checkpoint).write(engine)
+        EngineDescription(facts=facts, target=target, runtime_properties=properties or {}, checkpoint=checkpoint).write(
+            engine
+        )
         return engine, target
 
     return make

@@ -1,11 +1,11 @@
-"""The model `llm` of Transformers: tokenize, generate in flight, detokenize, in one decoupled model.
+"""The model `llm` of engines that batch tokens: tokenize, generate in flight, detokenize, in one decoupled model.
 
-This file is copied into a model repository as `llm/1/model.py`, beside `transformers_batcher.py`, `llm_model_base.py`
-and a link to the checkpoint. It runs in Triton's stub process and therefore stands alone: standard library, torch,
-transformers and triton_python_backend_utils.
+This file is copied into a model repository as `llm/1/model.py`, beside `batcher.py` (Transformers' or vLLM's),
+`llm_model_base.py` and a link to the checkpoint. It runs in Triton's stub process and therefore stands alone: standard
+library, what the batcher needs, and triton_python_backend_utils.
 
-Two threads work beside Triton's: Transformers' own steps the batch, and this one admits requests, turns tokens into
-text and sends it. Triton's thread only checks and queues.
+Two threads work beside Triton's: the batcher's own, and this one, which admits requests, turns tokens into text and
+sends it. Triton's thread only checks and queues.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from llm_pipeline.serving.models import llm_model_base as base
     from llm_pipeline.serving.models import transformers_batcher as batching
 else:
+    import batcher as batching
     import llm_model_base as base
-    import transformers_batcher as batching
 
 IDLE_POLL_SECONDS = 0.5
 
@@ -78,7 +78,7 @@ class TritonPythonModel:
         self._version = int(args["model_version"])
         self._drill = base.Drill.from_environment()
         self._metrics = base.Metrics()
-        self._metrics.show_kv_cache(args["model_instance_name"])
+        self._metrics.show_engine(args["model_instance_name"])
         self._places = base.Places(self._limits, self._metrics)
         self._inbox: queue.SimpleQueue[Live] = queue.SimpleQueue()
         self._waiting: deque[Live] = deque()
@@ -110,15 +110,16 @@ class TritonPythonModel:
         self._batcher.wake()
 
     def _load(self, version: Path) -> None:
-        description = json.loads((version / "engine" / "engine.json").read_text(encoding="utf-8"))
-        settings = batching.Settings.of(description["runtime_properties"], asdict(self._limits))
+        engine = version / "engine"
+        description = json.loads((engine / "engine.json").read_text(encoding="utf-8"))
+        settings = batching.Settings.of(description["runtime_properties"], asdict(self._limits), engine)
         self._batcher = batching.Batcher(version / "checkpoint", settings)
         self._tokenizer = self._batcher.tokenizer
 
     def _accept(self, request: Any, sender: Any) -> Live:
         self._drill.fail_if_due()
         asked = base.Asked.read(request, self._limits)
-        if asked.temperature > 0:
+        if asked.temperature > 0 and not batching.SAMPLES:
             raise base.invalid(f"temperature {asked.temperature}: this engine decodes greedily, send 0 or none")
         prompt = self._tokenizer.encode(asked.prompt, add_special_tokens=self._add_special)
         asked.require_room(len(prompt), self._limits)
@@ -150,7 +151,9 @@ class TritonPythonModel:
         outputs = self._batcher.outputs(self._patience())
         self._deliver([(self._running[output.name], output) for output in outputs])
         self._end_those_left()
-        self._metrics.kv_cache_usage(self._batcher.cache_usage, last=not self._running)
+        waiting = len(self._waiting) + self._batcher.waiting
+        load = base.EngineLoad(self._batcher.cache_usage, waiting, self._batcher.preemptions)
+        self._metrics.engine_load(load, last=not self._running)
         if not self._batcher.is_running and not self._stopping:
             self._start_again("its thread ended")
 
@@ -172,7 +175,11 @@ class TritonPythonModel:
             elif self._batcher.has_room(live.tokens):
                 self._running[live.name] = live
                 self._batcher.submit(
-                    live.name, live.prompt, live.asked.maximum_tokens, ignore_eos=live.asked.ignore_eos
+                    live.name,
+                    live.prompt,
+                    live.asked.maximum_tokens,
+                    ignore_eos=live.asked.ignore_eos,
+                    temperature=live.asked.temperature,
                 )
             else:
                 self._waiting.appendleft(live)

@@ -1,0 +1,72 @@
+"""The engine. Prompts that end with 13 kill it, with 14 they are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
+
+DEADLY, SENSELESS = 13, 14
+
+
+def _compile(arguments: dict[str, Any]) -> None:
+    """Keep something by the model's name where vLLM keeps what it compiles."""
+    if not arguments.get("enforce_eager", True):
+        directory = Path(os.environ["VLLM_CACHE_ROOT"]) / "torch_compile_cache"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{arguments['model']}.graph").write_text("compiled")
+
+
+class AsyncLLM:
+    def __init__(self, arguments: dict[str, Any], loggers: list[Any]) -> None:
+        if arguments["max_model_len"] > 4096:
+            raise ValueError("max_model_len is greater than the derived one")
+        _compile(arguments)
+        cache = SimpleNamespace(num_gpu_blocks=64, block_size=16, cache_dtype=arguments["kv_cache_dtype"])
+        self.vllm_config = SimpleNamespace(cache_config=cache, model_config=SimpleNamespace(quantization=None))
+        self._loggers = loggers
+        self._core = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # the engine's process
+
+    @classmethod
+    def from_engine_args(cls, args: AsyncEngineArgs, stat_loggers: list[Any]) -> AsyncLLM:
+        return cls(args.arguments, [make(None, 0) for make in stat_loggers])
+
+    async def generate(
+        self,
+        prompt: dict[str, list[int]],
+        params: SamplingParams,
+        name: str,  # noqa: ARG002 - upstream's
+    ) -> AsyncIterator[Any]:
+        tokens = prompt["prompt_token_ids"]
+        if tokens[-1] == DEADLY:
+            os.kill(self._core.pid, 9)
+            raise EngineDeadError
+        if tokens[-1] == SENSELESS:
+            raise ValueError("senseless")
+        for number in range(params.max_tokens):
+            await asyncio.sleep(0.001)
+            token = (tokens[-1] + number + 1) % 32
+            reason = "stop" if token in params.stop_token_ids else "length" if number + 1 == params.max_tokens else None
+            self._tell(number)
+            made = SimpleNamespace(token_ids=[token], finish_reason=reason)
+            yield SimpleNamespace(outputs=[made], finished=reason is not None)
+            if reason:
+                return
+
+    def shutdown(self, timeout: float | None = None) -> None:  # noqa: ARG002 - upstream's
+        self._core.kill()
+
+    def _tell(self, number: int) -> None:
+        for logger in self._loggers:
+            logger.record(
+                SimpleNamespace(kv_cache_usage=0.25, num_waiting_reqs=3),
+                SimpleNamespace(num_preempted_reqs=number == 1),
+            )

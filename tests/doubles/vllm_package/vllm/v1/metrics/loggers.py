@@ -1,0 +1,5 @@
+"""What is told of each step."""
+
+
+class StatLoggerBase:
+    """Base of loggers."""

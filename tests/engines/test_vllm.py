@@ -1,0 +1,101 @@
+"""The `vllm` builder over a double of vLLM's engine; what it refuses, and what it leaves for the server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("modelopt")
+
+from llm_pipeline.engines.builder import BuildInputs, EngineDescription, engine_builder
+from llm_pipeline.engines.vllm import runtime_properties
+from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.quantization.checkpoint_metadata import QuantizationMetadata
+from llm_pipeline.stages.contract import ArtifactRef
+
+DOUBLE = Path(__file__).parents[1] / "doubles" / "vllm_package"
+REF = ArtifactRef(kind="checkpoint", digest="c" * 64)
+LIMITS = {"maximum_sequences": 3, "maximum_tokens_per_request": 512, "maximum_batched_tokens": 64}
+PLAIN = QuantizationMetadata(None, None, None, (), "")
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
+    monkeypatch.syspath_prepend(str(DOUBLE))
+
+
+@pytest.fixture
+def inputs(checkpoint, target):
+    def make(source=checkpoint, **changes):
+        fields = {
+            "checkpoint": source,
+            "target": target(engine="vllm", limits=LIMITS),
+            "dtype": "bfloat16",
+            "checkpoint_ref": REF,
+        }
+        return BuildInputs(**{**fields, **changes})
+
+    return make
+
+
+def test_the_build_names_what_is_served_and_keeps_what_was_compiled(vllm, inputs, tmp_path):
+    facts = engine_builder("vllm").build(inputs(), tmp_path / "engine")
+    description = EngineDescription.read(tmp_path / "engine")
+    assert description.facts == facts
+    assert description.checkpoint == REF
+    assert (facts.versions["vllm"], facts.kv_cache, facts.batched_sequences) == ("0.20.2", "bfloat16", 3)
+    assert facts.batched_tokens_per_second > 0
+    compiled = [path for path in (tmp_path / "engine").rglob("*") if path.is_file() and path.name != "engine.json"]
+    assert [path.name for path in compiled] == ["checkpoint.graph"]  # by the name that the server's view gives it
+    assert facts.bytes == compiled[0].stat().st_size
+    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
+
+
+def test_a_load_that_fails_is_told_in_vllms_words(vllm, inputs, checkpoint, target, tmp_path):
+    claims = tmp_path / "claims"
+    shutil.copytree(checkpoint, claims)
+    config = json.loads((claims / "config.json").read_text())
+    (claims / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 100_000}))
+    long = target(engine="vllm", limits=LIMITS | {"maximum_tokens_per_request": 8192})
+    with pytest.raises(Unsupported, match="greater than the derived one"):
+        engine_builder("vllm").build(inputs(claims, target=long), tmp_path / "engine")
+
+
+def test_an_interpreter_without_vllm_cannot_build(inputs, tmp_path):
+    with pytest.raises(Unsupported, match="needs vllm, which this interpreter does not have"):
+        engine_builder("vllm").build(inputs(), tmp_path / "engine")
+
+
+@pytest.mark.parametrize("recipe", ["int4_awq", "int8_smoothquant"])
+def test_formats_that_vllm_does_not_read_are_refused_by_name(recipe, vllm, inputs, exported, tmp_path):
+    with pytest.raises(Unsupported, match="vLLM does not read modelopt's W"):
+        engine_builder("vllm").build(inputs(exported(recipe)), tmp_path / "engine")
+
+
+def test_what_it_cannot_do_is_refused(vllm, inputs, target, tmp_path):
+    with pytest.raises(ConfigError, match="no name there"):
+        engine_builder("vllm").build(inputs(checkpoint_ref=None), tmp_path / "engine")
+    with pytest.raises(Unsupported, match="tensor parallelism only"):
+        engine_builder("vllm").build(
+            inputs(target=target(engine="vllm", parallelism={"pipeline": 2})), tmp_path / "engine"
+        )
+
+
+def test_the_targets_options_become_engine_arguments(target):
+    place = target(
+        engine="vllm",
+        parallelism={"tensor": 2},
+        runtime={"cuda_graphs": None, "kv_cache": {"free_memory_fraction": 0.5, "reuse_blocks": False}},
+    )
+    arguments = json.loads(runtime_properties(place, "float16", PLAIN)["arguments"])
+    assert arguments["tensor_parallel_size"] == 2
+    assert (arguments["gpu_memory_utilization"], arguments["enable_prefix_caching"]) == (0.5, False)
+    assert (arguments["enforce_eager"], arguments["kv_cache_dtype"], arguments["dtype"]) == (True, "auto", "float16")
+    assert arguments["trust_remote_code"] is False
+    fp8 = QuantizationMetadata("FP8", None, "FP8", (), "")
+    assert json.loads(runtime_properties(place, "float16", fp8)["arguments"])["kv_cache_dtype"] == "fp8"

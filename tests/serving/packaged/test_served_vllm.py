@@ -1,0 +1,152 @@
+"""The model of vLLM on a real tritonserver, with a double of vLLM's engine behind it.
+
+The double counts on from a prompt's last token, one token each millisecond, and a certain last token kills it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from served import ask, eventually, metric, post
+
+pytest.importorskip("tritonclient")
+
+from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+from llm_pipeline.serving.golden import GoldenPrompt
+from llm_pipeline.serving.model_repository import lint_repository, write_repository
+from llm_pipeline.serving.triton_server import start_server, stop_server
+from llm_pipeline.stages.contract import ArtifactRef
+
+pytestmark = pytest.mark.slow
+
+DOUBLE = Path(__file__).parents[2] / "doubles/vllm_package"
+PROMPT = "count on from #"
+DEADLY = "\x0b"
+
+
+@pytest.fixture(scope="module")
+def repository(gpu_engine, tmp_path_factory):
+    properties = {"arguments": '{"kv_cache_dtype": "auto"}'}
+    engine, target = gpu_engine("vllm", properties, serving={"cancellation_check_milliseconds": 20})
+    golden = [GoldenPrompt(prompt=PROMPT, completion="?", maximum_tokens=4)]
+    destination = tmp_path_factory.mktemp("vllm") / "repository"
+    ref = ArtifactRef(kind="engine", digest="e" * 64)
+    write_repository(engine, golden, {"quantization": "FP8"}, target, destination, engine_ref=ref)
+    return destination
+
+
+@pytest.fixture(scope="module")
+def checkpoint(byte_tokenizer, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("checkpoint")
+    for path in byte_tokenizer.iterdir():
+        shutil.copy(path, directory)
+    (directory / "config.json").write_text('{"eos_token_id": 1}')
+    (directory / "model.safetensors").write_bytes(b"weights")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def serve(repository, checkpoint, model_python, triton_home):
+    links = {"llm/1/checkpoint": checkpoint}
+
+    def serve(state, first_port):
+        ports = ServerPorts(
+            http=first_port, grpc=first_port + 1, metrics=first_port + 2, readable=(str(DOUBLE),)
+        )  # fmt: skip
+        return start_server(
+            repository, ports, triton_home=triton_home, python=model_python, state=state, links=links,
+            environment={"PYTHONPATH": str(DOUBLE)}, wait_seconds=120,
+        )  # fmt: skip
+
+    return serve
+
+
+@pytest.fixture(scope="module")
+def server(serve, tmp_path_factory):
+    state = tmp_path_factory.mktemp("slot") / "vllm"
+    yield serve(state, 18620)
+    stop_server(state)
+
+
+def asking(prompt=PROMPT, maximum_tokens=24, **options):
+    return GenerationRequest(prompt=prompt, maximum_tokens=maximum_tokens, allow_empty=True, **options)
+
+
+def engines(server):
+    """Pids of the engine's processes, of all that run below the server's view of its repository."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if any(argument.startswith(str(server)) and argument.endswith("vllm_process.py") for argument in arguments):
+            found.append(int(process.name))
+    return found
+
+
+def test_the_repository_is_sound(repository):
+    assert lint_repository(repository) == []
+
+
+def test_a_streamed_answer_is_the_whole_answer_in_pieces_in_any_company(server):
+    requests = [asking(f"{PROMPT}{letter}", ignore_eos=True) for letter in "#$%&'"]
+    whole, pieces = ask(server, *requests), ask(server, *requests, verb="stream")
+    assert [answer.error for answer in [*whole, *pieces]] == [""] * 10
+    assert [answer.text for answer in whole] == [answer.text for answer in pieces]
+    assert {answer.output_tokens for answer in [*whole, *pieces]} == {24}
+    assert whole[0].text.startswith("\x04\x05\x06\x07")
+    assert max(len(answer.chunk_seconds) for answer in pieces) > 5
+
+
+def test_an_answer_ends_with_the_end_token_or_before_a_stop_word(server):
+    assert ask(server, asking(maximum_tokens=60)).finish_reason == "stop"
+    answer = ask(server, asking(maximum_tokens=60, stop=("\x08\x09",)))
+    assert (answer.finish_reason, answer.text) == ("stop", "\x04\x05\x06\x07")
+
+
+def test_requests_may_be_sampled(server):
+    status, answer = post(server, {"text_input": PROMPT, "max_tokens": 4, "temperature": 0.7})
+    assert (status, json.loads(answer)["output_tokens"]) == (200, 4)
+
+
+def test_the_engines_own_figures_are_shown(server):
+    ask(server, *[asking(ignore_eos=True) for _ in range(3)])
+    assert eventually(lambda: metric(server, "llm_kv_cache_usage") == 0)
+    assert metric(server, "llm_preemptions_total") > 0  # the double tells of one a request
+    assert eventually(lambda: metric(server, "llm_active_requests") == 0)
+
+
+def test_a_client_that_leaves_frees_its_place(server):
+    before = metric(server, 'llm_requests_total{outcome="cancelled"')
+
+    async def leave():
+        async with GenerationClient(server.http_url) as client:
+            stream = await client.open_stream(asking(maximum_tokens=400, ignore_eos=True))
+            stream.close()
+
+    asyncio.run(leave())
+    assert eventually(lambda: metric(server, "llm_active_requests") == 0)
+    assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
+
+
+def test_an_engine_that_dies_fails_its_requests_and_is_started_again(server):
+    (answer,) = [ask(server, asking(f"{PROMPT}{DEADLY}"))]
+    assert "the engine failed" in answer.error
+    assert eventually(lambda: ask(server, asking(ignore_eos=True)).ok)
+
+
+def test_a_stopped_server_leaves_no_engine_and_had_time_to_say_so(serve, tmp_path):
+    state = tmp_path / "slot"
+    serve(state, 18630)
+    assert len(engines(state)) == 1
+    started = time.monotonic()
+    stop_server(state)
+    assert eventually(lambda: engines(state) == [])
+    assert "Non-graceful" not in (state / "server.log").read_text(), time.monotonic() - started

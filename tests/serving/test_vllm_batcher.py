@@ -1,0 +1,197 @@
+"""The batcher and its process over a double of vLLM: what is sent, what ends, what an engine that died leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from llm_pipeline.serving.models import vllm_batcher
+from llm_pipeline.serving.models.vllm_batcher import Batcher, Settings
+
+ROOT = Path(__file__).parents[2]
+DOUBLE = Path(__file__).parents[1] / "doubles" / "vllm_package"
+LIMITS = {
+    "maximum_sequences": 4,
+    "maximum_tokens_per_request": 128,
+    "maximum_batched_tokens": 64,
+    "kv_cache_blocks": 0,
+}
+PROPERTIES = {"arguments": '{"kv_cache_dtype": "auto"}'}
+END_TOKEN = 20
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    directory = tmp_path / "checkpoint"
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(32)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=f"w{END_TOKEN}").save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def batcher(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
+    settings = Settings.of(PROPERTIES, LIMITS)
+    made = Batcher(checkpoint, Settings(settings.arguments, 128, workspace=tmp_path / "workspace"))
+    yield made
+    made.stop()
+
+
+def collect(batcher, *names):
+    tokens, ends = {name: [] for name in names}, {}
+    while len(ends) < len(names):
+        for output in batcher.outputs(30.0):
+            tokens[output.name] += output.tokens
+            if output.finish_reason or output.error:
+                ends[output.name] = output.finish_reason or output.error
+    return tokens, ends
+
+
+def processes(batcher):
+    """Pids of the engine's processes: those of its group."""
+    group, found = batcher._process.pid, []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, member = stat.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(member) == group and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def alive(pids):
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text()]
+
+
+def test_requests_are_answered_side_by_side_and_end_where_they_must(batcher):
+    batcher.submit("short", [0, 5], 3)
+    batcher.submit("stopped", [18], 9)
+    batcher.submit("on", [18], 5, ignore_eos=True)
+    tokens, ends = collect(batcher, "short", "stopped", "on")
+    assert tokens == {"short": [6, 7, 8], "stopped": [19, 20], "on": [19, 20, 21, 22, 23]}
+    assert ends == {"short": "length", "stopped": "stop", "on": "length"}
+
+
+def test_the_engine_says_what_it_holds_while_it_works(batcher):
+    assert batcher.facts["vllm"] == "0.20.2"
+    assert (batcher.blocks, batcher.fits(64 * 16), batcher.fits(64 * 16 + 1)) == (64, True, False)
+    batcher.submit("a", [1], 4, ignore_eos=True)
+    seen = []
+    while not any(output.finish_reason for output in batcher.outputs(30.0)):
+        seen.append(batcher.cache_usage)
+    assert set(seen) <= {0.25}
+    assert (batcher.waiting, batcher.preemptions, batcher.cache_usage) == (3, 1, 0.0)
+
+
+def test_of_a_cancelled_request_nothing_more_is_heard(batcher):
+    batcher.submit("long", [1], 100_000, ignore_eos=True)
+    assert batcher.outputs(30.0)[0].name == "long"
+    batcher.cancel("long")
+    batcher.submit("next", [1], 2, ignore_eos=True)
+    tokens, _ = collect(batcher, "next")
+    assert tokens == {"next": [2, 3]}
+
+
+def test_what_vllm_refuses_is_that_requests_error(batcher):
+    batcher.submit("bad", [14], 2)
+    batcher.submit("good", [1], 2)
+    tokens, ends = collect(batcher, "bad", "good")
+    assert "senseless" in ends["bad"]
+    assert tokens["good"] == [2, 3]
+
+
+def test_an_engine_that_died_is_started_again_and_nothing_of_it_is_left(batcher):
+    before = processes(batcher)
+    assert len(before) == 2
+    batcher.submit("deadly", [13], 2)
+    deadline = time.monotonic() + 60
+    while batcher.is_running:
+        batcher.outputs(0.1)
+        assert time.monotonic() < deadline
+    batcher.start()
+    assert batcher.is_running
+    assert alive(before) == []
+    batcher.submit("alive", [1], 2)
+    assert collect(batcher, "alive")[0] == {"alive": [2, 3]}
+
+
+def test_a_killed_process_leaves_no_engine_that_holds_memory(batcher):
+    before = processes(batcher)
+    os.kill(batcher._process.pid, 9)
+    batcher.start()
+    assert alive(before) == []
+
+
+def test_stopping_ends_every_process(batcher):
+    before = processes(batcher)
+    batcher.stop()
+    assert alive(before) == []
+    batcher.stop()
+
+
+def test_no_engine_outlives_whoever_started_it(checkpoint, tmp_path):
+    code = (
+        f"import json, os, sys; sys.path[:0] = [{str(ROOT)!r}]; from pathlib import Path; "
+        "from llm_pipeline.serving.models.vllm_batcher import Batcher, Settings; "
+        f"settings = Settings.of({PROPERTIES!r}, {LIMITS!r}); "
+        f"made = Batcher(Path({str(checkpoint)!r}), Settings(settings.arguments, 128, None, Path({str(tmp_path)!r}))); "
+        "print(made._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(DOUBLE)}, stdout=subprocess.PIPE, check=False
+    )
+    group = int(ended.stdout)
+    deadline = time.monotonic() + 60
+    while group_lives(group):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def group_lives(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_load_that_fails_says_why(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
+    settings = Settings.of(PROPERTIES, LIMITS | {"maximum_tokens_per_request": 5000})
+    with pytest.raises(RuntimeError, match="greater than the derived one"):
+        Batcher(checkpoint, Settings(settings.arguments, 5000, workspace=tmp_path / "workspace"))
+
+
+def test_an_interpreter_without_vllm_says_so(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    settings = Settings.of(PROPERTIES, LIMITS)
+    with pytest.raises(RuntimeError, match="No module named 'vllm'"):
+        Batcher(checkpoint, Settings(settings.arguments, 128, workspace=tmp_path / "workspace"))
+
+
+def test_a_server_finds_what_the_build_compiled(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
+    engine = tmp_path / "engine"
+    (engine / vllm_batcher.COMPILED_DIRECTORY / "torch_compile_cache").mkdir(parents=True)
+    (engine / vllm_batcher.COMPILED_DIRECTORY / "torch_compile_cache" / "graph").write_text("compiled")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    batcher = Batcher(checkpoint, Settings.of(PROPERTIES, LIMITS, engine))
+    batcher.stop()
+    assert (tmp_path / "home/.cache/vllm/torch_compile_cache/graph").read_text() == "compiled"
+
+
+def test_the_interpreter_is_this_one(monkeypatch):
+    assert vllm_batcher._python() == sys.executable
+    monkeypatch.setattr(sys, "executable", "/backends/python/triton_python_backend_stub")
+    assert Path(vllm_batcher._python()).name == "python3"
