@@ -85,14 +85,17 @@ def regression_limit(metric: MetricState, policy: CanaryPolicy) -> float:
 def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPolicy) -> Evidence:
     """Judged over the whole canary; the last step holds the candidate to what stable showed before, too."""
     required = regression_limit(metric, policy)
+    far = metric.far_slower(required)
     if metric.largest >= required:
         verdict, words = Verdict.NO_GO, "regressed"
+    elif far is not None:
+        verdict, words = Verdict.NO_GO, "far slower, block of time after block"
     elif metric.candidate_units and metric.stable_units:
         proven = metric.title in parity_proven(state, policy)
         verdict, words = Verdict.GO, "parity proven" if proven else "no regression seen, parity not proven"
     else:
         verdict, words = Verdict.INCONCLUSIVE, "one arm has no requests"
-    at = metric.telling
+    at = metric.telling if far is None else far
     limit = metric.limits[at]
     stable = limit.stable_events / metric.stable_units if metric.stable_units else None
     return Evidence(

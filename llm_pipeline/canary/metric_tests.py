@@ -21,6 +21,11 @@ from llm_pipeline.stages.contract import Frozen
 MOST_A_BLOCK = 2.0
 """What one block of time may add to the logarithm of an e-value of common events. Four blocks at least are needed."""
 
+FAR_LIMITS = 2
+"""The last limits of a latency: four and eight times the highest of stable's quantiles."""
+
+_MOST, _HARDLY_ANY = 0.5, 0.1
+
 _MOST_HELD = 0.95
 """A level beyond this is none: nothing can exceed it by much."""
 
@@ -160,6 +165,26 @@ class MetricState(Frozen):
     def value(self) -> float:
         """The e-value that the candidate is worse than tolerated."""
         return sum(limit.value for limit in self.limits) / len(self.limits)
+
+    def far_slower(self, required: float) -> int | None:
+        """Which far limit most of the candidate's requests exceed, and hardly any of stable's; None for none.
+
+        A server that stalls now and then wavers much beyond these limits, and allowing for all of that would hide a
+        candidate that is many times slower all the time. Stalls do not last for most of a comparison, so here the
+        e-value counts as it is: it still takes several blocks of time, and several clients.
+
+        Args:
+            required: The e-value at which the metric has regressed.
+        """
+        if self.name not in LATENCIES or not (self.candidate_units and self.stable_units):
+            return None
+        for at in range(len(self.limits) - FAR_LIMITS, len(self.limits)):
+            limit = self.limits[at]
+            most = limit.candidate_events >= _MOST * self.candidate_units
+            hardly_any = limit.stable_events <= _HARDLY_ANY * self.stable_units
+            if most and hardly_any and limit.regressed.value >= required:
+                return at
+        return None
 
     @property
     def telling(self) -> int:

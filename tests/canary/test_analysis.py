@@ -426,3 +426,43 @@ def canary(draws: random.Random, delay: float) -> Outcome:
         if outcome is not Outcome.PASS:
             return outcome
     return Outcome.PASS
+
+
+BUSY = CanaryPolicy(
+    minimum_bake_seconds=6, maximum_bake_seconds=60, minimum_requests=12, slow_ratio=2.0, slow_quantiles=(0.5, 0.9)
+)
+
+
+def test_a_candidate_that_is_many_times_slower_is_seen_on_a_host_that_wavers_much() -> None:
+    assert [busy_canary(random.Random(seed), delay=400.0) for seed in range(20)] == [Outcome.REGRESSED] * 20  # noqa: S311
+    good = [busy_canary(random.Random(seed), delay=0.0) for seed in range(20)]  # noqa: S311
+    assert good.count(Outcome.REGRESSED) == 0
+
+
+def busy_canary(draws: random.Random, delay: float) -> Outcome:
+    """A canary on a host whose load changes all latencies by a factor of several from second to second."""
+    load = 0.0
+
+    def second(share: float, at: float) -> list[ObservedRequest]:
+        nonlocal load
+        load = 0.7 * load + draws.gauss(0.0, 0.7)
+        found = []
+        for number in range(25):
+            arm = "green" if draws.random() < share else "blue"
+            total = 10.0 * math.exp(draws.gauss(0.0, 0.3) + load) + (delay if arm == "green" else 0.0)
+            found.append(request(arm, at=at + number / 25, total=total, first=total / 2, client=f"{number % 7}"))
+        return found
+
+    before = [one for at in range(60) for one in second(0.0, float(at))]
+    thresholds = fix_thresholds(before, BUSY)
+    assert thresholds is not None
+    state, now = begin(thresholds, BUSY), 60
+    for share in (0.05, 0.25, 0.5, 1.0):
+        state, elapsed, outcome = begin_step(state, share), 0, Outcome.CONTINUE
+        while outcome is Outcome.CONTINUE:
+            state = observe(state, window(second(share, float(now)), "green", thresholds, 0.0))
+            now, elapsed = now + 1, elapsed + 1
+            outcome = decide(state, BUSY, elapsed).outcome
+        if outcome is not Outcome.PASS:
+            return outcome
+    return Outcome.PASS
