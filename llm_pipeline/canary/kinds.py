@@ -7,12 +7,12 @@ byte of its own, with limits of its own, within the same `alpha`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from llm_pipeline.canary.observations import ObservedRequest
 
 STREAMED, WHOLE, LONG = "streamed answers", "whole answers", "the longest tenth of prompts"
+_ROUTE = "requests to "
 
 _MOST_SHARE = 0.5
 """A kind of more requests than that is seen among all."""
@@ -22,11 +22,23 @@ def kinds_of(request: ObservedRequest, long_bytes: int | None) -> tuple[str, ...
     """The kinds of a request."""
     streamed = STREAMED if request.streaming else WHOLE
     is_long = long_bytes is not None and request.request_bytes > long_bytes
-    return (streamed, LONG) if is_long else (streamed,)
+    route = f"{_ROUTE}{request.route}"
+    return (streamed, *([LONG] if is_long else []), *([route] if request.route else []))
 
 
 def rare_kinds(kinds: Iterable[tuple[str, ...]], enough: float) -> tuple[str, ...]:
-    """The kinds that have tests of their own: of half of the requests at most, and of so many at least."""
-    all_kinds = list(kinds)
-    counted = Counter(kind for found in all_kinds for kind in found)
-    return tuple(kind for kind in (STREAMED, WHOLE, LONG) if enough <= counted[kind] <= _MOST_SHARE * len(all_kinds))
+    """The kinds that have tests of their own: of half of the requests at most, and of so many at least.
+
+    Where all of two kinds' requests are the same, as of streams and the only route that streams, the first counts.
+    """
+    members: dict[str, set[int]] = {STREAMED: set(), WHOLE: set(), LONG: set()}
+    total = 0
+    for total, found in enumerate(kinds, start=1):
+        for kind in found:
+            members.setdefault(kind, set()).add(total)
+    order = [STREAMED, WHOLE, LONG, *sorted(members.keys() - {STREAMED, WHOLE, LONG})]
+    chosen: dict[str, set[int]] = {}
+    for kind in order:
+        if enough <= len(members[kind]) <= _MOST_SHARE * total and members[kind] not in chosen.values():
+            chosen[kind] = members[kind]
+    return tuple(chosen)

@@ -29,6 +29,7 @@ _REFUSING_GRPC_STATUSES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
 _FAULT_FLAGS = frozenset({"UF", "UO", "NR", "NC", "UT", "LR", "UR", "UC", "UPE", "UMSDR", "OM", "NFCF", "UH"})
 _CANCELLED_FLAGS = frozenset({"DC", "DR"})
 _ANSWER_PATHS = ("/generate", "/generate_stream")
+_ROUTES = (*_ANSWER_PATHS, "/infer", "/ModelInfer", _GRPC_STREAM)
 _GIVEN_UP = ("", "cancelled")
 _IN_FLIGHT = "DownstreamPeriodic"
 _SLOTS: dict[str, SlotName] = {"blue": "blue", "green": "green"}
@@ -52,6 +53,7 @@ class ObservedRequest:
         cancelled: The user went away before the answer's end.
         in_flight: It had not ended; times are those until then.
         streaming: The answer was a stream of tokens.
+        route: The end of the path, of those that ask for inference; empty for others.
         first_byte_milliseconds: From the request's last byte, or its first in a gRPC stream, until the answer's first
             byte; None without an answer.
         total_milliseconds: From there until its last byte, or until the user went away, or its age in flight.
@@ -85,6 +87,7 @@ class ObservedRequest:
     session: str | None = None
     client: str | None = None
     identity: str = ""
+    route: str = ""
     refused: bool = False
     in_flight: bool = False
     output_tokens: int | None = None
@@ -250,6 +253,7 @@ def _request(
         session=entry.get("session") or None,
         client=entry.get("client") or None,
         identity=str(entry.get("id") or ""),
+        route=next((route for route in _ROUTES if path.endswith(route)), ""),
         **_content(entry, read=ending in ("answered", "failed") and path.endswith(_ANSWER_PATHS)),
     )
 

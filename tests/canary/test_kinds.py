@@ -10,7 +10,7 @@ from test_analysis_of_answers import request
 
 from llm_pipeline.canary.analysis import begin, begin_step
 from llm_pipeline.canary.decision import Decision, decide
-from llm_pipeline.canary.kinds import LONG, STREAMED, WHOLE, rare_kinds
+from llm_pipeline.canary.kinds import LONG, STREAMED, WHOLE, kinds_of, rare_kinds
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
 from llm_pipeline.config.policy import CanaryPolicy
@@ -97,3 +97,11 @@ def test_half_of_the_requests_are_no_rare_kind_and_few_ones_no_kind() -> None:
 def test_alpha_is_spent_once(thresholds) -> None:
     state = begin(thresholds, POLICY)
     assert sum(metric.alpha_share for metric in state.metrics) == pytest.approx(1.0)
+
+
+def test_a_rare_route_has_tests_of_its_own_unless_it_is_another_kind_already() -> None:
+    http = request("blue", 0.0, streaming=False, route="/generate")
+    grpc = request("blue", 0.0, streaming=False, route="/ModelInfer")
+    stream = request("blue", 0.0, route="/generate_stream")
+    kinds = [kinds_of(one, None) for one in [http] * 200 + [grpc] * 60 + [stream] * 60]
+    assert rare_kinds(kinds, 50) == (STREAMED, "requests to /ModelInfer")
