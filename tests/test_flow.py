@@ -164,7 +164,7 @@ def test_a_recipe_is_passed_over_once_a_cheaper_one_passed_wherever_it_is_legal(
 def test_a_verdict_on_another_checkpoint_passes_nothing(store) -> None:
     judged(store, "int4", Verdict.GO, quantized_again=True)
     assert climbing(store, cpu=("int4", "fp8")).passed_over("fp8") is None
-    assert climbing(store, cpu=("int4",)).request("choose", "cpu").config == {"attempts": []}
+    assert climbing(store, cpu=("int4",)).request("choose", "cpu").config["attempts"] == []
 
 
 def test_a_target_chooses_from_its_own_ladder_errors_included(store) -> None:
