@@ -22,7 +22,11 @@ from llm_pipeline.hub.hub_source import HubSource
 
 TOKEN_VARIABLE = "LLM_PIPELINE_TEST_TOKEN"
 WEIGHTS_BYTES = 3_000_000
-CONFIG = b'{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}'
+CONFIG = (
+    b'{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, '
+    b'"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, '
+    b'"max_position_embeddings": 2048, "eos_token_id": 2}'
+)
 
 
 def safetensors_bytes(payload: int = WEIGHTS_BYTES, *, seed: int = 1) -> bytes:
