@@ -100,8 +100,8 @@ _TWICE_AS_GOOD = (
     Case(Queue(4, 0.7, 1.0), 0.95, 0.95, 480, windows=5),
     Case(Queue(4, 0.7, 1.0), 0.99, 0.95, 1920, windows=5),
 )
-"""Cases that are judged at twice the quantile, too: a half should be GO. Who knew beforehand how requests wait for one
-another could have nine in ten at 2,400 requests of the first, and no more: how they do has to be seen in the same."""
+"""Cases that are judged at twice the quantile, too: a server twice as good as its limit should be GO. The requests are
+a quarter of the 9,600 (p95) and 38,400 (p99) that this took once."""
 
 
 def main() -> int:
@@ -152,7 +152,7 @@ def _power(runs: int, seeds: np.random.SeedSequence, workers: Executor) -> Itera
     for case, seen in zip(_TWICE_AS_GOOD, jobs, strict=True):
         _print(f"{case.name}, half the limit", seen, half)
         name = f"GO of {case.windows * case.requests:,} requests at half the limit, {case.name}"
-        yield at_least(name, seen.verdicts[Verdict.GO] / half, 1.0 - by_chance(0.5, half))
+        yield at_least(name, seen.verdicts[Verdict.GO] / half, 0.9)
 
 
 def simulate(case: Case, limit: float, runs: int, seed: np.random.SeedSequence) -> Seen:
