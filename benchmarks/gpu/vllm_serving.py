@@ -5,7 +5,7 @@
 Run it with an interpreter that has vLLM and numpy 1.26 (Triton's stub needs it). The model has the shapes of
 Llama-3-8B and random weights, which is enough for speed. The engine is built by the `vllm` builder, packaged as a
 release's repository is, and served by the bundled Triton; then vLLM's own OpenAI server serves the same checkpoint.
-Streamed requests arrive at random at a given rate, whatever became of the earlier ones, from processes of their own.
+Streamed requests arrive as a Poisson process at a given rate, sent by separate processes that wait for no answer.
 One line a goal; exit code 1 when one is missed.
 """
 

@@ -28,6 +28,7 @@ LIMITS = {
 }
 PROPERTIES = {"arguments": '{"kv_cache_dtype": "auto"}'}
 END_TOKEN = 20
+POPEN = subprocess.Popen
 
 
 @pytest.fixture
@@ -109,6 +110,22 @@ def test_what_vllm_refuses_is_that_requests_error(batcher):
     tokens, ends = collect(batcher, "bad", "good")
     assert "senseless" in ends["bad"]
     assert tokens["good"] == [2, 3]
+
+
+def test_an_answer_that_vllm_aborts_is_no_whole_one(batcher):
+    batcher.submit("aborted", [15], 9)
+    tokens, ends = collect(batcher, "aborted")
+    assert (tokens["aborted"], ends["aborted"]) == ([16], "vLLM ended it: abort")
+
+
+def test_a_tokenizer_that_does_not_load_leaves_no_process(checkpoint, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(POPEN(*a, **k)) or started[-1])
+    (checkpoint / "tokenizer.json").write_text("{")
+    with pytest.raises(Exception):  # noqa: B017, PT011 - whatever Transformers throws
+        Batcher(checkpoint, Settings.of(PROPERTIES, LIMITS))
+    assert [process.poll() is not None for process in started] == [True]
 
 
 def test_an_engine_that_died_is_started_again_and_nothing_of_it_is_left(batcher):

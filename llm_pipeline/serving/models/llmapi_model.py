@@ -163,6 +163,8 @@ class TritonPythonModel:
             piece, new = shown[characters:], len(whole.token_ids) - tokens
             characters, tokens = max(characters, len(shown)), len(whole.token_ids)
             self._metrics.generated(new)
+            if whole.finish_reason not in (None, "stop", "length"):
+                raise RuntimeError(f"TensorRT-LLM ended it: {whole.finish_reason}")  # a time limit, a cancellation
             if reason := live.reply.add(piece, new, whole.finish_reason or ""):
                 self._forget(live, "completed")
                 live.reply.flush(reason)

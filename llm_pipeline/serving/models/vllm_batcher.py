@@ -111,17 +111,27 @@ class Batcher:
         self._checkpoint, self._settings = checkpoint.absolute(), settings
         self._process: subprocess.Popen[bytes] | None = None
         self._spawn()
-        from transformers import AutoTokenizer  # while vLLM is imported by its own process, which takes longer
+        try:
+            from transformers import AutoTokenizer  # while vLLM is imported by its own process, which takes longer
 
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
-        self._end_tokens = _end_tokens(checkpoint, self.tokenizer)
-        self._load()
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(
+                checkpoint, local_files_only=True, trust_remote_code=False
+            )
+            self._end_tokens = _end_tokens(checkpoint, self.tokenizer)
+            self._load()
+        except BaseException:
+            self.stop()
+            raise
 
     def start(self) -> None:
         """Start with an empty cache; also after a failure."""
         self.stop()
         self._spawn()
-        self._load()
+        try:
+            self._load()
+        except BaseException:
+            self.stop()
+            raise
 
     def _spawn(self) -> None:
         """Start the process, which waits for its settings.
@@ -150,7 +160,6 @@ class Batcher:
         self._send({"arguments": arguments, "end_tokens": self._end_tokens})
         said = _first(self._lines)
         if "ready" not in said:
-            self.stop()
             raise RuntimeError(f"vLLM did not start: {said.get('failed', 'its process ended, and its log says why')}")
         self.facts: dict[str, Any] = said["ready"]
         self._running = True

@@ -32,6 +32,8 @@ os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
 LONGEST_LINE = 64 * 2**20
 SHUTDOWN_SECONDS = 1.0
 PARENT_SECONDS, ORPHAN_SECONDS = 0.5, 5.0
+COMPLETE = "stop", "length"
+"""Why a whole answer ends; vLLM also ends requests that it aborts or fails, with words of their own."""
 
 
 @dataclass
@@ -87,7 +89,9 @@ class Engine:
         try:
             async for output in self.llm.generate({"prompt_token_ids": line["prompt"]}, parameters, name):
                 (made,) = output.outputs
-                self._tell(name, list(made.token_ids), (made.finish_reason or "") if output.finished else "")
+                reason = (made.finish_reason or "") if output.finished else ""
+                error = f"vLLM ended it: {reason}" if reason not in ("", *COMPLETE) else ""
+                self._tell(name, list(made.token_ids), "" if error else reason, error)
         except EngineDeadError:
             self.writer.close()  # ends the process: whoever started it starts it again
         except Exception as error:  # noqa: BLE001 - whatever vLLM throws is one request's failure

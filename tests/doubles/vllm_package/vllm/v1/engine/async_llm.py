@@ -1,4 +1,4 @@
-"""The engine. Prompts that end with 13 kill it, with 14 they are refused."""
+"""The engine. Prompts that end with 13 kill it, with 14 they are refused, with 15 aborted after a token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-DEADLY, SENSELESS = 13, 14
+DEADLY, SENSELESS, ABORTED = 13, 14, 15
 
 
 def _compile(arguments: dict[str, Any]) -> None:
@@ -55,6 +55,8 @@ class AsyncLLM:
             await asyncio.sleep(0.001)
             token = (tokens[-1] + number + 1) % 32
             reason = "stop" if token in params.stop_token_ids else "length" if number + 1 == params.max_tokens else None
+            if tokens[-1] == ABORTED:
+                reason = "abort"
             self._tell(number)
             made = SimpleNamespace(token_ids=[token], finish_reason=reason)
             yield SimpleNamespace(outputs=[made], finished=reason is not None)
