@@ -38,7 +38,7 @@ test-thorough: environments ## Minutes of live traffic and of hostile input: can
 	$(CONTROL) -m pytest -q -m thorough -n 3 --dist loadfile --no-loadscope-reorder tests/canary tests/config tests/fuzz tests/serving/control
 
 test-calm:
-	$(calm_tests) || $(calm_tests) $(again)
+	$(calm_tests) -n 2 --dist loadfile --no-loadscope-reorder || $(calm_tests) $(again)
 
 test-model:
 	$(model_tests) || $(model_tests) $(again)
