@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import Literal
 
 from llm_pipeline.airflow_pools import airflow_pools, pool_problem, slots_needed
-from llm_pipeline.canary.agreement import look_at_place
 from llm_pipeline.canary.guard_sign import RECENT_SECONDS, is_guarded
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter
@@ -25,6 +24,8 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.host_facts import HostFacts, read_host_facts
 from llm_pipeline.engines.host_match import driver_warning, target_problems
 from llm_pipeline.errors import ConfigError, PipelineError, Unsupported
+from llm_pipeline.operations.place_status import Health
+from llm_pipeline.operations.status import deployment_status
 from llm_pipeline.planning import host
 from llm_pipeline.serving.repository_host import refuse_other_host
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
@@ -72,6 +73,9 @@ def examine(
         task_modules: Python modules that evaluation tasks need, by task.
     """
     return (
+        Check(
+            subject="deployment", state="ok", detail=f"{deployment.name}: {', '.join(deployment.places) or 'no place'}"
+        ),
         *(_environment(name, found) for name, found in deployment.environments.items()),
         *_task_modules(deployment, task_modules),
         _attempt("store", lambda: _store(deployment)),
@@ -240,26 +244,24 @@ def _places(deployment: Deployment) -> Iterator[Check]:
 
 
 def _production(deployment: Deployment) -> Iterator[Check]:
-    """Whether pointers, router and servers of this host say the same of what users get."""
+    """Whether pointers, router and servers of this host say the same of what users get, and users are answered."""
     try:
-        store = open_store(deployment.store)
-        pointers = readable_pointers(store)[0]
+        found = deployment_status(open_store(deployment.store), deployment)
     except PipelineError:
         return  # said of the store
-    for placed in pointers:
-        if placed.target not in deployment.places or placed.pointers.production is None:
+    for place in found.places:
+        subject = f"production {place.place}"
+        if place.production is None or place.health is Health.ELSEWHERE:
             continue
-        subject = f"production {placed.target}"
-        try:
-            problems = look_at_place(store, deployment, placed)
-        except PipelineError as error:
-            yield Check(subject=subject, state="failed", detail=str(error), fix=error.hint)
-            continue
+        if place.health is Health.STOPPED:
+            yield Check(
+                subject=subject, state="warning", detail=place.headline, fix=f"llm-pipeline start {place.place}"
+            )
         fix = "the guard carries out what was begun: `llm-pipeline guard`; or release what should serve again"
-        for problem in problems or ():
+        for problem in place.problems:
             yield Check(subject=subject, state="failed", detail=problem, fix=fix)
-        if problems == []:
-            detail = f"users get {placed.pointers.production.release_id} of {placed.model_id}, as the pointers say"
+        if place.health is Health.HEALTHY:
+            detail = f"users get {place.production.release_id} of {place.model_id}, as the pointers say"
             yield Check(subject=subject, state="ok", detail=detail)
 
 

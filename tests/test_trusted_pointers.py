@@ -16,7 +16,6 @@ from signing_keys import signing_with_new_keys
 from store_history import GO, MODEL, NO_GO, TARGET, History
 
 from llm_pipeline.canary.moving import Patience
-from llm_pipeline.canary.promotion import ensure_production
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.way_back import ServedPlace, roll_back
 from llm_pipeline.cli import main
@@ -25,6 +24,7 @@ from llm_pipeline.config.store import Signing
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.verification import verify_reference
+from llm_pipeline.operations.switching import start_production
 from llm_pipeline.release_record import record_name as release_name
 from llm_pipeline.release_record import trusted_record
 from llm_pipeline.stages.contract import ArtifactRef
@@ -135,7 +135,7 @@ class TestPointers:
             roll_back(ServedPlace(site.store, MODEL, TARGET, lambda: None, NO_SLOTS, Patience()), by="anna")
         site.roll_back()
         with pytest.raises(IntegrityError, match="is not served for"):
-            ensure_production(site.store, deployment, MODEL, TARGET)
+            start_production(site.store, deployment, TARGET)
 
     def test_without_signatures_every_pointer_is_believed(self, tmp_path: Path) -> None:
         site = Site(tmp_path, None)

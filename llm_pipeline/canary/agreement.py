@@ -3,50 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-from llm_pipeline.canary.open_router import router_as_it_is
-from llm_pipeline.canary.record import CanaryRecord, Phase, current_canary, read_record
-from llm_pipeline.canary.router import ALL, RouterUnavailable, RouteState, SlotName
-from llm_pipeline.canary.slots import slot_ports, slot_state
-from llm_pipeline.canary.way_back_record import WayBack, read_way_back
-from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.canary.record import CanaryRecord, Phase
+from llm_pipeline.canary.router import ALL, RouteState, SlotName
+from llm_pipeline.canary.way_back_record import WayBack
 from llm_pipeline.store.pointers import Pointer, Pointers
-from llm_pipeline.store.references import PlacedPointers
-
-
-def look_at_place(store: ArtifactStore, deployment: Deployment, placed: PlacedPointers) -> list[str] | None:
-    """What does not fit together at a place of this host; None where its servers are on another one.
-
-    Raises:
-        PipelineError: A document of the store is damaged, or it cannot be read.
-    """
-    target, state_root = placed.target, Path(deployment.state_root)
-    if not (state_root / target).is_dir():
-        return None
-    on_trial = current_canary(store, target)
-    record = read_record(store, on_trial, target) if on_trial else None
-    way_back = read_way_back(store, placed.model_id, target)
-    serves = _serves(deployment, target)
-    return list(disagreements(placed.pointers, record, way_back, _traffic(deployment, target), serves))
-
-
-def _serves(deployment: Deployment, target: str) -> dict[SlotName, str | None]:
-    from llm_pipeline.serving.triton_server import find_server
-
-    ports = slot_ports(deployment.places[target])
-    found = {slot: find_server(slot_state(Path(deployment.state_root), target, slot)) for slot in ports}
-    return {slot: server.digest if server is not None else None for slot, server in found.items()}
-
-
-def _traffic(deployment: Deployment, target: str) -> RouteState | None:
-    place = deployment.places[target]
-    router = router_as_it_is(place.router, slot_ports(place), Path(deployment.state_root) / target / "router")
-    try:
-        return router.read()[0] if router is not None else None
-    except RouterUnavailable:
-        return None
 
 
 def disagreements(
@@ -79,11 +40,11 @@ def disagreements(
     previous = pointers.previous.repository.digest if pointers.previous else None
     if traffic is not None and traffic.standby is not None and serves.get(traffic.standby) not in (None, previous):
         yield f"the router has {traffic.standby} stand by for production, and that slot serves no version of before"
-    if traffic is not None and not _moving(record, production):
+    if traffic is not None and not is_moving(record, production):
         yield from _elsewhere(production, traffic)
 
 
-def _moving(record: CanaryRecord | None, production: Pointer) -> bool:
+def is_moving(record: CanaryRecord | None, production: Pointer) -> bool:
     """Whether a canary has traffic by right: it has not ended, or was promoted and is not settled yet."""
     if record is None or record.phase is Phase.ROLLED_BACK:
         return False

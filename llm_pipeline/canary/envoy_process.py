@@ -112,6 +112,20 @@ class StartedEnvoy(EnvoyRouter):
         """
         replace_json(self.files.place, _Place(router=cast("EnvoyPlace", self.place), slots=self.slots).model_dump())
 
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there."""
+        process = detached.load(self.files.record)
+        return process is not None and process.alive
+
+    def close(self) -> None:
+        """Take no more connections; requests of those that are open go on.
+
+        Raises:
+            RouterUnavailable: The admin interface does not answer.
+        """
+        self.admin("/drain_listeners", method="POST")
+
     def revive(self) -> str | None:
         """See `TrafficRouter.revive`; one that was stopped on purpose stays so, one that is frozen is replaced."""
         files = self.files

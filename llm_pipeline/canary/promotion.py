@@ -1,22 +1,16 @@
-"""After the canary: the pointers move, the old version stays warm, and production can go back at once."""
+"""After the canary: the pointers move, and the old version stays warm."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 
-from llm_pipeline.canary.open_router import open_router
 from llm_pipeline.canary.record import Phase, read_record
-from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to
-from llm_pipeline.canary.slots import slot_ports, slots_of
-from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.errors import Terminal
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.places import claim_place, require_place, serving_at, settle_place
+from llm_pipeline.store.places import claim_place, serving_at, settle_place
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
-from llm_pipeline.trusted_pointers import require_served
 
 log = get_logger(__name__)
 
@@ -65,31 +59,3 @@ def settle_production(
     settle_place(store, target, model_id, by=release_id)
     log.info("production moved", release=release_id, slot=promoted.slot, repository=str(repository))
     return moved
-
-
-def ensure_production(store: ArtifactStore, deployment: Deployment, model_id: str, target: str) -> Pointer | None:
-    """Have the router and the server of what the pointers call production running; None without production.
-
-    Raises:
-        IntegrityError: What is signed does not say that it was packaged for that model and target.
-        PipelineError: They cannot be started.
-    """
-    slots = slots_of(store, deployment, target)
-    token = slots.newest()  # before the pointers: whoever moves them from here on is newer
-    require_place(store, target, model_id)
-    production = read_pointers(store, model_id, target)[0].production
-    if production is not None:
-        require_served(store, model_id, target, production)
-        slots.ensure(production.slot, production.repository, token)
-        _router(deployment, target, production.slot)
-    return production
-
-
-def _router(deployment: Deployment, target: str, slot: SlotName) -> TrafficRouter:
-    place = deployment.places[target]
-    return open_router(
-        place.router,
-        slot_ports(place),
-        Path(deployment.state_root) / target / "router",
-        initial=all_to(slot, owner="production", epoch=0),
-    )

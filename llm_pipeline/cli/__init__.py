@@ -5,6 +5,7 @@
 | `plan`, `run`, `report` | a release (`releasing`) |
 | `ls`, `show`, `verify`, `diff` | what a deployment's store holds (`inspecting`) |
 | `claims` | which release of each model is on its way (`claiming`) |
+| `status`, `start`, `stop` | what serves (`operating`) |
 | `approve-step`, `guard` | canaries that wait, or that nobody watches (`guarding`) |
 | `rollback` | the way back from a release, on trial or in production (`rolling_back`) |
 | `gc` | what it need not hold any more (`retaining`) |
@@ -35,6 +36,7 @@ from llm_pipeline.cli import (
     inspecting,
     linting,
     manifests,
+    operating,
     pods,
     releasing,
     rendering,
@@ -69,6 +71,7 @@ def _parser() -> ArgumentParser:
         formats,
         inspecting,
         claiming,
+        operating,
         guarding,
         rolling_back,
         retaining,

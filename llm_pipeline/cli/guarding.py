@@ -56,17 +56,22 @@ def _guard(options: argparse.Namespace) -> int:
     from llm_pipeline.canary.guard import guard_once
     from llm_pipeline.notifications.channels import secrets_here
     from llm_pipeline.notifications.outbox import notify_of_targets
+    from llm_pipeline.operations.place_status import named_deployment
+    from llm_pipeline.operations.status import deployment_status
     from llm_pipeline.store import open_store
 
     deployment = _guarded(deployment_of(options), options.gpu_target)
     store = open_store(deployment.store)
+    write_lines([f"{named_deployment(deployment.name, store.uri)}, places {', '.join(deployment.places) or 'none'}"])
     actions = guard_once(store, deployment)
     notify_of_targets(store, deployment, secrets_here(deployment.notifications))
     for action in actions:
         write_lines([f"{action.gpu_target}  {action.release_id}  {action.what}: {action.detail}"])
     if not actions:
         sys.stdout.write("nothing to do\n")
-    return ExitCode.INFRASTRUCTURE if any(action.what == "failed" for action in actions) else ExitCode.GO
+    dead = list(deployment_status(store, deployment).dead())
+    write_lines(dead)
+    return ExitCode.INFRASTRUCTURE if dead or any(action.what == "failed" for action in actions) else ExitCode.GO
 
 
 def _guarded(deployment: Deployment, target: str | None) -> Deployment:

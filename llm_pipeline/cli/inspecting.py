@@ -15,6 +15,9 @@ from llm_pipeline.errors import ExitCode
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from llm_pipeline.config.deployment import Deployment
+    from llm_pipeline.store.artifact_store import ArtifactStore
+
 
 class _View(Protocol):
     """What a command shows, as data and as lines."""
@@ -64,13 +67,25 @@ def _ls(options: argparse.Namespace) -> int:
     from llm_pipeline.inspection.listing import LISTINGS, is_damaged
     from llm_pipeline.store import open_store
 
-    listing = LISTINGS[options.what]
-    rows = listing.rows(open_store(deployment_of(options).store))
+    deployment, listing = deployment_of(options), LISTINGS[options.what]
+    store = open_store(deployment.store)
+    rows = listing.rows(store)
     if options.json:
         sys.stdout.write(_array(rows))
     else:
         write_lines(listing.table(rows) if rows else [f"no {options.what}"])
+        if options.what == "pointers":
+            write_lines(_whose_pointers(deployment, store))
     return ExitCode.INFRASTRUCTURE if any(map(is_damaged, rows)) else ExitCode.GO
+
+
+def _whose_pointers(deployment: Deployment, store: ArtifactStore) -> Iterable[str]:
+    """Which deployment they are of, and how its places are."""
+    from llm_pipeline.operations.place_status import named_deployment
+    from llm_pipeline.operations.status import deployment_status
+
+    yield named_deployment(deployment.name, store.uri)
+    yield from (place.headline for place in deployment_status(store, deployment).places)
 
 
 def _show(options: argparse.Namespace) -> int:

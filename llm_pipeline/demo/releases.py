@@ -83,7 +83,7 @@ class Demo:
 
     def _ensure_production(self) -> None:
         """Production runs: what the pointers say, or the FP16 model released now."""
-        from llm_pipeline.canary.promotion import ensure_production
+        from llm_pipeline.operations.switching import start_production
 
         self._console.title("Production before the release")
         production = self._production()
@@ -91,7 +91,7 @@ class Demo:
             self._console.step("nothing is in production: `llm-pipeline run` releases the FP16 model first")
             production = self._first_release()
         else:
-            ensure_production(open_store(self._deployment.store), self._deployment, MODEL_ID, TARGET)
+            start_production(open_store(self._deployment.store), self._deployment, TARGET)
         self._console.step(
             f"production is {production.release_id} (recipe {production.recipe}) in slot {production.slot}"
         )

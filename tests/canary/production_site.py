@@ -67,6 +67,12 @@ class Production:
         self.repositories = {release: self.publish(release) for release in ("r1", "r2")}
         self._users: detached.DetachedProcess | None = None
 
+    def deployment_file(self) -> Path:
+        """As a command reads it."""
+        path = self.root / "here.yaml"
+        path.write_text(self.deployment.model_dump_json(exclude={"name"}))  # JSON is YAML
+        return path
+
     def state(self, name: str) -> Path:
         return self.root / "state" / "cpu" / name
 

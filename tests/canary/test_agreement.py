@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
-from llm_pipeline.canary.agreement import disagreements, look_at_place
+from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.canary.way_back_record import WayBack
-from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.stages.contract import ArtifactRef
-from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointers import Pointer, Pointers
-from llm_pipeline.store.references import PlacedPointers
 
 NOW = datetime.now(UTC)
 OLD, NEW = (ArtifactRef(kind="model_repository", digest=letter * 64) for letter in "ab")
@@ -70,20 +66,3 @@ def test_a_slot_that_serves_something_else_is_told(serves: str | None, words: st
 def test_what_was_begun_and_is_not_done_is_told() -> None:
     undone = WayBack(left="r2", to="r1", by="anna", asked_at=NOW, done=False)
     assert len(found(canary(Phase.ROLLING_BACK), way_back=undone)) == 2
-
-
-def test_a_place_is_looked_at_on_the_host_of_its_servers_only(tmp_path: Path) -> None:
-    ports = [{"http": port, "grpc": port + 1, "metrics": port + 2} for port in (18541, 18544, 18547)]
-    place = dict(zip(("staging", "blue", "green"), ports, strict=True))
-    deployment = Deployment.model_validate(
-        {
-            "name": "here", "store": f"file://{tmp_path}/store", "work_root": str(tmp_path), "environments": {},
-            "state_root": str(tmp_path / "state"), "triton_home": "",
-            "places": {"cpu": {**place, "router": {"port": 18550, "admin_port": 18551}}},
-        }
-    )  # fmt: skip
-    store = LocalStore(f"file://{tmp_path}/store")
-    placed = PlacedPointers("demo/tiny", "cpu", POINTERS)
-    assert look_at_place(store, deployment, placed) is None
-    (tmp_path / "state" / "cpu").mkdir(parents=True)
-    assert look_at_place(store, deployment, placed) == ["production is r1 in blue, but that slot has no server"]

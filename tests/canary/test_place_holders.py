@@ -12,7 +12,7 @@ from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.attempts import first_attempt
 from llm_pipeline.canary.guarded_site import GuardedSite
 from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.promotion import ensure_production, settle_production
+from llm_pipeline.canary.promotion import settle_production
 from llm_pipeline.canary.record import CanaryJournal, Phase
 from llm_pipeline.canary.served_place import roll_back_at
 from llm_pipeline.canary.sightings import HostTime
@@ -117,7 +117,6 @@ def test_promotion_rollback_and_repair_of_another_model_are_refused(site: Site, 
             site.store, model_id=THEIRS, target="cpu", release_id="theirs-1", repository=NEW, recipe="none"
         ),
         lambda: roll_back_at(site.store, deployment, THEIRS, "cpu", by="bob"),
-        lambda: ensure_production(site.store, deployment, THEIRS, "cpu"),
     ]
     for act in acts:
         with pytest.raises(PlaceTaken, match=f"belongs to {OURS}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -11,11 +12,11 @@ from pathlib import Path
 import pytest
 from production_site import MODEL, MODEL_PYTHON, SECOND, TRITON_HOME, Production, result, verdict
 
-from llm_pipeline.canary.envoy_process import find_router, stop_router
+from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.guard import guard_once
-from llm_pipeline.canary.promotion import ensure_production
 from llm_pipeline.canary.record import Phase, read_record
 from llm_pipeline.canary.timeline import read_timeline
+from llm_pipeline.cli import main
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.stages.contract import StageFailure
 from llm_pipeline.store.places import PlaceTaken, hand_over
@@ -100,12 +101,44 @@ def test_going_back_starts_the_previous_release_if_its_server_is_gone(production
     assert production.users_go().failed == 0
 
 
-def test_after_everything_was_stopped_production_comes_back_as_the_pointers_say(production) -> None:
+def test_production_is_stopped_and_started_by_command_and_status_says_how_it_is(
+    production, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(production.deployment_file()))
+
+    def said(*command: str) -> tuple[int, str]:
+        return main(list(command)), capsys.readouterr().out
+
     production.deploy_first()
-    stop_router(production.state("router"))
-    stop_server(production.state("blue"))
-    assert ensure_production(production.store, production.deployment, MODEL, "cpu") == production.pointers().production
+    capsys.readouterr()
+    code, words = said("status")
+    assert code == 0, words
+    assert "cpu: healthy (users are served)" in words
+    assert "r1 of demo/tiny (int8) in blue since" in words
+    assert "answers, r1, 100 % of the traffic" in words
+    assert f"envoy runs, http://127.0.0.1:{production.router_port}" in words
+    place = json.loads(said("status", "cpu", "--json")[1])["places"][0]
+    assert (place["health"], place["servers"][0]["digest"]) == ("healthy", production.repositories["r1"].digest)
+
+    assert said("stop", "cpu", "--yes") == (0, "cpu: stopped the router, the server in blue\n")
+    assert said("stop", "--yes") == (0, "cpu: nothing ran, nothing was stopped\n")
+    assert guard_once(production.store, production.deployment) == []  # it starts what ended, not what was stopped
+    code, words = said("status")
+    assert (code, "cpu: stopped" in words, "PROBLEM" in words) == (5, True, False)
+
+    for _ in range(2):
+        code, words = said("start")
+        assert (code, "r1 of demo/tiny serves in blue" in words, "cpu: healthy" in words) == (0, True, True)
     assert (production.weights(), production.serves("blue")) == ({"blue": 10_000}, "r1")
+
+    server = find_server(production.state("blue"))
+    assert server is not None
+    os.killpg(server.pid, signal.SIGKILL)
+    code, words = said("status")
+    assert (code, "cpu: dead (no server answers users)" in words) == (5, True)
+    assert "all servers are dead" in words
+    assert "cpu: dead" in said("ls", "pointers")[1]
+    assert "all servers are dead" in said("doctor")[1]
 
 
 def test_a_rollback_of_a_release_that_never_had_a_canary_does_nothing(production) -> None:

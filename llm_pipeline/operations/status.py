@@ -1,0 +1,265 @@
+"""What serves at the places of a deployment, and whether it is well: `llm-pipeline status`, and what `doctor` asks.
+
+Pointers, router, servers and the guard's sign are looked at together, so that what does not fit is told. A server is
+well when it generates a token; that its process runs tells nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from llm_pipeline.canary.agreement import disagreements
+from llm_pipeline.canary.envoy import EnvoyRouter
+from llm_pipeline.canary.guard_sign import RECENT_SECONDS, read_sign
+from llm_pipeline.canary.open_router import router_as_it_is
+from llm_pipeline.canary.record import CanaryRecord, current_canary, read_record
+from llm_pipeline.canary.router import RouteState, SlotName, TrafficRouter
+from llm_pipeline.canary.slots import slot_ports, slot_state, slots_of
+from llm_pipeline.canary.way_back_record import read_way_back
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, RouterPlace
+from llm_pipeline.config.server_ports import ServerPorts
+from llm_pipeline.errors import ConfigError, PipelineError
+from llm_pipeline.operations.place_status import (
+    DeploymentStatus,
+    Health,
+    PlaceStatus,
+    RouterCondition,
+    RouterStatus,
+    ServerCondition,
+    ServerStatus,
+)
+from llm_pipeline.runners import detached
+from llm_pipeline.serving.ports import LOOPBACK
+from llm_pipeline.serving.triton_server import find_server
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.places import PlaceState, place_state
+from llm_pipeline.store.pointers import Pointers
+from llm_pipeline.store.references import PlacedPointers, readable_pointers
+
+STAGING = "staging"
+_SHOWN_DIGITS = 12
+_ROUTER_QUESTIONS = 3
+
+
+def deployment_status(
+    store: ArtifactStore, deployment: Deployment, places: Sequence[str] | None = None
+) -> DeploymentStatus:
+    """Look at places of a deployment; None for all of them.
+
+    Raises:
+        ConfigError: The deployment has no such place.
+        PipelineError: The store cannot be read.
+    """
+    for name in places or ():
+        require_place_of(deployment, name)
+    pointers, damaged = readable_pointers(store)
+    return DeploymentStatus(
+        deployment=deployment.name,
+        store=store.uri,
+        places=tuple(look_at(store, deployment, name, pointers) for name in places or deployment.places),
+        damaged=tuple(f"{one.name}: {one.error}" for one in damaged),
+    )
+
+
+def require_place_of(deployment: Deployment, place: str) -> None:
+    """Refuse a place that the deployment does not have.
+
+    Raises:
+        ConfigError: It has none of that name.
+    """
+    if place not in deployment.places:
+        known = ", ".join(deployment.places) or "none"
+        raise ConfigError(f"deployment {deployment.name} has no place {place!r}", hint=f"its places: {known}")
+
+
+def look_at(
+    store: ArtifactStore, deployment: Deployment, place: str, pointers: Sequence[PlacedPointers]
+) -> PlaceStatus:
+    """One place, with all pointers as they were read before; what cannot be read is one of its problems."""
+    try:
+        return _Look(store, deployment, place).status(place_state(store, place, pointers), pointers)
+    except PipelineError as error:
+        return PlaceStatus(place=place, health=Health.DEGRADED, problems=(str(error),))
+
+
+def users_address(place: RouterPlace) -> str:
+    """Where users of a place connect; empty for routers whose address is not in the configuration."""
+    if not isinstance(place, EnvoyPlace | ExistingEnvoyPlace):
+        return ""
+    host = LOOPBACK if place.address in ("0.0.0.0", "::") else place.address  # noqa: S104 - every address of this host
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if place.tls else 'http'}://{host}:{place.port}"
+
+
+class _Look:
+    """One look at one place."""
+
+    def __init__(self, store: ArtifactStore, deployment: Deployment, place: str) -> None:
+        self._store, self._deployment, self._place = store, deployment, place
+        self._config = deployment.places[place]
+        self._root = Path(deployment.state_root)
+        self._slots = slots_of(store, deployment, place)
+
+    def status(self, held: PlaceState, pointers: Sequence[PlacedPointers]) -> PlaceStatus:
+        """See `look_at`."""
+        model = held.holder.model_id if held.holder else next(iter(held.in_production), "")
+        mine = next((p.pointers for p in pointers if (p.model_id, p.target) == (model, self._place)), Pointers())
+        bare = PlaceStatus(
+            place=self._place,
+            health=Health.ELSEWHERE if mine.production is not None else Health.EMPTY,
+            model_id=model,
+            production=mine.production,
+            previous=mine.previous,
+            problems=(held.problem,) if held.problem else (),
+        )
+        return self._here(bare, mine) if (self._root / self._place).is_dir() else bare
+
+    def _here(self, bare: PlaceStatus, pointers: Pointers) -> PlaceStatus:
+        """Its servers are on this host."""
+        trial_id = current_canary(self._store, self._place)
+        record = read_record(self._store, trial_id, self._place) if trial_id else None
+        traffic, names = self._traffic(), release_names(pointers, record)
+        servers = {slot: self._server(slot, names, traffic) for slot in slot_ports(self._config)}
+        router, heard = self._router(traffic), self._guard_heard()
+        stopped = is_stopped(servers, router)
+        problems = list(bare.problems)
+        if not stopped:
+            way_back = read_way_back(self._store, bare.model_id, self._place) if bare.model_id else None
+            digests = {slot: server.digest or None for slot, server in servers.items()}
+            problems += disagreements(pointers, record, way_back, traffic, digests)
+            problems += not_running(pointers, servers, router)
+        on_trial = record if record is not None and not record.settled else None
+        if on_trial is not None and (heard is None or heard > RECENT_SECONDS):
+            problems.append(f"the canary of {on_trial.release_id} is on its way, and no guard looks at it")
+        found = {
+            "health": judge_health(pointers, servers, router, problems),
+            "on_trial": on_trial.release_id if on_trial is not None else "",
+            "on_trial_phase": on_trial.phase.value if on_trial is not None else "",
+            "servers": (*servers.values(), *self._staging(names)),
+            "router": router,
+            "guard_heard_seconds": heard,
+            "problems": tuple(problems),
+        }
+        return bare.model_copy(update=found)
+
+    def _server(self, slot: SlotName, names: Mapping[str, str], traffic: RouteState | None) -> ServerStatus:
+        share = traffic.weights.get(slot, 0) / 100 if traffic is not None else None
+        found = self._found(slot, slot_ports(self._config)[slot], names, ended=self._slots.ended(slot))
+        answers = found.digest != "" and self._slots.answers(slot)
+        return found.model_copy(update={"traffic_percent": share, **({"condition": "answers"} if answers else {})})
+
+    def _staging(self, names: Mapping[str, str]) -> Iterator[ServerStatus]:
+        """The staging server of this host, while there is one."""
+        ports, running = self._config.staging, find_server(self._root / self._place / STAGING)
+        if isinstance(ports, ServerPorts) and running is not None:
+            found = self._found(STAGING, ports, names, ended=False)
+            yield found.model_copy(update={"condition": "answers"}) if running.ready else found
+
+    def _found(self, slot: str, ports: ServerPorts, names: Mapping[str, str], *, ended: bool) -> ServerStatus:
+        """A server by its process; whether it answers is asked by those who want to know."""
+        running = find_server(self._root / self._place / slot)
+        address = f"http://{LOOPBACK}:{ports.http}"
+        if running is None:
+            condition: ServerCondition = "has ended" if ended else "stopped"
+            return ServerStatus(slot=slot, condition=condition, address=address)
+        return ServerStatus(
+            slot=slot,
+            condition="runs and answers nothing",
+            address=address,
+            release_id=names.get(running.digest, running.digest[:_SHOWN_DIGITS]),
+            digest=running.digest,
+            since=running.started_at,
+        )
+
+    def _open_router(self) -> TrafficRouter | None:
+        state = slot_state(self._root, self._place, "blue").with_name("router")
+        return router_as_it_is(self._config.router, slot_ports(self._config), state)
+
+    def _traffic(self) -> RouteState | None:
+        try:
+            router = self._open_router()
+            return router.read()[0] if router is not None else None
+        except PipelineError:
+            return None
+
+    def _router(self, traffic: RouteState | None) -> RouterStatus:
+        place = self._config.router
+        return RouterStatus(
+            kind=place.kind,
+            condition=self._router_condition(readable=traffic is not None),
+            address=users_address(place),
+            told_by=traffic.owner if traffic else "",
+            candidate=(traffic.candidate or "") if traffic else "",
+            standby=(traffic.standby or "") if traffic else "",
+        )
+
+    def _router_condition(self, *, readable: bool) -> RouterCondition:
+        router = self._open_router()
+        if router is None:
+            return "never started"
+        if not isinstance(router, EnvoyRouter):
+            return "runs" if readable else "cannot be read"
+        if isinstance(self._config.router, EnvoyPlace):
+            process = detached.load(router.files.record)
+            if process is None or not process.alive:
+                return "stopped" if process is None else "has ended"
+        answers = any(router.ready() for _ in range(_ROUTER_QUESTIONS))  # a busy host takes its time
+        return "runs" if answers else "answers nothing"
+
+    def _guard_heard(self) -> float | None:
+        sign = read_sign(self._store, self._place)
+        return max(0.0, time.time() - sign.at) if sign is not None else None
+
+
+def release_names(pointers: Pointers, record: CanaryRecord | None) -> Mapping[str, str]:
+    """Releases by the digests of their repositories; of two with the same one production's name counts."""
+    names = {record.repository.digest: record.release_id} if record is not None else {}
+    known = (pointers.previous, pointers.production)
+    return names | {one.repository.digest: one.release_id for one in known if one is not None}
+
+
+def is_stopped(servers: Mapping[SlotName, ServerStatus], router: RouterStatus) -> bool:
+    """Whether somebody stopped production: nothing runs, and nothing ended by itself."""
+    ours = router.kind == EnvoyPlace.model_fields["kind"].default
+    return all(one.condition == "stopped" for one in servers.values()) and (not ours or router.condition == "stopped")
+
+
+def not_running(pointers: Pointers, servers: Mapping[SlotName, ServerStatus], router: RouterStatus) -> Iterator[str]:
+    """What should run for the users and does not, one sentence each; a missing server of production is told before."""
+    if pointers.production is None:
+        return
+    if router.condition != "runs":
+        yield f"the {router.kind} router {router.condition}: users reach nothing"
+    for slot, server in servers.items():
+        wanted = slot == pointers.production.slot or bool(server.traffic_percent)
+        missing = server.digest == "" and slot == pointers.production.slot
+        if wanted and not missing and server.condition != "answers":
+            yield f"the server in {slot} ({server.release_id or 'unknown'}) {server.condition}"
+    if all(server.condition != "answers" for server in servers.values()):
+        yield "all servers are dead: `llm-pipeline start` starts production, and the guard does where one has ended"
+
+
+def judge_health(
+    pointers: Pointers,
+    servers: Mapping[SlotName, ServerStatus],
+    router: RouterStatus,
+    problems: Sequence[str],
+) -> Health:
+    """How a place of this host is, from its users' point of view."""
+    if pointers.production is None:
+        return Health.DEGRADED if problems else Health.EMPTY
+    if is_stopped(servers, router):
+        return Health.STOPPED
+    routed = router.condition in ("runs", "cannot be read")
+    if not (routed and any(_serves_users(slot, server, router) for slot, server in servers.items())):
+        return Health.DEAD
+    return Health.DEGRADED if problems else Health.HEALTHY
+
+
+def _serves_users(slot: SlotName, server: ServerStatus, router: RouterStatus) -> bool:
+    """Whether users get this server's answers: their requests go there, or fail over to it."""
+    asked = server.traffic_percent is None or server.traffic_percent > 0
+    return server.condition == "answers" and (asked or router.candidate != "" or router.standby == slot)

@@ -1,0 +1,169 @@
+"""How a place is, from what was found of its router and servers, and what the commands make of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, set_current_canary
+from llm_pipeline.cli import main
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_deployment
+from llm_pipeline.errors import ConfigError, ExitCode, Transient
+from llm_pipeline.operations.place_status import DeploymentStatus, Health, PlaceStatus, RouterStatus, ServerStatus
+from llm_pipeline.operations.status import deployment_status, judge_health, not_running
+from llm_pipeline.operations.switching import start_production, stop_production
+from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.store import open_store
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+
+REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
+SERVES = Pointer(release_id="r1", repository=REPOSITORY, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
+POINTERS = Pointers(production=SERVES)
+
+
+def server(slot: str, condition: str, percent: float | None = None) -> ServerStatus:
+    digest = REPOSITORY.digest if condition in ("answers", "runs and answers nothing") else ""
+    return ServerStatus.model_validate(
+        {"slot": slot, "condition": condition, "address": "", "digest": digest, "traffic_percent": percent}
+    )
+
+
+def health(blue: ServerStatus, green: ServerStatus, problems: list[str] | None = None, **router: str) -> Health:
+    routed = RouterStatus.model_validate({"kind": "envoy", "condition": "runs", **router})
+    return judge_health(POINTERS, {"blue": blue, "green": green}, routed, problems or [])
+
+
+STOPPED = server("green", "stopped", 0)
+HANGS, WELL = server("blue", "runs and answers nothing", 100), server("blue", "answers", 100)
+
+
+def test_production_that_answers_is_healthy_and_with_a_disagreement_degraded() -> None:
+    assert health(WELL, STOPPED) is Health.HEALTHY
+    assert health(WELL, STOPPED, ["the way back was begun and is not done"]) is Health.DEGRADED
+
+
+@pytest.mark.parametrize("blue", [HANGS, server("blue", "has ended", 100)])
+def test_a_server_that_runs_and_answers_nothing_is_as_dead_as_one_that_ended(blue: ServerStatus) -> None:
+    assert health(blue, STOPPED) is Health.DEAD
+    assert health(blue, server("green", "answers", 0)) is Health.DEAD  # nobody is sent there
+    assert health(blue, server("green", "answers", 0), ["x"], standby="green") is Health.DEGRADED
+    assert health(blue, server("green", "answers", 0), ["x"], candidate="green") is Health.DEGRADED
+
+
+@pytest.mark.parametrize("condition", ["has ended", "answers nothing", "never started", "stopped"])
+def test_without_its_router_no_server_serves_anybody(condition: str) -> None:
+    assert health(WELL, STOPPED, condition=condition) is Health.DEAD
+
+
+def test_what_was_stopped_is_not_called_dead() -> None:
+    assert health(server("blue", "stopped", 100), STOPPED, condition="stopped") is Health.STOPPED
+    assert health(server("blue", "has ended", 100), STOPPED, condition="stopped") is Health.DEAD
+
+
+def test_every_part_that_does_not_run_is_named() -> None:
+    router = RouterStatus(kind="envoy", condition="has ended")
+    said = list(not_running(POINTERS, {"blue": HANGS, "green": STOPPED}, router))
+    assert said[0] == "the envoy router has ended: users reach nothing"
+    assert said[1] == "the server in blue (unknown) runs and answers nothing"
+    assert said[2].startswith("all servers are dead")
+
+
+@pytest.mark.parametrize(
+    ("found", "code"),
+    [
+        ([Health.HEALTHY, Health.EMPTY], ExitCode.GO),
+        ([Health.HEALTHY, Health.DEGRADED], ExitCode.NO_GO),
+        ([Health.DEGRADED, Health.DEAD], ExitCode.INFRASTRUCTURE),
+        ([Health.HEALTHY, Health.STOPPED], ExitCode.INFRASTRUCTURE),
+        ([Health.HEALTHY, Health.ELSEWHERE], ExitCode.INFRASTRUCTURE),
+        ([Health.EMPTY], ExitCode.INFRASTRUCTURE),
+        ([], ExitCode.INFRASTRUCTURE),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worst_place(found: list[Health], code: ExitCode) -> None:
+    places = tuple(PlaceStatus(place=str(number), health=one) for number, one in enumerate(found))
+    assert DeploymentStatus(deployment="here", store="x", places=places).exit_code is code
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    ports = iter(range(18561, 18580))
+    place = {name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in ("staging", "blue", "green")}
+    document = {
+        "store": f"file://{tmp_path}/store",
+        "work_root": str(tmp_path),
+        "state_root": str(tmp_path / "state"),
+        "environments": {},
+        "triton_home": str(tmp_path),
+        "places": {"cpu": {**place, "router": {"port": next(ports), "admin_port": next(ports)}}},
+    }
+    (tmp_path / "here.yaml").write_text(yaml.safe_dump(document))
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(tmp_path / "here.yaml"))
+    return load_deployment(tmp_path / "here.yaml")
+
+
+@pytest.fixture
+def store(deployment: Deployment) -> ArtifactStore:
+    store = open_store(deployment.store)
+    write_pointers(store, "demo/tiny", "cpu", POINTERS, None)
+    return store
+
+
+def test_servers_of_another_host_are_not_called_dead(deployment: Deployment, store: ArtifactStore) -> None:
+    (place,) = deployment_status(store, deployment).places
+    assert (place.health, place.production, place.model_id) == (Health.ELSEWHERE, SERVES, "demo/tiny")
+
+
+def test_all_servers_dead_is_said_by_status_guard_doctor_and_ls(deployment, store, capsys) -> None:
+    (Path(deployment.state_root) / "cpu").mkdir(parents=True)
+    for command in (["status"], ["guard"], ["ls", "pointers"], ["doctor"]):
+        main(command)
+        said = capsys.readouterr().out
+        assert "deployment" in said, command
+        assert "here" in said, command
+        assert "dead" in said, command
+    assert main(["guard"]) == ExitCode.INFRASTRUCTURE
+
+
+def test_nothing_released_yet_is_said(deployment, capsys) -> None:
+    assert main(["status"]) == ExitCode.INFRASTRUCTURE
+    assert "cpu: empty (nothing is in production)" in capsys.readouterr().out
+    assert main(["start"]) == ExitCode.BAD_INPUT
+    assert "nothing is in production at cpu" in capsys.readouterr().err
+    assert main(["stop", "--yes"]) == ExitCode.GO
+    assert "nothing was stopped" in capsys.readouterr().out
+
+
+def test_a_place_that_there_is_not_is_refused_with_those_that_there_are(deployment, capsys) -> None:
+    for command in ("status", "start", "stop"):
+        assert main([command, "h100"]) == ExitCode.BAD_INPUT
+        assert "its places: cpu" in capsys.readouterr().err
+
+
+def test_production_is_not_stopped_before_somebody_agreed(store, capsys) -> None:
+    assert main(["stop"]) == ExitCode.BAD_INPUT
+    assert "give --yes" in capsys.readouterr().err
+
+
+def test_whoever_moves_traffic_now_is_not_disturbed(deployment, store) -> None:
+    with Lease(store, lease_name("cpu")):
+        for act in (start_production, stop_production):
+            with pytest.raises(Transient, match="somebody moves the traffic of cpu now"):
+                act(store, deployment, "cpu")
+
+
+def test_production_is_not_stopped_under_a_canary(deployment, store) -> None:
+    record = CanaryRecord(
+        release_id="r2", target="cpu", repository=REPOSITORY, stable="blue", candidate="green", began_at=0.0,
+        phase=Phase.BAKING,
+    )  # fmt: skip
+    CanaryJournal(store, "r2", "cpu").save(record)
+    set_current_canary(store, "cpu", "r2")
+    with pytest.raises(ConfigError, match="r2 is on trial at cpu"):
+        stop_production(store, deployment, "cpu")
