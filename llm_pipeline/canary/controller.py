@@ -8,8 +8,9 @@
 Each turn of the loop reads the record, does what its phase asks for, and records the next phase. Intent is
 recorded before the router is told, and confirmation after, so a controller killed anywhere is continued by the
 next one: same phase, same idempotent write, same tests. Whoever was taken over is stopped by its epoch, at the
-router and at the record. A router found in neither the intended nor the applied state was changed by somebody
-else: the canary pauses and overwrites nothing.
+router and at the record. While the store takes nothing a candidate with traffic is watched on (`holding`). A router
+found in neither the intended nor the applied state was changed by somebody else: the canary pauses and overwrites
+nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from llm_pipeline.canary import analysis, attempts, findings
 from llm_pipeline.canary.approvals import StepApproval
 from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.holding import NOT_THE_STORE
 from llm_pipeline.canary.record import (
     CanaryRecord,
     Pause,
@@ -33,7 +35,7 @@ from llm_pipeline.canary.router import (
 from llm_pipeline.canary.starting import Starting
 from llm_pipeline.canary.transitions import tests_of
 from llm_pipeline.canary.watching import Watching
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.verdict import Judgement, Verdict
 
@@ -58,12 +60,32 @@ class CanaryController(Starting, Watching):
             Fenced: Another controller took over.
             ConfigError: The step is not the next one of the policy.
         """
-        record = self._adopt(percent)
+        record = self._adopt_or_hold(percent)
         while True:
             self._lease.check()
             if (judgement := _finished(record, percent)) is not None:
                 return judgement
-            record = self._turn(self._with_router(record), percent)
+            record = self._turn_or_hold(self._with_router(record), percent)
+
+    def _turn_or_hold(self, record: CanaryRecord, percent: float) -> CanaryRecord:
+        try:
+            return self._turn(record, percent)
+        except NOT_THE_STORE:
+            raise
+        except Transient as error:
+            return self._hold(record, error, watched=record.phase is Phase.BAKING)
+
+    def _adopt_or_hold(self, percent: float) -> CanaryRecord:
+        while True:
+            try:
+                return self._adopt(percent)
+            except NOT_THE_STORE:
+                raise
+            except Transient as error:
+                if (found := self._journal.load()) is None or found.settled:
+                    raise
+                self._hold(found, error, watched=False)
+                self._lease.check()
 
     def _turn(self, record: CanaryRecord, percent: float) -> CanaryRecord:
         """Do what the phase asks for; returns the record as saved."""

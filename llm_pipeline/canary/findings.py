@@ -76,6 +76,11 @@ def does_not_answer(step: StepState, *, candidate_waits: int, stable_waits: int)
     return judge(f"the candidate does not answer at {step.percent}", [fact])
 
 
+def fails_unrecorded(percent: str, fact: Evidence) -> Judgement:
+    """The candidate fails request after request while the store takes nothing."""
+    return judge(f"the candidate fails request after request at {percent}, and the store takes nothing", [fact])
+
+
 def server_ended(percent: str) -> Judgement:
     """The candidate's process is gone."""
     fact = _fact("candidate's process", Verdict.NO_GO, 0.0, samples=1, detail="the candidate's server ended")

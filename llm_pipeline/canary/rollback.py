@@ -246,7 +246,13 @@ def end_older_release(
         return
     log.warning("rolling another release back", release=other, phase=record.phase.value)
     reason = findings.superseded(release_id)
-    end_canary(journal, router, slots, patience, lease=lease, by=by, reason=reason)
+    try:
+        end_canary(journal, router, slots, patience, lease=lease, by=by, reason=reason)
+    except NoWayBack:
+        raise
+    except Transient:
+        move_unrecorded(router, slots, other, patience, record)
+        raise
 
 
 def _words(record: CanaryRecord) -> str:

@@ -6,6 +6,7 @@ import time
 
 from llm_pipeline.canary import analysis, findings
 from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.holding import Holding
 from llm_pipeline.canary.moving import traffic_to, wait_usable
 from llm_pipeline.canary.record import (
     CanaryRecord,
@@ -18,7 +19,6 @@ from llm_pipeline.canary.router import (
 from llm_pipeline.canary.shadow import shadow_judgement
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.canary.standby import stand_down
-from llm_pipeline.canary.transitions import Transitions
 from llm_pipeline.errors import Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.verdict import Verdict
@@ -30,7 +30,7 @@ MIRRORED_SHARE = ALL // 4
 """Basis points of stable's requests that are copied to a candidate that warms up: enough for its caches."""
 
 
-class Starting(Transitions):
+class Starting(Holding):
     """From PENDING to the first step."""
 
     def _start_candidate(self, record: CanaryRecord) -> CanaryRecord:
@@ -95,7 +95,7 @@ class Starting(Transitions):
         while time.monotonic() < deadline:
             self._lease.check()
             time.sleep(min(self._policy.look_seconds, seconds))
-        record = self._save(record, applied=want, intended=alone)
+        record = self._save_later(record, applied=want, intended=alone)  # no copies for as long as the store is full
         traffic_to(self._router, alone, self._plan.patience)
         return self._save(record.marked(MIRRORED, share=0.0), applied=alone)
 

@@ -7,6 +7,7 @@ import time
 from llm_pipeline.canary import analysis, evidence, findings
 from llm_pipeline.canary.decision import Decision, Outcome, decide
 from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary.holding import Holding
 from llm_pipeline.canary.looks import with_look
 from llm_pipeline.canary.moving import wait_converged
 from llm_pipeline.canary.record import (
@@ -14,16 +15,11 @@ from llm_pipeline.canary.record import (
     PauseReason,
     Phase,
 )
-from llm_pipeline.canary.rollback import UNRECORDED
-from llm_pipeline.canary.router import (
-    RouterUnavailable,
-    other_slot,
-)
+from llm_pipeline.canary.router import other_slot
 from llm_pipeline.canary.step_table import format_step, step_in_numbers
-from llm_pipeline.canary.transitions import Transitions, tests_of
-from llm_pipeline.errors import Fenced, PipelineError, Transient
+from llm_pipeline.canary.transitions import tests_of
+from llm_pipeline.errors import PipelineError, Transient
 from llm_pipeline.logging import Lines, get_logger
-from llm_pipeline.store.lease import LeaseLost
 from llm_pipeline.verdict import Judgement
 
 log = get_logger(__name__)
@@ -32,7 +28,7 @@ SOURCE_PATIENCE_LOOKS = 30
 """A source of metrics that is down for longer than so many looks pauses the canary."""
 
 
-class Watching(Transitions):
+class Watching(Holding):
     """From SHIFTING to the end of a step."""
 
     def _shift(self, record: CanaryRecord) -> CanaryRecord:
@@ -49,7 +45,7 @@ class Watching(Transitions):
         now = time.time()
         resumed = record.applied is not None and record.applied.same_traffic(want) and record.step_began_at > 0
         self._clock.start()
-        return self._save(
+        return self._save_later(
             record if resumed else self._traffic.step_begins(self._shifted(record)),
             phase=Phase.BAKING,
             applied=want,
@@ -63,17 +59,6 @@ class Watching(Transitions):
 
     def _look(self, record: CanaryRecord) -> CanaryRecord:
         """One look, recorded; what the store does not take is looked at again, from where it was recorded last."""
-        try:
-            return self._look_once(record)
-        except (Fenced, LeaseLost, RouterUnavailable):
-            raise
-        except Transient as error:
-            if self._router.read()[0].owner.startswith(UNRECORDED):  # condemned, and nobody could be told
-                raise
-            log.warning("the store takes nothing: the candidate is watched on", reason=str(error))
-            return record
-
-    def _look_once(self, record: CanaryRecord) -> CanaryRecord:
         time.sleep(self._policy.look_seconds)
         current, _ = self._router.read()
         if (drift := self._drift(record, current)) is not None:

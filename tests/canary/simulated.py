@@ -7,7 +7,6 @@ before or after it, as SIGKILL would: nothing it does later has an effect either
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
+from simulated_log import AccessLog
 
-from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.moving import Patience
-from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record, take_over
 from llm_pipeline.canary.router import ALL, RouterConflict, RouteState, SlotName, all_to
@@ -61,7 +59,8 @@ class Store(LocalStore):
     site: Site
 
     def write_document(self, name: str, value: Mapping[str, JsonValue], expect: str | None) -> str:
-        if not self.site.store_takes:
+        self.site.writes += 1
+        if not self.site.store_takes or self.site.refuses(self.site.writes):
             raise Transient(f"cannot write {name}: no space left on device")
         with self.site.effect(f"write {name.partition('/')[0]} {value.get('phase', '')}"):
             return super().write_document(name, value, expect)
@@ -108,67 +107,6 @@ class Router:
         if meanwhile is not None:
             meanwhile()
         return self.site.in_flight.get(slot, 0)
-
-
-class AccessLog:
-    """At each look as many requests as the weights say, the candidate's with the site's share of faults."""
-
-    def __init__(self, site: Site) -> None:
-        self.site, self.count = site, 0
-
-    def end(self) -> LogCursor:
-        return LogCursor(offset=self.count)
-
-    def recent(self, since: float, most_bytes: int = 0) -> list[ObservedRequest]:
-        del since, most_bytes
-        weights = self.site.router.state.weights
-        return [self._request(max(weights, key=lambda slot: weights[slot]), number) for number in range(100)]
-
-    behind = False
-
-    def read(self, cursor: LogCursor, most_bytes: int = 0) -> tuple[list[ObservedRequest], LogCursor]:
-        del cursor, most_bytes
-        if self.site.source_down:
-            raise Transient("no metrics")
-        if self.site.stable_ends and self.site.router.state.weights.get("green"):
-            self.site.running.discard("blue")
-            self.site.stable_ends = False
-        if self.site.router.state.weights.get("green") == 100 * self.site.both_end_at:
-            self.site.running.clear()
-            self.site.both_end_at = 0
-        weights, total = self.site.router.state.weights, self.site.requests_per_look
-        if self.site.router_ended:
-            return [], self.end()
-        self.count += total
-        requests = [
-            self._request(slot, number)
-            for slot, weight in weights.items()
-            for number in range(round(total * weight / ALL))
-        ]
-        return requests, self.end()
-
-    def _request(self, slot: SlotName, number: int) -> ObservedRequest:
-        on_trial = slot == self.site.router.state.candidate
-        fault = (on_trial and self.site.faulty) or slot not in self.site.running
-        slow = on_trial and self.site.slow
-        left = on_trial and number % 10 < 10 * self.site.abandoned
-        waits = on_trial and number % 10 < 10 * self.site.waiting
-        return ObservedRequest(
-            started_at=time.time(),
-            arm=slot,
-            on_trial=on_trial,
-            fault=fault,
-            error=fault,
-            lost=False,
-            cancelled=left,
-            in_flight=waits,
-            identity=f"{self.count}-{number}" if waits else "",
-            streaming=False,
-            first_byte_milliseconds=None if left or waits else 5.0,
-            total_milliseconds=3000.0 if left or waits else 500.0 if slow else 10.0 + number % 7,
-            bytes_sent=10,
-            repetition=0.95 if on_trial and self.site.garbled else 0.1 + number % 7 / 100,
-        )
 
 
 class Slots:
@@ -248,6 +186,8 @@ class Site:
         hung: Slots whose servers run and answer nothing.
         stopped: Slots whose servers were stopped on purpose.
         store_takes: The store takes what is written; otherwise its disk is full.
+        writes: Documents that the store was asked to take so far.
+        refuses: Whether it refuses the document of that number.
         in_flight: Requests in flight by slot.
         sent: Requests that users sent: a hundred at each effect, split as the router was told.
         lost: Those of them that met no server that answers; arms on trial fail over, others to a standby.
@@ -283,6 +223,8 @@ class Site:
     waiting: float = 0.0
     source_down: bool = False
     store_takes: bool = True
+    writes: int = 0
+    refuses: Callable[[int], bool] = lambda _: False
     requests_per_look: int = 200
     policy: dict[str, Any] = field(default_factory=lambda: dict(POLICY))
 
