@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.bounded_http import call
+from llm_pipeline.canary.endpoint_statistics import EndpointStatistics, endpoint_statistics
 from llm_pipeline.canary.router import (
     RouterConflict,
     RouterRejected,
@@ -26,8 +26,9 @@ from llm_pipeline.canary.router import (
     SlotName,
 )
 from llm_pipeline.canary.xds import clusters, listener, routes
+from llm_pipeline.canary.xds.files import replace_json
 from llm_pipeline.canary.xds.messages import LOCAL_HOST, address_text
-from llm_pipeline.canary.xds.names import MIRROR_SUFFIX, ROUTES, STAT_PREFIX, candidate_of, plain_name, standby_of
+from llm_pipeline.canary.xds.names import ROUTES, STAT_PREFIX, candidate_of, plain_name, standby_of
 from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.errors import Fenced
@@ -35,25 +36,8 @@ from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 
+_NAMES = TypeAdapter(dict[str, str])
 _RDS_STATISTICS = f"http.{STAT_PREFIX}.rds.{ROUTES}"
-
-
-class EndpointStatistics(BaseModel):
-    """What the router counted for one server, over every cluster that it is in.
-
-    Attributes:
-        attempts: Requests sent to it, hidden retries included.
-        failures: Attempts that failed, and connections that could not be made.
-        active: Requests in flight.
-        healthy: The router would send requests to it.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    attempts: int
-    failures: int
-    active: int
-    healthy: bool
 
 
 class RouterFiles:
@@ -68,6 +52,7 @@ class RouterFiles:
         self.secrets = self.xds / "sds.json"
         self.bootstrap = state / "bootstrap.json"
         self.place = state / "place.json"
+        self.releases = state / "releases.json"
         self.lock = state / "routes.lock"  # outside the watched directory
         self.access_log = access_log or state / "access.jsonl"
         self.process_log = state / "envoy.log"
@@ -162,17 +147,52 @@ class EnvoyRouter:
         _replace_changed(files.listeners, listener.listeners(files.xds, place, files.access_log))
         with contextlib.suppress(RouterUnavailable), self._locked():  # routes that cannot be read are left to a write
             state, revision = self.read()
-            if routes.routes(state, revision, place.limits) != self._read_routes():
+            if self._routes(state, revision) != self._read_routes():
                 self.replace_routes(state)
 
     def replace_routes(self, want: RouteState) -> str:
         """Write the routes without asking; for the first start, and under the lock."""
         revision = f"{want.epoch}:{time.time_ns()}:{want.owner}"
         try:
-            replace_json(self.files.routes, routes.routes(want, revision, self.place.limits))
+            replace_json(self.files.routes, self._routes(want, revision))
         except OSError as error:
             raise RouterUnavailable(f"cannot write the routes: {error}", where=self._where) from error
         return revision
+
+    def name_release(self, slot: SlotName, release_id: str) -> None:
+        """Have the answers of a slot's server say which release gave them; the traffic and its revision stay.
+
+        Raises:
+            RouterUnavailable: It cannot be written.
+        """
+        with self._locked():
+            known = self._releases()
+            if known.get(slot) == release_id:
+                return
+            try:
+                replace_json(self.files.releases, {**known, slot: release_id})
+                with contextlib.suppress(RouterUnavailable):  # the next write of the routes has it
+                    state, revision = self.read()
+                    replace_json(self.files.routes, self._routes(state, revision))
+            except OSError as error:
+                raise RouterUnavailable(f"cannot write the routes: {error}", where=self._where) from error
+
+    def _releases(self) -> dict[str, str]:
+        """Which release each slot serves, as far as that was told."""
+        try:
+            return _NAMES.validate_json(self.files.releases.read_bytes())
+        except (OSError, ValidationError):
+            return {}
+
+    def _routes(self, state: RouteState, revision: str) -> dict[str, Any]:
+        known = self._releases()
+        names = {
+            address_text(self._slot_host, port): known[slot]
+            for slot, ports in self.slots.items()
+            if slot in known
+            for port in (ports.http, ports.grpc)
+        }
+        return routes.routes(state, revision, self.place.limits, names)
 
     def converged(self, revision: str) -> bool | None:
         """See `TrafficRouter.converged`.
@@ -205,7 +225,7 @@ class EnvoyRouter:
             listing = json.loads(self.admin("/clusters?format=json"))
         except ValueError as error:
             raise RouterUnavailable("the admin interface answered nonsense", where=self._where) from error
-        return {slot: _endpoint(listing, (ports.http, ports.grpc)) for slot, ports in self.slots.items()}
+        return {slot: endpoint_statistics(listing, (ports.http, ports.grpc)) for slot, ports in self.slots.items()}
 
     def usable(self, slot: SlotName) -> bool | None:
         """See `TrafficRouter.usable`."""
@@ -308,20 +328,6 @@ class EnvoyRouter:
             yield
 
 
-def replace_json(path: Path, document: dict[str, Any]) -> None:
-    """Write a JSON file durably and by one rename, so that a reader sees the old one or the new one.
-
-    Raises:
-        OSError: The disk refuses.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as stream:
-        json.dump(document, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.rename(path)
-
-
 def _replace_changed(path: Path, document: dict[str, Any]) -> None:
     with contextlib.suppress(FileNotFoundError, ValueError):
         if json.loads(path.read_text()) == document:
@@ -333,21 +339,3 @@ def _counter(statistics: str, name: str) -> int | None:
     prefix = f"{_RDS_STATISTICS}.{name}: "
     found = [line.removeprefix(prefix) for line in statistics.splitlines() if line.startswith(prefix)]
     return int(found[0]) if found else None
-
-
-def _endpoint(listing: dict[str, Any], ports: tuple[int, int]) -> EndpointStatistics:
-    attempts = failures = active = 0
-    healthy = True
-    for cluster in listing.get("cluster_statuses", []):
-        if cluster["name"].endswith(MIRROR_SUFFIX):
-            continue  # copies are no users' requests
-        for host in cluster.get("host_statuses", []):
-            if host["address"]["socket_address"]["port_value"] not in ports:
-                continue
-            values = {entry["name"]: int(entry.get("value", 0)) for entry in host.get("stats", [])}
-            attempts += values.get("rq_total", 0)
-            failures += values.get("rq_error", 0) + values.get("cx_connect_fail", 0)
-            active += values.get("rq_active", 0)
-            health = host.get("health_status", {})
-            healthy &= not (health.get("failed_active_health_check") or health.get("failed_outlier_check"))
-    return EndpointStatistics(attempts=attempts, failures=failures, active=active, healthy=healthy)

@@ -19,8 +19,9 @@ from typing import cast
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.canary.envoy import EnvoyRouter, RouterFiles, replace_json
+from llm_pipeline.canary.envoy import EnvoyRouter, RouterFiles
 from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName
+from llm_pipeline.canary.xds.files import replace_json
 from llm_pipeline.canary.xds.messages import LOCAL_HOST
 from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.server_ports import ServerPorts

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llm_pipeline.canary.access_log import AccessLog
-from llm_pipeline.canary.router import RouteState, SlotName, TrafficRouter
+from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName, TrafficRouter
 from llm_pipeline.config.router_place import (
     AwsAlbPlace,
     EnvoyPlace,
@@ -17,6 +17,9 @@ from llm_pipeline.config.router_place import (
 )
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.errors import Unsupported
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
 
 
 def open_router(
@@ -63,6 +66,18 @@ def router_as_it_is(place: RouterPlace, slots: Mapping[SlotName, ServerPorts], s
             return fed_router(place, slots, state)
         case _:
             return _remote_router(place)
+
+
+def name_release(router: TrafficRouter | None, slot: SlotName, release_id: str) -> None:
+    """Have the answers of a slot's server say which release gave them, where the router is an Envoy."""
+    from llm_pipeline.canary.envoy import EnvoyRouter
+
+    if not isinstance(router, EnvoyRouter):
+        return
+    try:
+        router.name_release(slot, release_id)
+    except RouterUnavailable as error:
+        log.warning("answers do not say which release gave them", slot=slot, reason=str(error))
 
 
 def access_log_of(router: TrafficRouter) -> AccessLog:

@@ -8,6 +8,7 @@ from llm_pipeline.canary import analysis, findings
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.holding import Holding
 from llm_pipeline.canary.moving import traffic_to, wait_usable
+from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.record import (
     CanaryRecord,
     Phase,
@@ -43,6 +44,7 @@ class Starting(Holding):
         if record.stable is not None:
             stand_down(self._router, self._plan.patience, owner=self._owner, epoch=self._epoch)
         self._slots.replace(record.candidate, record.repository, self._token)
+        name_release(self._router, record.candidate, record.release_id)
         log.info("candidate started", slot=record.candidate, repository=str(record.repository))
         record = record.with_event(EventKind.STARTED, f"candidate started in {record.candidate}", by=self._owner)
         return self._save(record.marked("candidate started", share=0.0), phase=Phase.WARM)

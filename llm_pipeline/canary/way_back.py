@@ -26,6 +26,7 @@ from llm_pipeline.canary import findings
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.moving import Patience, traffic_to, wait_usable
+from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.record import (
     CanaryJournal,
     CanaryRecord,
@@ -263,6 +264,7 @@ class _RollBack:
         slot, token = _free_slot(previous, production), self._token(router)
         warm = slots.alive(slot)
         slots.replace(slot, previous.repository, token)
+        name_release(router, slot, previous.release_id)
         have_answering(slots, slot, previous.repository, token, seconds=self._place.patience.prove)
         if not warm:
             slots.warm_up(slot, previous.repository)

@@ -14,7 +14,7 @@ from llm_pipeline.canary.agreement import is_moving
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.envoy_process import StartedEnvoy, stop_router
 from llm_pipeline.canary.moving import Patience, traffic_to, wait
-from llm_pipeline.canary.open_router import open_router, router_as_it_is
+from llm_pipeline.canary.open_router import name_release, open_router, router_as_it_is
 from llm_pipeline.canary.record import current_canary, lease_name, read_record
 from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, TrafficRouter, all_to
@@ -65,6 +65,7 @@ def start_production(store: ArtifactStore, deployment: Deployment, place: str) -
         initial = all_to(pointer.slot, owner="production", epoch=0)
         state = slot_state(Path(deployment.state_root), place, pointer.slot).with_name("router")
         router = open_router(config.router, slot_ports(config), state, initial=initial)
+        name_release(router, pointer.slot, pointer.release_id)
         _send_users(store, place, serving, router, patience, epoch=token.epoch)
     return serving
 

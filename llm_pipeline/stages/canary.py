@@ -7,7 +7,7 @@ from pathlib import Path
 
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.moving import Patience
-from llm_pipeline.canary.open_router import access_log_of, open_router
+from llm_pipeline.canary.open_router import access_log_of, name_release, open_router
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record
 from llm_pipeline.canary.rollback import LEASE_SECONDS
@@ -77,6 +77,8 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         require_served(context.store, serving.model_id, config.target, serving.pointer)
     started = time.monotonic()
     router = _router(config, production)
+    if production is not None:
+        name_release(router, production.slot, production.release_id)
     if production is not None and production.repository == candidate:
         slots.ensure(production.slot, candidate, token)
         return StageOutput(judgement=_already_there(candidate))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,13 @@ class Production:
         router = find_router(self.state("router"))
         assert router is not None
         return {slot: weight for slot, weight in router.read()[0].weights.items() if weight}
+
+    def answered_by(self) -> str | None:
+        """The release that an answer says it is of."""
+        body = json.dumps({"text_input": "a b", "max_tokens": 2}).encode()
+        url = f"http://127.0.0.1:{self.router_port}/v2/models/llm/generate"
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=20) as answer:
+            return answer.headers.get("x-llm-release")
 
     def serves(self, slot: str) -> str | None:
         server = find_server(self.state(slot))

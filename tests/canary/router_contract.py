@@ -13,10 +13,11 @@ from custom_resources import CustomResources, Document
 from test_aws_alb import client, forwards
 
 from llm_pipeline.canary.aws_alb import AlbRouter
-from llm_pipeline.canary.envoy import EnvoyRouter, replace_json
+from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.gateway_api import GatewayApiRouter
 from llm_pipeline.canary.istio import IstioRouter
 from llm_pipeline.canary.router import ALL, RouteState, TrafficRouter, all_to
+from llm_pipeline.canary.xds.files import replace_json
 from llm_pipeline.config.router_place import AwsAlbPlace, GatewayApiPlace, IstioPlace
 
 NAMESPACE = "serving"

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 
 from llm_pipeline.canary.access_log import AccessLog, LogCursor
-from llm_pipeline.canary.envoy import replace_json
 from llm_pipeline.canary.envoy_process import find_router, stop_router
 from llm_pipeline.canary.router import RouterConflict, RouterRejected, RouteState, all_to
+from llm_pipeline.canary.xds.files import replace_json
 from llm_pipeline.canary.xds.names import BACKED_SUFFIX
 from llm_pipeline.errors import ConfigError, Fenced
 
@@ -71,6 +71,41 @@ def test_the_measured_split_is_the_written_one(site) -> None:
     shift(site, split(25))
     share = sum(server == "green" for _, server, _ in ask(site, 1200)) / 1200
     assert 0.19 < share < 0.31, "within five standard deviations"
+
+
+def releases_of(site, count: int) -> set[tuple[str, str | None]]:
+    """Which server gave an answer, and which release the answer says gave it."""
+
+    async def all_of_them() -> set[tuple[str, str | None]]:
+        async with aiohttp.ClientSession() as session:
+
+            async def one() -> tuple[str, str | None]:
+                body = {"text_input": "one", "max_tokens": 4}
+                async with session.post(f"{site.url}/v2/models/llm/generate", json=body) as answer:
+                    return answer.headers.get("x-served-by", ""), answer.headers.get("x-llm-release")
+
+            return {await one() for _ in range(count)}
+
+    return asyncio.run(all_of_them())
+
+
+def test_an_answer_says_which_release_gave_it_also_where_the_other_one_had_failed(site) -> None:
+    both_up(site)
+    assert releases_of(site, 3) == {("blue", None)}
+    site.router.name_release("blue", "r1")
+    site.router.name_release("green", 'r2-"quoted"')
+    assert site.router.read()[0].same_traffic(all_to("blue", owner="test", epoch=0))
+    shift(site, split(50))
+    assert releases_of(site, 60) == {("blue", "r1"), ("green", 'r2-"quoted"')}
+    site.control.stop("green")
+    assert releases_of(site, 40) == {("blue", "r1")}
+    site.router.name_release("blue", "r3")  # at once, without another write of the routes
+    deadline = time.monotonic() + 5
+    while releases_of(site, 1) != {("blue", "r3")}:
+        assert time.monotonic() < deadline
+    with socket.create_connection(("127.0.0.1", site.place.port)) as user:
+        user.sendall(b"GET /v2/repository/index HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"x-llm-release" not in user.recv(4096), "Envoy's own answer"
 
 
 def test_read_gives_back_what_was_written(site) -> None:

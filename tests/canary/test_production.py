@@ -64,13 +64,13 @@ def test_a_release_is_promoted_settled_brought_back_and_tried_again_without_a_lo
     assert again.judgement is not None
     assert again.judgement.summary == "already in production"
     assert production.rollback("r2").metrics["phase"] == "promoted"
-    assert production.weights() == {"green": 10_000}
+    assert (production.weights(), production.answered_by()) == ({"green": 10_000}, "r2")
 
     production.roll_back()
     production.roll_back()  # asked again, nothing is changed
     assert production.releases() == ("r1", None)
     assert (production.weights(), production.serves("blue")) == ({"blue": 10_000}, "r1")
-    assert production.serves("green") is None
+    assert (production.serves("green"), production.answered_by()) == (None, "r1")
     refused = production.settle("r2")
     assert isinstance(refused, StageFailure)
     assert refused.error.type == "NotPromoted"
@@ -117,6 +117,7 @@ def test_production_is_stopped_and_started_by_command_and_status_says_how_it_is(
     assert "r1 of demo/tiny (int8) in blue since" in words
     assert "answers, r1, 100 % of the traffic" in words
     assert f"envoy runs, http://127.0.0.1:{production.router_port}" in words
+    assert production.answered_by() == "r1"
     place = json.loads(said("status", "cpu", "--json")[1])["places"][0]
     assert (place["health"], place["servers"][0]["digest"]) == ("healthy", production.repositories["r1"].digest)
 

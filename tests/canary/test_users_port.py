@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -79,15 +80,20 @@ ADMIN_METHODS = (
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A router before a server that obeys everybody, over HTTP and gRPC."""
     site = Site(tmp_path_factory.mktemp("site"))
     site.control = HttpSlots(site.root, site.slots, grpc=True)
     try:
         site.up()
-        yield site.place.port
+        yield site
     finally:
         site.down()
+
+
+@pytest.fixture(scope="module")
+def port(site: Site) -> int:
+    return site.place.port
 
 
 @pytest.mark.parametrize(("method", "path"), ASKED)
@@ -169,6 +175,21 @@ def test_grpc_methods_that_control_are_not_implemented(port: int, path: str) -> 
 )  # fmt: skip
 def test_grpc_methods_of_users_are_served(port: int, path: str) -> None:
     assert asyncio.run(call(port, path)) == (grpc.StatusCode.OK, b"blue")
+
+
+def test_the_metadata_of_a_grpc_answer_names_the_release(site: Site) -> None:
+    site.router.name_release("blue", "r1")
+
+    async def names() -> set[str | None]:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{site.place.port}") as channel:
+            called = channel.unary_unary(f"{SERVICE}ModelInfer")(b"", timeout=10)
+            streamed = channel.stream_stream(f"{SERVICE}ModelStreamInfer")(iter([b""]), timeout=10)
+            said = [await called.initial_metadata(), await streamed.initial_metadata()]
+        return {dict(metadata).get("x-llm-release") for metadata in said}
+
+    deadline = time.monotonic() + 5
+    while (found := asyncio.run(names())) != {"r1"}:
+        assert time.monotonic() < deadline, found
 
 
 def test_a_grpc_path_without_grpc_is_not_found(port: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 
 from llm_pipeline.canary import users_paths
@@ -12,6 +13,7 @@ from llm_pipeline.canary.xds.messages import TYPE, Json, discovery, named
 from llm_pipeline.canary.xds.names import MIRROR_SUFFIX, ROUTES, Protocol, arm_name, cluster_name
 from llm_pipeline.config.router_place import UserLimits
 
+RELEASE_HEADER = "x-llm-release"
 _LARGEST_LENGTH = 2**62
 _REFUSING_GRPC_STATUSES = (2, 3, 5, 6, 7, 9, 11, 12)
 """What a server that answers at all says of a request: unknown, invalid argument, not found, and the like."""
@@ -23,10 +25,16 @@ _UNBUFFERED: Json = {
 }
 
 
-def routes(state: RouteState, version: str, limits: UserLimits) -> Json:
+def routes(state: RouteState, version: str, limits: UserLimits, releases: Mapping[str, str] | None = None) -> Json:
     """Weighted routes. `validate_clusters` makes Envoy refuse a route to a cluster that does not exist.
 
     Bodies up to the largest one are kept until an answer begins, so that another server can be asked the same.
+
+    Args:
+        state: Where the traffic goes.
+        version: What Envoy acknowledges.
+        limits: What users may take.
+        releases: What answers say of who gave them, by the address of the server, as the access log has it.
     """
     table = {
         "@type": f"{TYPE}.config.route.v3.RouteConfiguration",
@@ -38,6 +46,7 @@ def routes(state: RouteState, version: str, limits: UserLimits) -> Json:
                 "domains": ["*"],
                 "include_attempt_count_in_response": True,
                 "request_body_buffer_limit": limits.largest_request_bytes,
+                **_named_release(releases or {}),
                 "routes": [
                     _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _longer_than(limits.largest_request_bytes)),
                     *_offered(state),
@@ -47,6 +56,19 @@ def routes(state: RouteState, version: str, limits: UserLimits) -> Json:
         ],
     }
     return discovery(version, [table])
+
+
+def _named_release(releases: Mapping[str, str]) -> Json:
+    """The header that names the release: of the server that answered, also where another one had failed before it.
+
+    Over gRPC it is metadata. A server's own header of that name is replaced; an answer of Envoy itself has none.
+    """
+    if not releases:
+        return {}
+    table = ", ".join(f"{json.dumps(address)}: {json.dumps(name)}" for address, name in sorted(releases.items()))
+    value = f"%CEL({{{table}}}[upstream.address])%"
+    header = {"header": {"key": RELEASE_HEADER, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    return {"response_headers_to_add": [header]}
 
 
 def _offered(state: RouteState) -> Iterator[Json]:
