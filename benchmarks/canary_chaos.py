@@ -10,7 +10,8 @@ store's disk full, people who ask for a rollback, hostile clients, the host's cl
 (of all processes but the model servers, which do not look at it). The guard passes every few seconds. At the end
 pointers, record, router and slots must agree, and no unary request may have been lost but in moments without a fit
 server, or without Envoy. Fit is a ready server that has traffic, or serves what the pointers call production or the
-version before: a candidate before its first step, or one that was taken back, answers no user on purpose.
+version before, or is a candidate whose canary goes on, once it was ready for long enough to be warmed up and to stand
+by: only one that was taken back answers no user on purpose.
 
 One line a goal; exit code 1 when one is missed. It uses the ports from 18540 on. A full disk needs root (tmpfs), and a
 clock that is set needs a C compiler. What is timed here is timed by the clock that nobody sets.
@@ -45,6 +46,7 @@ from llm_pipeline.canary.agreement import look_at_place
 from llm_pipeline.canary.envoy import RouterFiles
 from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.guard import guard_once
+from llm_pipeline.canary.record import Phase, current_canary, read_record
 from llm_pipeline.errors import ExitCode, PipelineError
 from llm_pipeline.runners import detached
 from llm_pipeline.serving.triton_server import find_server
@@ -62,6 +64,7 @@ LEAST_EVENTS_A_MINUTE = 3.0
 _LOOK_SECONDS = 0.25
 _GUARD_SECONDS = 4.0
 _SLACK_SECONDS = 1.0
+_WARMED_UP_SECONDS = 10.0
 
 
 @dataclass
@@ -90,6 +93,7 @@ class Chaos(Faults):
         self.releases: Counter[str] = Counter()
         self.calm = threading.Event()
         self._known_fit: set[str] = set()
+        self._ready_since: dict[str, float] = {}
 
     # the driver: what Airflow does
 
@@ -143,6 +147,7 @@ class Chaos(Faults):
         since, looked_at, pid = dict.fromkeys(vars(self.moments), 0.0), time.monotonic(), None
         while not self.calm.wait(_LOOK_SECONDS):
             now, ready = time.monotonic(), {slot for slot in ("blue", "green") if self._ready(slot)}
+            self._ready_since = {slot: self._ready_since.get(slot, now) for slot in ready}
             router = detached.load(RouterFiles(self.site.state("router")).record)
             if router is not None and pid not in (None, router.pid):  # another one: it was gone since the last look
                 self.moments.without_router.append((looked_at, time.monotonic()))
@@ -175,8 +180,17 @@ class Chaos(Faults):
             served = {one.repository.digest for one in (pointers.production, pointers.previous) if one is not None}
             servers = {slot: find_server(self.site.state(slot)) for slot in ("blue", "green")}
             known = {slot for slot, server in servers.items() if server is not None and server.digest in served}
-            self._known_fit = known | self._with_traffic()
+            self._known_fit = known | self._with_traffic() | self._on_trial()
         return self._known_fit
+
+    def _on_trial(self) -> set[str]:
+        """The candidate's slot while its canary goes on, once it had the time to be warmed up."""
+        release = current_canary(self.site.store, "cpu")
+        record = read_record(self.site.store, release, "cpu") if release else None
+        if record is None or record.settled or record.phase in (Phase.PENDING, Phase.ROLLING_BACK):
+            return set()
+        since = self._ready_since.get(record.candidate, time.monotonic())
+        return {record.candidate} if time.monotonic() - since >= _WARMED_UP_SECONDS else set()
 
     def _with_traffic(self) -> set[str]:
         router = find_router(self.site.state("router"))

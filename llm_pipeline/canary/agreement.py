@@ -37,11 +37,20 @@ def disagreements(
         found = serves.get(production.slot)
         what = f"serves {found[:12]}" if found else "has no server"
         yield f"production is {production.release_id} in {production.slot}, but that slot {what}"
-    previous = pointers.previous.repository.digest if pointers.previous else None
-    if traffic is not None and traffic.standby is not None and serves.get(traffic.standby) not in (None, previous):
+    if traffic is not None and traffic.standby is not None and not _may_stand_by(pointers, record, traffic, serves):
         yield f"the router has {traffic.standby} stand by for production, and that slot serves no version of before"
     if traffic is not None and not is_moving(record, production):
         yield from _elsewhere(production, traffic)
+
+
+def _may_stand_by(
+    pointers: Pointers, record: CanaryRecord | None, traffic: RouteState, serves: Mapping[SlotName, str | None]
+) -> bool:
+    """Whether what stands by is the version of before, or a candidate whose canary goes on."""
+    allowed = {None, pointers.previous.repository.digest if pointers.previous else None}
+    if record is not None and not record.settled and record.candidate == traffic.standby:
+        allowed.add(record.repository.digest)
+    return traffic.standby is not None and serves.get(traffic.standby) in allowed
 
 
 def is_moving(record: CanaryRecord | None, production: Pointer) -> bool:

@@ -38,6 +38,7 @@ class EventKind(StrEnum):
     ROLLED_BACK = "rolled back"
     ADOPTED = "adopted"
     REVIVED = "router revived"
+    STOOD_IN = "stood in"
 
 
 class CanaryEvent(Frozen):

@@ -63,6 +63,7 @@ class ObservedRequest:
         session: Fingerprint of the session's name; None without one.
         client: Fingerprint of the address that asked; None where the router does not tell it.
         identity: Of the request, the same in all its lines; empty where the router does not tell it.
+        server: The slot that answered last, or that was asked last; None where that is not known.
         output_tokens: What the answer says; None where the router could not read it, as in gRPC.
         finish_reason: Of the answer's last chunk; empty when none came.
         empty: The answer has no text; None where it could not be read to its end.
@@ -90,6 +91,7 @@ class ObservedRequest:
     route: str = ""
     refused: bool = False
     in_flight: bool = False
+    server: SlotName | None = None
     output_tokens: int | None = None
     finish_reason: str = ""
     empty: bool | None = None
@@ -230,7 +232,8 @@ def _request(
     path = str(entry["path"] or "").partition("?")[0]
     in_flight = entry.get("type") == _IN_FLIGHT
     ending = "in flight" if in_flight else _ending(entry)
-    elsewhere = (_count(entry["attempts"]) or 0) > 1 or slot_of_address(entry.get("host")) != arm
+    server = slot_of_address(entry.get("host"))
+    elsewhere = (_count(entry["attempts"]) or 0) > 1 or server != arm
     asking = 0.0 if path.endswith(_GRPC_STREAM) else _positive(entry.get("asked_ms")) or 0.0
     broken, refused = ending == "failed", ending == "refused"
     fault = broken or (ending == "answered" and elsewhere)
@@ -244,6 +247,7 @@ def _request(
         refused=refused,
         cancelled=ending == "abandoned",
         in_flight=in_flight,
+        server=server,
         streaming=path.endswith(_STREAMING_PATHS),
         first_byte_milliseconds=_after(asking, entry.get("first_byte_ms")),
         total_milliseconds=_after(asking, entry.get("total_ms")) or 0.0,

@@ -146,6 +146,8 @@ class CanaryRecord(BaseModel):
         began_cursor: Where in the access log the canary begins.
         cursor: How far the access log is analysed; written together with the analysis, so nothing counts twice.
         in_flight: Requests of the step that had not ended there; written with it.
+        stood_in: Requests before the first step that stable failed and the candidate answered, where the router logs
+            them; None before the candidate stood by.
         metrics_cursor: How far a source of counts was read, where there is no log; None when a step has just begun.
         intended: What the router is about to be told; recorded before it is told.
         applied: What the router confirmed last.
@@ -182,6 +184,7 @@ class CanaryRecord(BaseModel):
     began_cursor: LogCursor = LogCursor()
     cursor: LogCursor = LogCursor()
     in_flight: InFlight = NOTHING_IN_FLIGHT
+    stood_in: int | None = None
     metrics_cursor: MetricsCursor | None = None
     intended: RouteState | None = None
     applied: RouteState | None = None

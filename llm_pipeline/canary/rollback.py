@@ -26,6 +26,7 @@ from llm_pipeline.canary.router import (
 )
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.stable_server import NoWayBack, have_answering
+from llm_pipeline.canary.standby import is_standby, stand_down
 from llm_pipeline.errors import Fenced, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
@@ -80,8 +81,10 @@ def ensure_rolled_back(
         Transient: The store could not record it; the same call is safe again.
     """
     journal = CanaryJournal(store, release_id, target)
+    record: CanaryRecord | None = None
 
     def attempt() -> CanaryRecord | None:
+        nonlocal record
         record = journal.load()
         if record is None or (record.phase in _NOTHING_TO_DO and record.traffic_confirmed is not False):
             log.info("nothing to roll back", phase=record.phase.value if record else "never began")
@@ -100,7 +103,7 @@ def ensure_rolled_back(
     except NoWayBack:
         raise
     except Transient:
-        move_unrecorded(router, slots, release_id, patience)
+        move_unrecorded(router, slots, release_id, patience, record)
         raise
 
 
@@ -214,6 +217,8 @@ def _to_stable(
 ) -> bool:
     """Returns whether the router confirmed it."""
     stable = other_slot(record.candidate)
+    if is_standby(record, router):  # what is taken back answers nobody, and users of stable stay where they are
+        traffic_to(router, want, patience)
     try:
         if have_answering(slots, stable, record.stable_repository, token, seconds=patience.prove):
             wait_usable(router, stable, patience.usable)
@@ -287,6 +292,8 @@ def move_unrecorded(
 ) -> bool:
     """Without the store: if the router has a slot on trial, send everything to the other one. Nothing is stopped.
 
+    A candidate that stands by before its first step does so no more.
+
     Args:
         router: The target's router; None where none ever ran.
         slots: The target's slots.
@@ -298,6 +305,9 @@ def move_unrecorded(
         Whether all traffic was sent to stable.
     """
     try:
+        if router is not None and record is not None and is_standby(record, router):
+            stand_down(router, patience, owner=f"{UNRECORDED}{release_id}", epoch=router.read()[0].epoch + 1)
+            return True
         state = router.read()[0] if router is not None else None
         if router is None or state is None or state.candidate is None:
             return False

@@ -47,7 +47,8 @@ class RouteState(BaseModel):
         candidate: The slot on trial: each arm fails over to the other slot, so that neither's failures lose a request.
             None when no release is on trial.
         standby: The slot that is asked where the one with all traffic fails, and otherwise gets nothing: a version that
-            served these users before. None for nobody; with a candidate on trial the arms stand by each other.
+            served these users before, or a candidate that waits for its first step (see `standby`). None for nobody;
+            with a candidate on trial the arms stand by each other.
         sticky_header: Requests with the same value of this header stay in one arm; None splits request by request.
         mirror: The slot that gets copies, to warm it up before its first step; None for no copies.
         owner: Who wrote it, for people.

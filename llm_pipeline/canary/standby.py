@@ -1,7 +1,9 @@
-"""Who answers where production does not: the version that served before it, for as long as that one is kept warm.
+"""Who answers where production does not, and nobody else would.
 
-Only a version that served these users stands by. A candidate that was proven by nobody gets no user's request before
-its first step, and one that was taken back gets none at all.
+That is the version that served before it, for as long as that one is kept warm; and from the moment that a candidate
+has taken its slot and answers, the candidate: it has passed every gate before the canary. What was taken back or
+judged NO_GO stands by for nobody. So a request meets no server only where both are dead, or where the only one that
+lives was taken back.
 """
 
 from __future__ import annotations
@@ -24,6 +26,16 @@ def standby_after(store: ArtifactStore, record: CanaryRecord) -> SlotName | None
     if previous is None or (previous.slot, previous.repository) != (record.stable, record.stable_repository):
         return None
     return record.stable
+
+
+def is_standby(record: CanaryRecord, router: TrafficRouter | None) -> bool:
+    """Whether a canary's candidate stands by for production now; without a router that can be read it does not."""
+    if router is None or record.stood_in is None or record.settled:
+        return False
+    try:
+        return router.read()[0].standby == record.candidate
+    except RouterUnavailable:
+        return False
 
 
 def stand_down(router: TrafficRouter, patience: Patience, *, owner: str, epoch: int) -> None:

@@ -7,7 +7,7 @@ import time
 from llm_pipeline.canary import analysis, findings
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.holding import Holding
-from llm_pipeline.canary.moving import traffic_to, wait_usable
+from llm_pipeline.canary.moving import traffic_to, wait_converged, wait_usable
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.record import (
     CanaryRecord,
@@ -16,11 +16,13 @@ from llm_pipeline.canary.record import (
 from llm_pipeline.canary.router import (
     ALL,
     Mirror,
+    RouteState,
+    other_slot,
 )
 from llm_pipeline.canary.shadow import shadow_judgement
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.canary.standby import stand_down
-from llm_pipeline.errors import Transient
+from llm_pipeline.errors import Fenced, PipelineError, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.verdict import Verdict
 
@@ -50,14 +52,21 @@ class Starting(Holding):
         return self._save(record.marked("candidate started", share=0.0), phase=Phase.WARM)
 
     def _keep_stable(self) -> None:
-        """Nobody else answers users before the first step, and that may take long to come."""
+        """Before the first step the candidate only stands by for it, and that step may take long to come."""
         production = self._plan.production
-        if production is not None and self._slots.ended(production.slot):
-            log.warning("stable's server had ended: it is started anew", slot=production.slot)
+        if production is None or not self._slots.ended(production.slot):
+            return
+        log.warning("stable's server had ended: it is started anew", slot=production.slot)
+        try:
             self._slots.ensure(production.slot, production.repository, self._token)
+        except Fenced:
+            raise
+        except PipelineError as error:
+            log.error("stable's server does not start", slot=production.slot, reason=str(error))  # noqa: TRY400 - told
 
     def _warm_up(self, record: CanaryRecord, percent: float) -> CanaryRecord:
-        self._keep_stable()
+        if record.stood_in is not None:  # or else users would wait for stable to start, with nobody to ask
+            self._keep_stable()
         warm = self._slots.warm_up(record.candidate, record.repository)
         log.info("candidate warmed up", prompts=warm.prompts, answered=warm.answered, seconds=warm.seconds)
         if warm.answered == 0:
@@ -66,10 +75,29 @@ class Starting(Holding):
             return self._condemn(record, findings.not_reached())
         if record.stable is None:
             return self._deploy_first(record, warm)
+        record = self._stands_by(record)
+        self._keep_stable()
         record = self._compared(self._mirrored(record))
         if any(fact.verdict is Verdict.NO_GO for fact in record.shadow):
             return self._condemn(record, shadow_judgement(record.shadow))
         return self._begin_tests(record, percent)
+
+    def _stands_by(self, record: CanaryRecord) -> CanaryRecord:
+        """Have users' requests that stable fails asked of the candidate, which answers by now; see `standby`."""
+        state, revision = self._router.read()
+        want = self._alone(record).model_copy(update={"mirror": state.mirror})
+        if want.standby is None or state.standby == want.standby or not want.same_traffic(state):
+            return record
+        if record.stood_in is None:
+            record = self._save(record, stood_in=0, cursor=self._traffic.end())
+        confirmed = wait_converged(self._router, self._router.write(want, revision), self._plan.patience.confirm)
+        log.info("the candidate stands by for stable", slot=record.candidate, confirmed=confirmed)
+        return record
+
+    def _alone(self, record: CanaryRecord) -> RouteState:
+        """Before the first step: stable has all traffic."""
+        stable = record.stable or other_slot(record.candidate)
+        return self._state(stable, 1.0, on_trial=False, standby=record.candidate)
 
     def _compared(self, record: CanaryRecord) -> CanaryRecord:
         """Ask both slots the same prompts, once, where the policy asks for it."""
@@ -84,7 +112,7 @@ class Starting(Holding):
         seconds = self._policy.warm_up_mirror_seconds
         if seconds == 0 or record.stable is None or any(mark.label == MIRRORED for mark in record.marks):
             return record
-        alone = self._state(record.stable, 1.0, on_trial=False)
+        alone = self._alone(record)
         mirror = Mirror(slot=record.candidate, share=MIRRORED_SHARE)
         want = self._router.nearest(alone.model_copy(update={"mirror": mirror}))
         if want.mirror is None:
@@ -120,6 +148,7 @@ class Starting(Holding):
     def _begin_tests(self, record: CanaryRecord, percent: float) -> CanaryRecord:
         """Wait for enough of stable's requests to say what slow means, then start the tests."""
         try:
+            record = self._traffic.stood_in(record)
             baseline = self._traffic.baseline(record, self._policy)
         except Transient as error:
             log.warning("the source of metrics is down", reason=str(error))
@@ -134,10 +163,22 @@ class Starting(Holding):
             end_to_end_milliseconds=thresholds.end_to_end_milliseconds,
             not_compared=list(thresholds.left_out),
         )
-        return self._begin_step(record, percent, analysis.begin(thresholds, self._policy))
+        return self._begin_step(self._told_stood_in(record), percent, analysis.begin(thresholds, self._policy))
+
+    def _told_stood_in(self, record: CanaryRecord) -> CanaryRecord:
+        """The record with what the candidate has answered before its first step, if that was anything."""
+        if not record.stood_in:
+            return record
+        words = f"{record.stood_in} requests that stable failed were answered by the candidate"
+        log.warning(words, slot=record.candidate)
+        return record.with_event(EventKind.STOOD_IN, words, by=self._owner)
 
     def _wait_for_traffic(self, record: CanaryRecord, seen: int) -> CanaryRecord:
-        if record.watched_seconds > self._policy.maximum_bake_seconds:
+        answers = record.stable is None or self._slots.alive(record.stable)
+        if (
+            answers and record.watched_seconds > self._policy.maximum_bake_seconds
+        ):  # or else nobody but the candidate does
+            record = self._told_stood_in(record)
             return self._condemn(record, findings.too_little_traffic(seen, self._policy.minimum_requests))
         time.sleep(self._policy.look_seconds)
         return self._save(record, watched_seconds=record.watched_seconds + self._clock.look(self._policy.look_seconds))

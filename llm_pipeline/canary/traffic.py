@@ -66,6 +66,13 @@ class Traffic(Protocol):
             Transient: The source is down.
         """
 
+    def stood_in(self, record: CanaryRecord) -> CanaryRecord:
+        """The record of a candidate that stands by, with what it has answered for stable since the last call.
+
+        Raises:
+            Transient: The source is down.
+        """
+
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
         """The record, when new weights are in force."""
 
@@ -99,12 +106,22 @@ class LoggedTraffic:
         return Baseline(fix_thresholds(history, policy), len(history), record)
 
     def _of_stable(self, record: CanaryRecord, **bounds: int) -> list[ObservedRequest]:
-        """Requests that stable answered as production."""
+        """Requests that stable answered as production, or failed; not those that a standby answered for it."""
         since = time.time() - HISTORY_SECONDS
         if record.production_since is not None:
             since = max(since, record.production_since.timestamp())
         recent = self._log.recent(since, **bounds)
-        return [request for request in recent if request.arm == record.stable and not request.on_trial]
+        mine = [request for request in recent if request.arm == record.stable and not request.on_trial]
+        return [request for request in mine if request.server in (None, record.stable)]
+
+    def stood_in(self, record: CanaryRecord) -> CanaryRecord:
+        """See `Traffic.stood_in`: the log is read from where it ended when the candidate began to stand by."""
+        if record.stood_in is None:
+            return record
+        requests, cursor = self._log.read(record.cursor, MOST_BYTES_A_LOOK)
+        mine = [one for one in requests if one.arm == record.stable and one.server == record.candidate]
+        answered = sum(not (one.on_trial or one.lost or one.cancelled or one.in_flight) for one in mine)
+        return record.model_copy(update={"cursor": cursor, "stood_in": record.stood_in + answered})
 
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
         """See `Traffic.step_begins`: requests say themselves when they began, but a clock set back makes all later."""
@@ -144,6 +161,10 @@ class CountedTraffic:
         stable = arms.get(record.stable, ArmWindow()) if record.stable else ArmWindow()
         counted = record.model_copy(update={"metrics_cursor": since})
         return Baseline(thresholds_from_counts(stable, policy), stable.requests, counted)
+
+    def stood_in(self, record: CanaryRecord) -> CanaryRecord:
+        """See `Traffic.stood_in`: counts do not tell who answered."""
+        return record
 
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
         """See `Traffic.step_begins`: what was counted before belongs to other weights, the first look counts anew."""

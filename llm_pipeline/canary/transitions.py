@@ -164,13 +164,14 @@ class Transitions:
         )
         return self._save(back, phase=Phase.ROLLED_BACK)
 
-    def _state(self, slot: SlotName, share: float, *, on_trial: bool) -> RouteState:
+    def _state(self, slot: SlotName, share: float, *, on_trial: bool, standby: SlotName | None = None) -> RouteState:
         mine = round(share * ALL)
         weights = {slot: mine} if mine == ALL else {slot: mine, other_slot(slot): ALL - mine}
         candidate = slot if on_trial else None
         wanted = RouteState(
             weights=weights,
             candidate=candidate,
+            standby=standby,
             sticky_header=self._policy.session_header if on_trial else None,
             owner=self._owner,
             epoch=self._epoch,

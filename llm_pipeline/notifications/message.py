@@ -28,6 +28,7 @@ _KINDS: Mapping[EventKind, NotificationKind] = {
     EventKind.ROLLED_BACK: "rollback",
     EventKind.ADOPTED: "rollback",
     EventKind.REVIVED: "pause",
+    EventKind.STOOD_IN: "step",
 }
 
 _SLACK_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})

@@ -56,6 +56,8 @@ class AccessLog:
         fault = (on_trial and self.site.faulty) or slot not in self.site.running
         slow = on_trial and self.site.slow
         left = on_trial and number % 10 < 10 * self.site.abandoned
+        other: SlotName = "green" if slot == "blue" else "blue"
+        elsewhere = slot not in self.site.running and other in self.site.running
         waits = on_trial and number % 10 < 10 * self.site.waiting
         return ObservedRequest(
             started_at=time.time(),
@@ -71,5 +73,6 @@ class AccessLog:
             first_byte_milliseconds=None if left or waits else 5.0,
             total_milliseconds=3000.0 if left or waits else 500.0 if slow else 10.0 + number % 7,
             bytes_sent=10,
+            server=other if elsewhere else slot,
             repetition=0.95 if on_trial and self.site.garbled else 0.1 + number % 7 / 100,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -35,6 +36,27 @@ def test_when_stable_dies_nobody_is_blamed_and_no_more_traffic_goes_to_it_whatev
     assert trial.step(50).verdict is Verdict.GO
     assert trial.record.phase is Phase.PASSED
     assert trial.lost_unary == {}, "the candidate answered for stable all the time"
+
+
+def test_a_candidate_that_waits_for_its_first_step_answers_for_a_production_that_dies(trial) -> None:
+    trial.policy |= {"minimum_requests": 1_000_000, "maximum_bake_seconds": 8.0}
+    running = trial.start(1)
+    trial.await_phase(Phase.WARM, 0)
+    deadline = time.monotonic() + 20
+    while trial.site.router.read()[0].standby != trial.candidate:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    sent = sum(trial.site.traffic()["sent"].values())
+    trial.site.await_answers(50)
+    with trial.site.control.kept_dead(trial.stable):
+        trial.site.await_answers(300)
+    assert running.result(timeout=40).verdict is Verdict.INCONCLUSIVE
+    sent = sum(trial.site.traffic()["sent"].values()) - sent
+    assert (trial.lost_unary, sent > 300) == ({}, True), trial.site.traffic()["reasons"]
+    assert sum(trial.lost.values()) <= 5, "only streams in flight at that moment can be cut"
+    assert (trial.record.stood_in or 0) > 100
+    assert trial.events == ["started", "stood in", "rolling back", "rolled back"]
+    assert trial.site.router.read()[0].standby is None
 
 
 def test_with_a_version_that_stands_by_a_dead_production_loses_no_unary_request_of_either_kind(live) -> None:

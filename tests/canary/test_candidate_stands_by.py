@@ -1,0 +1,150 @@
+"""A candidate that answers is asked where production fails, before its first step, too; one that was taken back never.
+
+The site is in memory; `test_scenarios_stable` does the same over Envoy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from simulated import PATIENCE, STABLE, Killed, Site
+from test_guard import LATER, guard
+from test_one_way_back import fast  # noqa: F401 - a fixture
+
+from llm_pipeline.canary.agreement import disagreements
+from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.rollback import ensure_rolled_back
+from llm_pipeline.canary.router import Mirror
+from llm_pipeline.errors import PipelineError, Transient
+from llm_pipeline.store.pointers import Pointers, read_pointers
+
+
+@pytest.fixture
+def site(tmp_path) -> Site:
+    """Its candidates wait for traffic, until they have waited for too long."""
+    found = Site(tmp_path)
+    found.serve_first()
+    found.policy |= {"minimum_requests": 10_000, "maximum_bake_seconds": 0.05}
+    return found
+
+
+def while_it_waits(site: Site, act: Callable[[], None], *, look: int = 3) -> None:
+    """Do something at one of the looks before the first step."""
+    baseline, looks = site.traffic.baseline, iter(range(1_000))
+
+    def counted(*arguments):
+        if next(looks) == look:
+            act()
+        return baseline(*arguments)
+
+    site.traffic.baseline = counted  # type: ignore[method-assign]
+
+
+def end_stable(site: Site) -> None:
+    site.running.discard("blue")
+
+
+def taken_back(site: Site) -> None:
+    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+
+
+def test_a_candidate_that_waits_for_its_first_step_answers_for_a_production_that_dies(site) -> None:
+    seen = []
+    while_it_waits(site, lambda: seen.append(site.router.state) or end_stable(site))
+    assert site.step(20).verdict == "INCONCLUSIVE"
+    assert (seen[0].weights, seen[0].standby, seen[0].candidate) == ({"blue": 10_000}, "green", None)
+    assert (site.sent > 0, site.lost) == (True, 0)
+    assert (site.running, site.record().phase) == ({"blue"}, Phase.ROLLED_BACK)
+    assert (site.router.state.standby, site.weights()) == (None, {"blue": 10_000})
+
+
+def test_it_goes_on_answering_while_production_does_not_start(site) -> None:
+    def lose_stable_for_good() -> None:
+        site.stable_starts = False
+        end_stable(site)
+
+    while_it_waits(site, lose_stable_for_good)
+    while_it_waits(site, lambda: setattr(site, "stable_starts", True), look=8)
+    assert site.step(20).verdict == "INCONCLUSIVE"
+    assert (site.lost, site.running, site.weights()) == (0, {"blue"}, {"blue": 10_000})
+
+
+def test_what_it_answered_so_is_counted_and_told_and_says_nothing_about_stable(site) -> None:
+    before, after = [], []
+    while_it_waits(site, lambda: before.append(len(site.traffic._of_stable(site.record()))) or end_stable(site))
+    while_it_waits(site, lambda: after.append(len(site.traffic._of_stable(site.record()))), look=5)
+    while_it_waits(site, lambda: site.running.add("blue"), look=6)
+    site.slots.ended = lambda _: False  # and nobody notices
+    site.step(20)
+    record = site.record()
+    assert (record.stood_in or 0) >= 200
+    (told,) = [event.summary for event in record.events if event.kind == "stood in"]
+    assert told == f"{record.stood_in} requests that stable failed were answered by the candidate"
+    assert (before, after) == ([100], [0])
+
+
+def test_it_stands_by_while_it_is_warmed_up_by_copies(site) -> None:
+    site.policy |= {"warm_up_mirror_seconds": 0.002}
+    site.step(20)
+    copies = [told for told in site.told if told.mirror == Mirror(slot="green", share=2_500)]
+    assert [told.standby for told in copies] == ["green"]
+
+
+def test_one_that_answers_nothing_stands_by_for_nobody(site) -> None:
+    site.slots.warm_up = lambda *_: site.slots.__class__.warm_up(site.slots, *_).model_copy(update={"answered": 0})
+    assert site.step(20).verdict == "NO_GO"
+    assert all(told.standby is None for told in site.told)
+
+
+@pytest.mark.parametrize("stable_starts", [True, False])
+def test_one_that_is_taken_back_stands_by_no_more_though_nobody_else_answers(site, stable_starts: bool) -> None:
+    def leave() -> None:
+        site.stable_starts = stable_starts
+        end_stable(site)
+        taken_back(site)
+
+    while_it_waits(site, leave)
+    with pytest.raises(PipelineError):
+        site.step(20)
+    assert site.router.state.standby is None
+    assert ("blue" in site.running) == stable_starts
+
+
+def test_neither_does_one_whose_end_the_store_does_not_take(site) -> None:
+    while_it_waits(site, lambda: setattr(site, "refuses", lambda _: True), look=1)
+    site.policy["maximum_bake_seconds"] = 0.001
+    with pytest.raises(Transient):
+        site.step(20)
+    with pytest.raises(Transient):
+        taken_back(site)
+    assert site.router.state.standby is None
+
+
+def test_the_guard_ends_one_that_nobody_drives(site) -> None:
+    while_it_waits(site, lambda: setattr(site, "dead", True))
+    with pytest.raises(Killed):
+        site.step(20)
+    site.buried()
+    assert site.router.state.standby == "green"
+    assert guard(site) == []
+    assert [action.what for action in guard(site, LATER)] == ["rolled back"]
+    assert site.router.state.standby is None
+
+
+def test_it_agrees_with_all_the_rest_as_long_as_its_canary_goes_on(site) -> None:
+    found = []
+
+    def look() -> None:
+        served = {slot: site.serves[slot].digest for slot in ("blue", "green")}
+        pointers: Pointers = read_pointers(site.store, "demo/tiny", "cpu")[0]
+        arguments = (pointers, site.record(), None, site.router.state, served)
+        found.append(list(disagreements(*arguments)))
+        over = site.record().model_copy(update={"phase": Phase.ROLLED_BACK})
+        found.append(list(disagreements(pointers, over, None, site.router.state, served)))
+
+    while_it_waits(site, look)
+    site.step(20)
+    assert found[0] == []
+    assert "serves no version of before" in found[1][0]
+    assert site.serves["blue"] == STABLE
