@@ -183,8 +183,10 @@ def _directories(deployment: Deployment) -> Iterator[Check]:
 
 def _triton(deployment: Deployment) -> str:
     home = open_home(Path(deployment.triton_home))
-    interpreter = inspect_interpreter(Path(deployment.interpreter("model")), home)
-    return f"{home.program}, Python {interpreter.version} for its models"
+    environments = sorted({place.environment for place in deployment.places.values()}) or ["model"]
+    pythons = (inspect_interpreter(Path(deployment.interpreter(name)), home).version for name in environments)
+    versions = ", ".join(f"{version} ({name})" for name, version in zip(environments, pythons, strict=True))
+    return f"{home.program}, for its models Python {versions}"
 
 
 def _credentials(deployment: Deployment) -> tuple[str, ...]:

@@ -194,7 +194,7 @@ def _server_slot(flow: Flow, target: str) -> dict[str, Any]:
     place = flow.place(target).staging
     here: dict[str, str] = {}
     if isinstance(place, LocalServer):
-        here = {"triton_home": flow.deployment.triton_home, "python": flow.deployment.interpreter("model")}
+        here = {"triton_home": flow.deployment.triton_home, "python": _serving_interpreter(flow, target)}
     return {
         "place": place,
         "state": flow.state_directory(target, "staging"),
@@ -269,6 +269,10 @@ def _load_test(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     return config, inputs
 
 
+def _serving_interpreter(flow: Flow, target: str) -> str:
+    return flow.deployment.serving_interpreter(flow.record.place_of(target))
+
+
 def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
     """Where production is served once more; None where the deployment has no ports for it."""
     from llm_pipeline.stages.load_test import ComparisonPlace
@@ -279,7 +283,7 @@ def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
     return ComparisonPlace(
         ports=ports,
         triton_home=flow.deployment.triton_home,
-        python=flow.deployment.interpreter("model"),
+        python=_serving_interpreter(flow, target),
         state=flow.state_directory(target, "comparison"),
     )
 
@@ -310,7 +314,7 @@ def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         policy=flow.release.policy.canary,
         place=flow.place(target),
         triton_home=flow.deployment.triton_home,
-        python=flow.deployment.interpreter("model"),
+        python=_serving_interpreter(flow, target),
         state_root=flow.deployment.state_root,
         drill=flow.release.drill,
         workload=flow.release.workload,
@@ -330,7 +334,7 @@ def _rollback(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         place=flow.place(subject),
         state_root=flow.deployment.state_root,
         triton_home=flow.deployment.triton_home,
-        python=flow.deployment.interpreter("model"),
+        python=_serving_interpreter(flow, subject),
     )
     return config, {}
 

@@ -60,7 +60,7 @@ def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> Flow:
                 "store": store.uri,
                 "work_root": "/work",
                 "state_root": "/state",
-                "environments": {"model": "/model/python"},
+                "environments": {"model": "/model/python", "vllm": "/vllm/python"},
                 "triton_home": "/triton",
                 "places": {"cpu": {**servers, "router": {"port": 18550, "admin_port": 18551}}},
             }
@@ -116,6 +116,16 @@ def test_a_target_that_goes_to_another_place_is_served_judged_and_promoted_there
     assert there.request("rollback", "cpu").config["target"] == "beside"
     assert there.state_directory("cpu", "staging") == "/state/beside/staging"
     assert record.target_at("beside") == "cpu"
+
+
+def test_every_server_of_a_place_runs_models_in_the_places_own_environment(store) -> None:
+    packaged(store)
+    release = flow(store, MORNING)
+    places = {"cpu": release.deployment.places["cpu"].model_copy(update={"environment": "vllm"})}
+    moved = release.record.model_copy(update={"deployment": release.deployment.model_copy(update={"places": places})})
+    for subject in (("staging", "cpu"), ("staging_down", "cpu"), ("canary", "cpu:25"), ("rollback", "cpu")):
+        assert Flow(store, moved).request(*subject).config["python"] == "/vllm/python"
+        assert release.request(*subject).config["python"] == "/model/python"
 
 
 def test_a_canary_before_its_package_is_refused(store) -> None:

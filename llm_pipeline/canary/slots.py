@@ -112,7 +112,7 @@ def slot_state(state_root: Path, target: str, slot: SlotName) -> Path:
 def slots_of(store: ArtifactStore, deployment: Deployment, target: str) -> TritonSlots:
     """The slots of a deployment's place; without an interpreter of the model's code servers can only be stopped."""
     try:
-        python = Path(deployment.interpreter("model"))
+        python = Path(deployment.serving_interpreter(target))
     except ConfigError as error:
         log.warning("servers cannot be started from here", reason=str(error))
         python = None

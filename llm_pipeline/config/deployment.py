@@ -41,6 +41,8 @@ class TargetPlace(ConfigModel):
         staging: The server that a candidate is judged on: by its ports alone a server of this host, else by its kind.
         comparison: A second server of this host, for the version in production while a candidate is compared with it;
             None where candidates are compared with nothing.
+        environment: The environment, an interpreter of this host, that the models' code in these servers runs in. An
+            engine that is a Python package, vLLM or Transformers, must be installed there.
         blue: One production slot.
         green: The other production slot; the roles of the two flip at each promotion.
         router: What splits the users' traffic between both slots: by its ports alone an Envoy of this host, else by its
@@ -51,6 +53,7 @@ class TargetPlace(ConfigModel):
 
     staging: ServerPlace
     comparison: ServerPorts | None = None
+    environment: Name = "model"
     blue: ServerPorts
     green: ServerPorts
     router: RouterPlace
@@ -233,6 +236,14 @@ class Deployment(ConfigModel):
         if unknown := sorted(workers.targets.keys() - info.data.get("places", workers.targets).keys()):
             raise ValueError(f"targets {', '.join(unknown)} have no place")
         return workers
+
+    def serving_interpreter(self, place: str) -> str:
+        """The interpreter that the models' code of a place's servers runs in.
+
+        Raises:
+            ConfigError: The place's environment is missing, or is a container or a pod.
+        """
+        return self.interpreter(self.places[place].environment)
 
     def interpreter(self, name: str) -> str:
         """The interpreter of an environment on this host.

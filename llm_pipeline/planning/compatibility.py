@@ -132,6 +132,8 @@ def platform_of(target: Target, model_id: str | None = None) -> Platform:
 
 
 def _judge_on_cpu(target: Target, recipe: QuantizationRecipe, fits: Fits | None) -> Legal | Refused:
+    if target.engine == "vllm":
+        return _judge_vllm_on_cpu(recipe)
     if target.engine != "openvino_cpu":
         return Refused(reason=f"engine {target.engine} does not run on a CPU", nearest="engine: openvino_cpu")
     asked = asked_by(recipe)
@@ -228,6 +230,16 @@ def _judge_vllm(platform: Platform, target: Target, recipe: QuantizationRecipe, 
             nearest=", ".join(_changes(recipe, asked, unread, _fitting(VLLM_FORMATS, fits), VLLM_KV_FORMATS)),
         )
     return _legal([support for name in asked.weights for support in _vllm_kernels(platform, name)])
+
+
+def _judge_vllm_on_cpu(recipe: QuantizationRecipe) -> Legal | Refused:
+    asked = asked_by(recipe)
+    if set(asked.weights) != {"none"} or asked.kv_cache != "none":
+        return Refused(
+            reason=f"vLLM reads none of modelopt's checkpoints on a CPU, and {recipe.name} is one",
+            nearest="weights: none and kv_cache: none, or engine: openvino_cpu",
+        )
+    return Legal(warnings=("vLLM on a CPU is slow: it shows that a release for a GPU works, not how fast",))
 
 
 def _vllm_kernels(platform: Platform, weights: WeightFormat) -> Iterator[Support]:

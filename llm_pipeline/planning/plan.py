@@ -34,6 +34,7 @@ from llm_pipeline.planning.model_source import see_model, stated_facts
 from llm_pipeline.planning.patience import Asked
 from llm_pipeline.planning.place_checks import ask_holders, place_warnings
 from llm_pipeline.planning.plan_warnings import (
+    environment_warnings,
     gpu_warnings,
     host_warnings,
     size_warnings,
@@ -150,6 +151,7 @@ def plan_release(
             *place_warnings(holders, loaded, replace=replace),
             *seen.warnings,
             *model.warnings,
+            *environment_warnings(loaded),
             *size_warnings(release, facts),
             *model_warnings(loaded, facts),
             *target_warnings(targets),

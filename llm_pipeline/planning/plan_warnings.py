@@ -14,6 +14,9 @@ from llm_pipeline.planning.reuse import Step
 from llm_pipeline.planning.stage_cost import StepCost
 from llm_pipeline.planning.time_limits import time_limit_seconds
 
+_PACKAGES = {"openvino_cpu": "openvino-genai", "transformers_torch": "transformers", "vllm": "vllm"}
+"""What engines need beside the Triton server that serves them."""
+
 _TIGHT = 0.5
 """A prediction above this share of a time limit is worth a warning: predictions are off by a factor."""
 
@@ -48,6 +51,20 @@ def target_warnings(targets: Sequence[TargetPlan]) -> tuple[str, ...]:
             found += [f"{name}: {warning}" for warning in recipe.warnings]
             if not recipe.legal:
                 found.append(f"{name} is refused, so {target.name} fails if {recipe.recipe} is chosen: {recipe.reason}")
+    return tuple(found)
+
+
+def environment_warnings(loaded: LoadedRelease) -> tuple[str, ...]:
+    """Engines that are Python packages of one environment while another one serves them."""
+    found = []
+    for target in loaded.release.targets:
+        place = loaded.places[target.name]
+        serves = loaded.deployment.places[place].environment
+        if target.engine in _PACKAGES and serves != target.environment:
+            found.append(
+                f"{target.name} is built in environment {target.environment} and served in {serves}: "
+                f"{_PACKAGES[target.engine]} must be in both, or places.{place}.environment name the first one"
+            )
     return tuple(found)
 
 

@@ -100,8 +100,8 @@ def _metrics(facts: EngineFacts, import_seconds: float) -> dict[str, Metric]:
 
 
 def _tools(config: BuildConfig) -> tuple[str, ...]:
-    """On a CPU, what compiles; a GPU target names its runtime's version and container, and both are in the config."""
-    return _CPU_TOOLS if config.target.accelerator == "cpu" else ()
+    """What compiles here; a target with a runtime names its version and container, and both are in the config."""
+    return _CPU_TOOLS if config.target.engine == "openvino_cpu" else ()
 
 
 STAGE = Stage(

@@ -107,7 +107,7 @@ class TrialBench:
             release_name=self._flow.release.name,
             target=target,
             triton_home=Path(deployment.triton_home),
-            python=Path(deployment.interpreter("model")),
+            python=Path(deployment.serving_interpreter(self._flow.record.place_of(target.name))),
         )
         control = open_control(self._flow.place(target.name).staging, slot)
         candidate = Candidate(directory, repository.digest, links=fetch_links(directory, store))

@@ -247,6 +247,11 @@ def test_vllm_refuses_the_other_exports_by_name(weights):
     assert refused.nearest in ("weights: fp8", "weights: nvfp4")
 
 
+def test_vllm_on_a_cpu_serves_what_is_not_quantized():
+    assert judge(cpu_target(engine="vllm"), "none").known == "yes"
+    assert "openvino_cpu" in refusal(cpu_target(engine="vllm"), "fp8").nearest
+
+
 def test_vllm_computes_in_16_bit_what_the_gpu_cannot():
     judged = judge(gpu_target(**VLLM), "nvfp4")
     assert isinstance(judged, Legal)

@@ -221,6 +221,13 @@ def test_a_port_that_something_else_listens_on_is_a_warning(configs: Path, edit)
     assert any(f"places.cpu.staging: this port {port} is in use by" in line for line in warnings)
 
 
+def test_an_engine_that_is_built_in_one_environment_and_served_in_another_is_a_warning(configs: Path, edit):
+    said = "cpu is built in environment model and served in control: openvino-genai must be in both"
+    assert not any(line.startswith(said) for line in plan_release(demo(configs)).warnings)
+    edit("deployments/local.yaml", "  cpu:\n", "  cpu:\n    environment: control\n")
+    assert any(line.startswith(said) for line in plan_release(demo(configs)).warnings)
+
+
 def test_a_model_that_does_not_come_from_the_hub_needs_no_token(configs: Path, edit, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     edit("releases/llama-3.1-8b-instruct.yaml", "model:\n", "model:\n  source: file:///models/llama\n")
