@@ -140,6 +140,7 @@ class LocalRun:
         return None
 
     def _judge_recipes(self, flow: Flow) -> None:
+        self._stage(flow.request("eval_data"))  # first: it takes seconds, and what it refuses costs no download
         self._stage(flow.request("download"))
         self._stage(flow.request("baseline"))
         self._gate(flow.request("baseline_gate"))

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.errors import ConfigError, IntegrityError
-from llm_pipeline.hub.pinned import PinnedModel
+from llm_pipeline.hub.pinned import PinnedModel, Sha1
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.store import ArtifactStore
@@ -32,6 +32,8 @@ class ReleaseRecord(Frozen):
         release_id: `<config name>-<commit, 8 digits>-<config digest, 8 digits>`: the same input, the same release.
         model: The model at its pinned commit.
         datasets: Calibration sets, evaluation tasks and prompts, as artifacts.
+        data_commits: Commit of each data set of the hub that the tasks read, by its name, as far as it was known then.
+        tasks_of_unknown_data: Tasks of which it was not: the stage that fetches their data pins them.
         ladders: Names of the recipes that are legal on each target, cheapest first.
         facts: What the model is; None in records of earlier versions.
         places: Names of the deployment's places, by the target that goes there; one that is missing has its own.
@@ -43,6 +45,8 @@ class ReleaseRecord(Frozen):
     deployment: Deployment
     model: PinnedModel
     datasets: dict[str, ArtifactRef]
+    data_commits: dict[str, Sha1] = Field(default_factory=dict)
+    tasks_of_unknown_data: tuple[str, ...] = ()
     ladders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     facts: ModelFacts | None = None
     places: dict[str, str] = Field(default_factory=dict)

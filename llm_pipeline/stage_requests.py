@@ -33,6 +33,27 @@ def _download(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
     return download_config(record.model, flow.release.model, flow.deployment.hub, record.facts), {}
 
 
+def _eval_data(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
+    from llm_pipeline.stages.eval_data import EvalDataConfig
+
+    evaluation, record = flow.release.evaluation, flow.record
+    config = EvalDataConfig(
+        tasks=evaluation.tasks,
+        allow_task_code=evaluation.allow_task_code,
+        commits=record.data_commits,
+        revisions=evaluation.data_revisions if record.tasks_of_unknown_data else {},
+        release=record.release_id if record.tasks_of_unknown_data else "",
+        source=evaluation.data_source,
+        hub=flow.deployment.hub,
+    )
+    return config, _tasks(flow)
+
+
+def _scored_data(flow: Flow) -> dict[str, ArtifactRef]:
+    """What the tasks are and what they read."""
+    return {**_tasks(flow), "eval_data": flow.artifact("eval_data", "", "eval_data")}
+
+
 def _tasks(flow: Flow) -> dict[str, ArtifactRef]:
     tasks = flow.record.datasets.get(TASKS_DATASET)
     return {} if tasks is None else {"tasks": tasks}
@@ -42,7 +63,7 @@ def _baseline(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.stages.baseline import BaselineConfig
 
     config = BaselineConfig.of(flow.release.evaluation, flow.release.baseline.dtype)
-    return config, {"checkpoint": flow.artifact("download", "", "checkpoint"), **_tasks(flow)}
+    return config, {"checkpoint": flow.artifact("download", "", "checkpoint"), **_scored_data(flow)}
 
 
 def _baseline_gate(flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
@@ -95,7 +116,7 @@ def _accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     from llm_pipeline.stages.accuracy import AccuracyConfig
 
     config = AccuracyConfig(
-        evaluation=flow.release.evaluation,
+        evaluation=flow.release.evaluation.asked,
         policy=flow.release.policy.accuracy,
         dtype=flow.release.baseline.dtype,
         rungs=_sharing_rungs(flow),
@@ -103,7 +124,7 @@ def _accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     inputs = {
         "checkpoint": flow.artifact("quantize", subject, "checkpoint"),
         "baseline": flow.artifact("baseline", "", "evaluation"),
-        **_tasks(flow),
+        **_scored_data(flow),
     }
     return config, inputs
 
@@ -236,10 +257,10 @@ def _served_accuracy(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     config = ServedAccuracyConfig(
         endpoint=_endpoint(flow, subject),
         repository_digest=flow.artifact("package", subject, "repository").digest,
-        evaluation=flow.release.evaluation,
+        evaluation=flow.release.evaluation.asked,
         policy=flow.release.policy.served_accuracy,
     )
-    return config, {"baseline": flow.artifact("baseline", "", "evaluation"), **_tasks(flow)}
+    return config, {"baseline": flow.artifact("baseline", "", "evaluation"), **_scored_data(flow)}
 
 
 def _load_test(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
@@ -359,6 +380,7 @@ def _report(_flow: Flow, _subject: str) -> tuple[BaseModel, Inputs]:
 
 
 REQUESTS: Mapping[str, Callable[[Flow, str], tuple[Any, Inputs]]] = {
+    "eval_data": _eval_data,
     "download": _download,
     "baseline": _baseline,
     "baseline_gate": _baseline_gate,

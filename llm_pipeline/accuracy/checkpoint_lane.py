@@ -85,7 +85,9 @@ class _Lane:
         use_processors()
         with self.phase("questions"):
             self.chat = ChatTemplate.of(load_tokenizer(inputs["checkpoint"])) if _may_chat(evaluation) else None
-            self.questions: Questions = Questions.load(inputs.get("tasks"), evaluation, evaluation.tasks, self.chat)
+            self.questions: Questions = Questions.load(
+                inputs.get("tasks"), evaluation, evaluation.tasks, self.chat, inputs.get("eval_data")
+            )
         with self.phase("load"):
             self.model: HarnessModel = load_harness_model(inputs["checkpoint"], evaluation, dtype)
         self.harness = {**self.questions.identity, **self.model.identity}
@@ -119,7 +121,7 @@ def evaluate_baseline(inputs: Mapping[str, Path], evaluation: Evaluation, dtype:
     """Ask the checkpoint every item, some of them twice, and keep what it says about some texts.
 
     Args:
-        inputs: `checkpoint`, and `tasks` unless they are lm-eval's own.
+        inputs: `checkpoint`, `tasks` unless they are lm-eval's own, and `eval_data`, what they read.
         evaluation: What is asked.
         dtype: Precision of everything that is not quantized.
         workdir: What an earlier, killed attempt asked is taken up from here.
@@ -189,7 +191,7 @@ def evaluate_candidate(
     """Ask a candidate look by look until the gate decides, and measure its distance from the baseline.
 
     Args:
-        inputs: `checkpoint` and `baseline`, and `tasks` unless they are lm-eval's own.
+        inputs: `checkpoint` and `baseline`, `tasks` unless they are lm-eval's own, and `eval_data`, what they read.
         evaluation: What is asked, as the baseline was.
         policy: When a loss is too much.
         dtype: Precision of everything that is not quantized.

@@ -63,6 +63,26 @@ class Divergence(BaseModel):
     perplexity: float | None
 
 
+class DataRead(BaseModel):
+    """Data of the hub that tasks read.
+
+    Attributes:
+        name: The data set as tasks name it, with its configuration.
+        repository: The repository that it was taken from.
+        commit: At which commit.
+        files: How many of its files hold them.
+        documents: How many documents it has, by split.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    repository: str
+    commit: str
+    files: int
+    documents: dict[str, int]
+
+
 class EvaluationSummary(BaseModel):
     """An evaluation at a glance.
 
@@ -82,6 +102,7 @@ class EvaluationSummary(BaseModel):
         groups: The groups that were asked for by name, each judged as one task.
         tags: Tasks by the label that was asked for instead of them; each is judged by itself.
         metrics: By which metric each task is judged, by task name.
+        data: The data of the hub that the tasks read; of tasks that bring their own data there are none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -101,6 +122,7 @@ class EvaluationSummary(BaseModel):
     groups: tuple[TaskGroup, ...] = ()
     tags: dict[str, tuple[str, ...]] = {}
     metrics: dict[str, TaskMetric] = {}
+    data: tuple[DataRead, ...] = ()
 
     @property
     def named_tasks(self) -> dict[str, tuple[str, ...]]:

@@ -93,7 +93,7 @@ class ServedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
 
 
 def served_questions(
-    task_directory: Path | None, evaluation: Evaluation, chat: ChatTemplate | None = None
+    task_directory: Path | None, evaluation: Evaluation, chat: ChatTemplate | None = None, data: Path | None = None
 ) -> Questions:
     """The items of the served tasks.
 
@@ -101,12 +101,13 @@ def served_questions(
         task_directory: Where the tasks' files are; None for lm-eval's own tasks.
         evaluation: Tasks and their limit.
         chat: The chat format that the baseline was asked in.
+        data: What the `eval_data` stage fetched for them.
 
     Raises:
         Unsupported: A task is not a generative one.
         ConfigError: A task is unknown or its data are unreadable.
     """
-    questions = Questions.load(task_directory, evaluation, evaluation.served_tasks, chat)
+    questions = Questions.load(task_directory, evaluation, evaluation.served_tasks, chat, data)
     for name, task in questions.tasks.items():
         if task.OUTPUT_TYPE != "generate_until":
             raise _no_likelihood(name)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.accuracy.dataset_calls import SPLIT_FIELDS
+from llm_pipeline.accuracy.eval_data import read_from
+from llm_pipeline.accuracy.evaluation import DataRead
 from llm_pipeline.accuracy.task_data import data_files, read_documents
 from llm_pipeline.accuracy.task_files import TaskCode, TaskDirectory, TaskFile, inside, read_task_directory
 from llm_pipeline.accuracy.task_groups import TaskGroup
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
 
 
 _LONGEST_REASON = 300
-_SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
 
 
 def task_manager(directory: Path | None, evaluation: Evaluation, names: Sequence[str]) -> TaskManager:
@@ -92,12 +94,14 @@ class LoadedTasks:
         groups: lm-eval's groups that were asked for, by name, those inside of others too.
         labels: The tasks of each tag that was asked for.
         asked: The names that were asked for.
+        data: The data of the hub that they read.
     """
 
     tasks: Mapping[str, Any]
     groups: Mapping[str, Any]
     labels: Mapping[str, tuple[str, ...]]
     asked: tuple[str, ...]
+    data: tuple[DataRead, ...] = ()
 
     def tasks_named(self, name: str) -> tuple[str, ...]:
         """The tasks behind a name: a group's, a tag's, or the task itself."""
@@ -132,27 +136,32 @@ class LoadedTasks:
         return tuple(found[name] for name in sorted(found)), labels
 
 
-def load_tasks(directory: Path | None, evaluation: Evaluation, names: Sequence[str]) -> LoadedTasks:
+def load_tasks(
+    directory: Path | None, evaluation: Evaluation, names: Sequence[str], data: Path | None = None
+) -> LoadedTasks:
     """Load tasks by name.
 
     Args:
         directory: Directory with task files; None for the tasks that come with lm-eval.
         evaluation: What tasks may do.
         names: Tasks, groups and tags.
+        data: What the `eval_data` stage fetched for them; None leaves it to the cache of the `datasets` library.
 
     Raises:
         ConfigError: A task is unknown, its data are unreadable, something that it needs is missing, or it runs code
             that it may not.
     """
     manager = task_manager(directory, evaluation, names)
-    try:
-        loaded = manager.load(list(names))
-    except PipelineError:
-        raise
-    except Exception as error:
-        raise task_failure(error, "lm-eval cannot load its tasks", ", ".join(names)) from error
+    with read_from(data) as fetched:
+        try:
+            loaded = manager.load(list(names))
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise task_failure(error, "lm-eval cannot load its tasks", ", ".join(names)) from error
     labels = {name: tuple(sorted(manager.task_index[name].tags)) for name in names if name in manager.all_tags}
-    return LoadedTasks(dict(sorted(loaded["tasks"].items())), loaded["groups"], labels, tuple(names))
+    reads = tuple(fetched.reads.values()) if fetched else ()
+    return LoadedTasks(dict(sorted(loaded["tasks"].items())), loaded["groups"], labels, tuple(names), reads)
 
 
 def _permit_generated_code(configurations: Mapping[str, Mapping[str, Any]], evaluation: Evaluation) -> None:
@@ -190,7 +199,7 @@ def _advice(error: Exception) -> str:
     if isinstance(error, ImportError):
         return "install what it names into the environment that models are evaluated in, or leave the task out"
     if isinstance(error, OSError) or "offline" in text.lower() or "hub" in text.lower():
-        return "stages work offline: put its data set or metric into the Hugging Face cache, or data beside a task file"
+        return "stages that score work offline: put its metric into the Hugging Face cache, or data beside a task file"
     return "the fault is in the task's files or its data"
 
 
@@ -219,7 +228,7 @@ def _with_data(root: Path, task: TaskFile) -> dict[str, Any]:
     files = data_files(root, task.path, task.configuration)
     if files is None:
         return dict(task.configuration)
-    wanted = {key: task.configuration.get(key) for key in _SPLITS}
+    wanted = {key: task.configuration.get(key) for key in SPLIT_FIELDS}
     if missing := {key: split for key, split in wanted.items() if split is not None and split not in files}:
         stated = ", ".join(f"{key}: {split}" for key, split in missing.items())
         raise ConfigError(f"its data have no such split ({stated}), only {', '.join(files)}", where=str(task.path))

@@ -74,6 +74,7 @@ class Questions:
         groups: The groups that were asked for by name, each of them one score.
         tags: Tasks by the label that was asked for instead of them.
         metrics: By which metric each task is judged.
+        data: The data of the hub that they were read from.
     """
 
     def __init__(
@@ -86,16 +87,22 @@ class Questions:
         self.tasks, self.identity = loaded.tasks, dict(identity)
         self.metrics = {name: score.metric for name, score in scores.items()}
         self.groups, self.tags = loaded.judged(self.metrics)
+        self.data = loaded.data
         self._items, self._scores = items, scores
 
     @property
     def asked_for(self) -> dict[str, object]:
-        """What an evaluation's summary says of its tasks: groups, labels and metrics."""
-        return {"groups": self.groups, "tags": self.tags, "metrics": self.metrics}
+        """What an evaluation's summary says of its tasks: groups, labels, metrics and data."""
+        return {"groups": self.groups, "tags": self.tags, "metrics": self.metrics, "data": self.data}
 
     @classmethod
     def load(
-        cls, task_directory: Path | None, evaluation: Evaluation, names: Sequence[str], chat: ChatTemplate | None = None
+        cls,
+        task_directory: Path | None,
+        evaluation: Evaluation,
+        names: Sequence[str],
+        chat: ChatTemplate | None = None,
+        data: Path | None = None,
     ) -> Questions:
         """Build every request of the tasks, and find out what each of them is scored by.
 
@@ -104,13 +111,14 @@ class Questions:
             evaluation: How they are asked.
             names: The tasks; a group stands for its subtasks.
             chat: The model's chat format; None where it has none.
+            data: What the `eval_data` stage fetched for them.
 
         Raises:
             ConfigError: A task is unknown, its data are unreadable, it cannot be judged item by item or not as the
                 release config wants it, or no document has the cluster field.
         """
         _prepare_templates()
-        loaded = load_tasks(task_directory, evaluation, names)
+        loaded = load_tasks(task_directory, evaluation, names, data)
         _refuse_options_of_others(loaded, evaluation, names)
         styles = {name: prompt_style(name, task, loaded, evaluation, chat) for name, task in loaded.tasks.items()}
         items = {name: _questions(name, task, evaluation, styles[name]) for name, task in loaded.tasks.items()}

@@ -35,6 +35,11 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$", 
 HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$", max_length=193)]
 """`organisation/name` on the hub."""
 
+DataSetName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?$", max_length=193)
+]
+"""A data set as task files name it: `organisation/name`, or a name alone for some of the oldest."""
+
 Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]{0,127}$", max_length=128)]
 """A branch, tag or commit on the hub."""
 

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from llm_pipeline.config.model import (
     BatchSize,
     ConfigModel,
+    DataSetName,
     Fraction,
     HubId,
     Items,
@@ -34,6 +35,7 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
 
+_DATA_SOURCE = r"^(hub|cache|file:///[^?#]+)$"
 _SOURCE = r"^(hub|cache|file:///[^?#]+|s3://[a-z0-9][a-z0-9.-]{2,62}/[^?#]+)$"
 
 
@@ -164,6 +166,11 @@ class Evaluation(ConfigModel):
             long text (see `accuracy/document_clusters.py`); `none` takes each item for itself.
         noise_floor_items: Items that the baseline is asked again at another batch size: what changes then is noise.
         divergence_items: Items on whose texts the candidate's distribution of tokens is compared with the baseline's.
+        data_source: Where the data sets come from that the tasks' files name: `hub` (or its mirror, `hub.endpoint` of
+            the deployment), `cache` (the Hugging Face cache of the machine, without a network) or a directory
+            (`file:///absolute/path`) with the files of each data set in `organisation/name/`.
+        data_revisions: Branch, tag or commit by data set, as the tasks' files name it; what is left out is read at the
+            revision in its task's file, or at `main`. The `eval_data` stage pins each to a commit, once a release.
     """
 
     task_directory: PathText | None = None
@@ -182,12 +189,19 @@ class Evaluation(ConfigModel):
     cluster_field: Word | None = None
     noise_floor_items: ItemsOrNone = 200
     divergence_items: ItemsOrNone = 64
+    data_source: str = Field(default="hub", pattern=_DATA_SOURCE, max_length=4096)
+    data_revisions: Annotated[dict[DataSetName, Revision], Field(max_length=1024)] = Field(default={})
 
     @model_validator(mode="after")
     def _served_are_scored(self) -> Evaluation:
         if missing := sorted(set(self.served_tasks) - set(self.tasks)):
             raise ValueError(f"served_tasks {missing} are not in tasks: the baseline would have no scores for them")
         return self
+
+    @property
+    def asked(self) -> Evaluation:
+        """What is asked, wherever the data come from: those who score are given the data themselves."""
+        return self.model_copy(update={"data_source": "hub", "data_revisions": {}})
 
 
 class Drill(ConfigModel):

@@ -1,9 +1,10 @@
 """The Hugging Face cache of a machine as a source, without a network.
 
-Its layout (https://huggingface.co/docs/huggingface_hub/guides/manage-cache): `models--<organisation>--<name>/` with
-`refs/<revision>`, `snapshots/<commit>/<path>`, which are links, and `blobs/<entity tag>`, which hold the bytes. The tag
-is the SHA-256 of a file in LFS and Git's blob id of a small one, so every byte can be verified as if it came from the
-hub. A blob may itself be a link to one that several models share, `<cache>/blobs/..`.
+Its layout (https://huggingface.co/docs/huggingface_hub/guides/manage-cache): `models--<organisation>--<name>/`, or
+`datasets--..` for a data set, with `refs/<revision>`, `snapshots/<commit>/<path>`, which are links, and
+`blobs/<entity tag>`, which hold the bytes. The tag is the SHA-256 of a file in LFS and Git's blob id of a small one, so
+every byte can be verified as if it came from the hub. A blob may itself be a link to one that several models share,
+`<cache>/blobs/..`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from llm_pipeline.directory_listing import refuse_unreadable
 from llm_pipeline.errors import IntegrityError
@@ -21,7 +23,7 @@ from llm_pipeline.hub.git_ids import blob_id, lfs_pointer
 from llm_pipeline.hub.local_files import license_of, open_body, read_part
 from llm_pipeline.hub.model_card import CARD_FILE
 from llm_pipeline.hub.partial_file import difference
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.hub.pinned import DEFAULT_REVISION, HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
 from llm_pipeline.hub.source import Body, ModelLook, SourceRefused
 
@@ -39,13 +41,15 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True)
 class CacheSource:
-    """A cache that models are read from.
+    """A cache that models, or data sets, are read from.
 
     Attributes:
         root: The cache's directory.
+        repositories: What it reads files of.
     """
 
     root: Path
+    repositories: Literal["model", "dataset"] = "model"
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
         """See `Source.resolve`."""
@@ -67,6 +71,19 @@ class CacheSource:
         )
         return model, selection
 
+    def pin_data_set(self, name: str, revision: str) -> PinnedDataSet:
+        """Every file of a data set in the cache; what was never downloaded is not known here.
+
+        Raises:
+            SourceRefused: No such data set or revision in the cache.
+            IntegrityError: It is no cache of the hub's client.
+        """
+        where = f"{name}@{revision} in {self.root}"
+        commit = self._commit(name, revision, where)
+        snapshot = self._repository(name) / "snapshots" / commit
+        files = tuple(self._file(snapshot, path, where) for path in sorted(_paths_below(snapshot)))
+        return PinnedDataSet(id=name, commit=commit, files=files)
+
     def look(self, model_id: str, revision: str) -> ModelLook:
         """See `Source.look`."""
         model, _ = self._pinned(model_id, revision)
@@ -84,20 +101,23 @@ class CacheSource:
         return open_body(self._blob(snapshot / file.path, where), start, where)
 
     def _repository(self, model_id: str) -> Path:
-        return self.root / f"models--{model_id.replace('/', '--')}"
+        return self.root / f"{self.repositories}s--{model_id.replace('/', '--')}"
 
     def _commit(self, model_id: str, revision: str, where: str) -> str:
         repository = self._repository(model_id)
         if not repository.is_dir():
+            kind, option = ("data set", " --repo-type dataset") if self.repositories == "dataset" else ("model", "")
             raise SourceRefused(
-                "the cache does not have this model",
+                f"the cache does not have this {kind}",
                 where=where,
-                hint=f"`hf download {model_id} --cache-dir {self.root}` on a machine with a network fills it",
+                hint=f"`hf download {model_id}{option} --cache-dir {self.root}` on a machine with a network fills it",
             )
         reference = repository / "refs" / revision
         commit = revision
         if unsafe_reason(revision) is None and reference.is_file():
             commit = reference.read_text().strip()
+        elif revision == DEFAULT_REVISION and self.repositories == "dataset":
+            commit = self._only_commit(repository) or revision  # the `datasets` library writes no reference
         if not _COMMIT.fullmatch(commit) or not (repository / "snapshots" / commit).is_dir():
             known = sorted(path.name for path in (repository / "snapshots").glob("*"))
             raise SourceRefused(
@@ -106,6 +126,10 @@ class CacheSource:
                 hint=f"it has the commits {', '.join(known[:4]) or 'none'}",
             )
         return commit
+
+    def _only_commit(self, repository: Path) -> str | None:
+        found = [path.name for path in (repository / "snapshots").glob("*")]
+        return found[0] if len(found) == 1 else None
 
     def _file(self, snapshot: Path, path: str, where: str) -> HubFile:
         blob = self._blob(snapshot / path, f"{where}: {path}")

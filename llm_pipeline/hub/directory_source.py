@@ -11,11 +11,11 @@ from pathlib import Path
 
 from llm_pipeline.directory_listing import refuse_unreadable
 from llm_pipeline.errors import ConfigError, IntegrityError
-from llm_pipeline.hub.files import Selection, select_files
+from llm_pipeline.hub.files import Selection, select_files, unsafe_reason
 from llm_pipeline.hub.git_ids import blob_hasher, blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.local_files import license_of, open_body, read_part
 from llm_pipeline.hub.model_card import CARD_FILE
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.hub.pinned import DEFAULT_REVISION, HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
 from llm_pipeline.hub.source import Body, ModelLook, SourceRefused
 
@@ -25,15 +25,17 @@ LARGE_BYTES = 10_000_000
 """From here on the tree holds a pointer with the SHA-256, as the hub does, not the content's own blob id."""
 
 
-def require_revision(commit: str, revision: str, where: str) -> None:
+def require_revision(commit: str, revision: str, where: str, *, field: str = "model.revision") -> None:
     """Refuse a revision of a source that has only one state.
 
     Raises:
         SourceRefused: It is neither the default nor what the source holds now.
     """
-    if revision not in ("main", commit):
+    if revision not in (DEFAULT_REVISION, commit):
         raise SourceRefused(
-            f"this source has no revisions; it holds {commit} now", where=where, hint="leave model.revision out"
+            f"this source has no revisions; it holds {commit} now",
+            where=where,
+            hint=f"leave {field} out; if the files changed since the release was resolved, release them again",
         )
 
 
@@ -62,6 +64,20 @@ class DirectorySource:
         require_revision(model.commit, revision, where)
         report_resolved(model, selection)
         return model
+
+    def pin_data_set(self, name: str, revision: str) -> PinnedDataSet:
+        """Every file, as a data set's. Reads every byte.
+
+        Raises:
+            IntegrityError: There is something that is no regular file.
+            SourceRefused: The revision is not what the directory holds.
+        """
+        paths = sorted(path for path in self._paths() if unsafe_reason(path) is None)
+        with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
+            files = tuple(pool.map(self._hashed, paths))
+        commit = commit_id({file.path: str(file.blob_sha1) for file in files})
+        require_revision(commit, revision, str(self.root), field="evaluation.data_revisions")
+        return PinnedDataSet(id=name, commit=commit, files=files)
 
     def look(self, model_id: str, revision: str) -> ModelLook:
         """See `Source.look`. A directory has one state, whatever the revision."""

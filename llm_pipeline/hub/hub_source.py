@@ -67,7 +67,7 @@ class HubSource:
         if start or not to_the_end:
             headers["Range"] = f"bytes={start}-{'' if to_the_end else start + length - 1}"
         with (
-            self.hub.errors_at(f"{model.name}: {file.path}"),
+            self.hub.errors_at(f"{self._page_of(model)}: {file.path}"),
             bounded_session().stream(
                 "GET", url, headers=headers, timeout=self._timeout_seconds, extensions=FILE_ANSWER
             ) as response,
@@ -77,6 +77,10 @@ class HubSource:
                 return
             hf_raise_for_status(response)
             yield Body(start=_first_byte(response, start), chunks=response.iter_raw())
+
+    def _page_of(self, model: PinnedModel) -> str:
+        """Its name as in the address of its page, where the terms of a gated repository are accepted."""
+        return model.name if self.repositories == "model" else f"datasets/{model.name}"
 
 
 def _first_byte(response: Any, asked: int) -> int:

@@ -6,11 +6,13 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from llm_pipeline.config.model import ConfigModel, HubId
+from llm_pipeline.config.model import ConfigModel, DataSetName, HubId
 from llm_pipeline.hub.files import unsafe_reason
 
 Sha1 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+DEFAULT_REVISION = "main"
 
 
 class HubFile(ConfigModel):
@@ -90,3 +92,9 @@ class PinnedModel(ConfigModel):
     def name(self) -> str:
         """Id and commit, for errors and logs."""
         return f"{self.id}@{self.commit[:12]}"
+
+
+class PinnedDataSet(PinnedModel):
+    """A data set at one commit, with every file of its repository."""
+
+    id: DataSetName

@@ -65,7 +65,21 @@ class ModelLook:
     read: Callable[[str, int, int], bytes]
 
 
-class Source(Protocol):
+class FileBytes(Protocol):
+    """Gives the bytes of files that are pinned already."""
+
+    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
+        """The bytes of a file, from `start` on.
+
+        Raises:
+            SourceRefused: No access to it any more.
+            SourceUnavailable: Throttled, a server error, a timeout, a lost connection: now, or while bytes come.
+            WrongBytes: The source found out itself that what it sent is damaged.
+            IntegrityError: The file is no longer what was pinned.
+        """
+
+
+class Source(FileBytes, Protocol):
     """A place that models are read from.
 
     It says what a model is at a moment (`resolve`) and gives the bytes of its files (`open`). Whether the bytes are
@@ -95,16 +109,6 @@ class Source(Protocol):
             SourceUnavailable: The source cannot be asked now.
             Unsupported: No safetensors weights, or not a full model.
             IntegrityError: The listing is malformed, or names unsafe files.
-        """
-
-    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
-        """The bytes of a file, from `start` on.
-
-        Raises:
-            SourceRefused: No access to it any more.
-            SourceUnavailable: Throttled, a server error, a timeout, a lost connection: now, or while bytes come.
-            WrongBytes: The source found out itself that what it sent is damaged.
-            IntegrityError: The file is no longer what was pinned.
         """
 
 

@@ -18,7 +18,7 @@ from llm_pipeline.errors import Terminal
 from llm_pipeline.hub.partial_file import PartialFile
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.rate_limit import RateLimit
-from llm_pipeline.hub.source import Source, SourceTooSlow, SourceUnavailable, WrongBytes
+from llm_pipeline.hub.source import FileBytes, SourceTooSlow, SourceUnavailable, WrongBytes
 from llm_pipeline.logging import get_logger
 from llm_pipeline.timed_connection import MINIMUM_BYTES_PER_SECOND, RATE_WINDOW_SECONDS, MinimumRate, TooSlow
 
@@ -45,7 +45,7 @@ class Transfer:
         stop: Set to end all running transfers at their next chunk.
     """
 
-    source: Source
+    source: FileBytes
     model: PinnedModel
     partial: Path
     limit: RateLimit = field(default_factory=lambda: RateLimit(None))

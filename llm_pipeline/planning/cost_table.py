@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.loadtest.stalls import in_words
+from llm_pipeline.planning.evaluation_data import PlannedData
 from llm_pipeline.planning.evidence import GatePower
 from llm_pipeline.planning.quantization_plan import GpuCost, RecipeCost
 from llm_pipeline.planning.task_pool import TaskItems
@@ -43,6 +44,12 @@ def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[s
         *aligned([header, *rows], 2),
         f"  if each recipe lost exactly the margin, one would pass in at most {100 * gates[0].ladder_error:.1f} %",
     ]
+
+
+def data_lines(data: Sequence[PlannedData]) -> list[str]:
+    """The data sets that the tasks read."""
+    rows = [(one.name, one.revision, one.commit[:12] if one.commit else "?", ", ".join(one.tasks)) for one in data]
+    return ["evaluation data", *aligned([("data set", "revision", "commit", "tasks"), *rows], 4)] if rows else []
 
 
 def load_lines(size: SampleSize) -> list[str]:

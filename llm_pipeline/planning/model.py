@@ -13,6 +13,7 @@ from llm_pipeline.planning.aiconfigurator import Prediction
 from llm_pipeline.planning.canary_steps import CanaryPower
 from llm_pipeline.planning.capacity import Capacity
 from llm_pipeline.planning.disk import DiskNeed
+from llm_pipeline.planning.evaluation_data import PlannedData
 from llm_pipeline.planning.evidence import GatePower
 from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.parallelism_advice import SplitAdvice
@@ -122,6 +123,8 @@ class Plan(Frozen):
         ladders: Names of the recipes that are legal on each target, cheapest first.
         expected: What the baseline must score, by task.
         tasks: The tasks that are scored on the checkpoint.
+        data: The data sets of the hub that they read, as far as they are known.
+        tasks_of_unknown_data: Tasks of which it is not known here what they read.
         gates: What the accuracy gates need, and what they have.
         load_test: Requests that the load gate needs to say GO, and those that it has.
         canary: What each step of the canary can prove at the workload's rate.
@@ -145,6 +148,8 @@ class Plan(Frozen):
     ladders: dict[str, tuple[str, ...]]
     expected: dict[str, ExpectedScore]
     tasks: tuple[TaskItems, ...]
+    data: tuple[PlannedData, ...]
+    tasks_of_unknown_data: tuple[str, ...]
     gates: tuple[GatePower, ...]
     load_test: SampleSize
     canary: CanaryPower

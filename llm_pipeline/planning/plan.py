@@ -23,6 +23,7 @@ from llm_pipeline.planning import host
 from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.disk import disk_need
+from llm_pipeline.planning.evaluation_data import evaluation_data
 from llm_pipeline.planning.evidence import GatePower, gate_power, load_test_warnings
 from llm_pipeline.planning.expected_scores import expected_warnings
 from llm_pipeline.planning.foresight import Foresight, ask_store, foresee
@@ -76,8 +77,8 @@ def plan_release(
     Args:
         path: The release config.
         store_seconds: How long the store may take to tell what it holds; 0 asks it nothing, None waits a moment.
-        source_seconds: How long the model's source may take to show the model; 0 asks it nothing: then the model is
-            judged as far as the release config states its sizes.
+        source_seconds: How long the sources of the model and of the evaluation's data may take to show them; 0 asks
+            neither: then the model is judged as far as the release config states its sizes.
         revision: Branch, tag or commit of the model instead of the config's.
         read_model: The model itself must be read: stated sizes do not stand in for it.
         predict: Ask AIConfigurator, too, which takes seconds for each recipe and target.
@@ -87,7 +88,7 @@ def plan_release(
         PlaceTaken: Another model holds a place of the release.
         ConfigError: A file is missing or wrong, this machine lacks what the deployment names, or a size of the model is
             not known.
-        SourceRefused: The model's source does not give it.
+        SourceRefused: The model's source does not give it, or a data set of its tasks is not to be had.
         SourceUnavailable: It does not answer, and the release config states no sizes.
         Unsupported: A recipe is legal on no target, a target has no legal recipe, a task cannot be asked where it is
             to be asked, or a search cannot reach its bits.
@@ -108,6 +109,7 @@ def plan_release(
     check_recipes(loaded, facts)
     require_enough(release.workload, release.policy.load_test)
     tasks = task_pool(release.evaluation, loaded.configs_root)
+    data = evaluation_data(loaded, source_seconds, required=read_model)
     task_warnings = check_tasks(release.evaluation, loaded.configs_root)
     lane_warnings = _check_lanes(loaded, tasks)
     targets = tuple(plan_target(loaded, target, facts) for target in release.targets)
@@ -143,6 +145,8 @@ def plan_release(
         ladders=ladders,
         expected=release.baseline.expected,
         tasks=tasks,
+        data=data.data_sets,
+        tasks_of_unknown_data=data.unknown_tasks,
         gates=gates,
         load_test=requests,
         canary=canary,
@@ -157,6 +161,7 @@ def plan_release(
             *target_warnings(targets),
             *recipe_warnings(loaded),
             *task_warnings,
+            *data.warnings,
             *lane_warnings,
             *expected_warnings(release),
             *(line for gate in gates for line in gate.warnings),

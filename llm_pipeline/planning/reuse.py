@@ -112,6 +112,8 @@ def _foreseen_record(
         deployment=loaded.deployment,
         model=newest.model,
         datasets=expected_datasets(loaded, newest),
+        data_commits=newest.data_commits,
+        tasks_of_unknown_data=newest.tasks_of_unknown_data,
         ladders=dict(ladders),
         places=loaded.places,
         created_at=datetime.now(UTC),

@@ -35,7 +35,7 @@ def planned_steps(release: ResolvedRelease, facts: ModelFacts | None = None) -> 
 
     Of the recipes it has all; on a ladder that is climbed, those behind one that passed everywhere are left out.
     """
-    for stage in ("resolve", "download", "baseline", "baseline_gate"):
+    for stage in ("resolve", "eval_data", "download", "baseline", "baseline_gate"):
         yield stage, ""
     for recipe in climbing_order(release, facts):
         yield "quantize", recipe

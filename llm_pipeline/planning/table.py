@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.canary_table import canary_lines
 from llm_pipeline.planning.capacity import Capacity
-from llm_pipeline.planning.cost_table import aligned, gate_lines, gpu_lines, load_lines
+from llm_pipeline.planning.cost_table import aligned, data_lines, gate_lines, gpu_lines, load_lines
 from llm_pipeline.planning.expected_scores import expected_lines
 from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.model import Plan, TargetPlan, format_bytes
@@ -27,6 +27,7 @@ def format_plan(plan: Plan) -> str:
         *(_target(target, plan.ladders[target.name]) for target in plan.targets),
         expected_lines(plan.expected),
         gate_lines(plan.tasks, plan.gates),
+        data_lines(plan.data),
         load_lines(plan.load_test),
         canary_lines(plan.canary),
         gpu_lines(plan.gpus) if plan.gpus else [],

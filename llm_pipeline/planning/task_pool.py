@@ -69,12 +69,13 @@ def _local(defined: TaskDirectory, name: str) -> TaskItems:
 @cache
 def known_tasks() -> dict[str, TaskItems]:
     """Well-known tasks of lm-eval's own, by name."""
-    return {row["name"]: TaskItems.model_validate(row) for row in known_facts()["tasks"]}
+    rows = ({name: value for name, value in row.items() if name != "data"} for row in known_facts()["tasks"])
+    return {row["name"]: TaskItems.model_validate(row) for row in rows}
 
 
 @cache
 def known_facts() -> dict[str, Any]:
-    """What is known of lm-eval's own tasks: sizes, modules they need, whether they run what the model writes."""
+    """What is known of lm-eval's own tasks: sizes, data, modules they need, whether they run what the model writes."""
     text = files("llm_pipeline.planning").joinpath("data", "known_tasks.json").read_text(encoding="utf-8")
     facts: dict[str, Any] = json.loads(text)
     return facts

@@ -10,6 +10,7 @@ from llm_pipeline.stages.contract import Stage
 
 STAGE_NAMES = (
     "resolve",
+    "eval_data",
     "download",
     "baseline",
     "baseline_gate",

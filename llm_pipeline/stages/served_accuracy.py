@@ -63,7 +63,8 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     from llm_pipeline.accuracy.lm_eval_served import ServedModel, served_questions, served_versions
 
     chat = ChatTemplate.read(context.inputs["baseline"])
-    questions = served_questions(context.inputs.get("tasks"), config.evaluation, chat)
+    inputs = context.inputs
+    questions = served_questions(inputs.get("tasks"), config.evaluation, chat, inputs.get("eval_data"))
     model = ServedModel(config.endpoint)
     before = read_summary(context.inputs["baseline"])
     refuse_other_harness(before.harness, questions.identity)

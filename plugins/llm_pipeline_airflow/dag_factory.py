@@ -1,6 +1,6 @@
 """One DAG for each release config.
 
-    claim -> resolve -> review_license -> download -> baseline -> baseline_gate
+    claim -> resolve -> review_license -> eval_data -> download -> baseline -> baseline_gate
       -> recipes_1[quantize -> accuracy] -> recipes_2[...] ...
       -> targets[choose -> build -> package -> staging -> served_accuracy -> load_test -> staging_down]
       -> approve -> promotion_1[canary_5 -> ... -> canary_100 -> settle, rollback] -> promotion_2[...] ...
@@ -78,7 +78,8 @@ def _add_tasks(tasks: ReleaseTasks, loaded: LoadedRelease) -> None:
     approve = _approval(tasks, loaded)
     report = tasks.stage("report").as_teardown(on_failure_fail_dagrun=False)
     give_back = GiveBackOperator(**tasks.shared("give_back")).as_teardown(setups=claim, on_failure_fail_dagrun=False)
-    chain(claim, resolve, *_license_review(tasks, loaded), download, tasks.stage("baseline"), baseline_gate)
+    review, eval_data = _license_review(tasks, loaded), tasks.stage("eval_data")
+    chain(claim, resolve, *review, eval_data, download, tasks.stage("baseline"), baseline_gate)
     judged = _add_recipes(tasks, loaded, after=(download, baseline_gate), before=report)
     _add_targets(tasks, loaded, after=(baseline_gate, *judged), before=(approve, report))
     _add_promotions(tasks, loaded, after=approve, before=report)

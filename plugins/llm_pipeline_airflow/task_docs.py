@@ -21,6 +21,10 @@ TASK_DOCS: Mapping[str, tuple[str, str]] = {
         "Licence review",
         "Asks a human when the model's licence or gating changed since the release before; else it goes on by itself.",
     ),
+    "eval_data": (
+        "Evaluation data",
+        "Fetches the data sets that the evaluation tasks read, at pinned commits; the gates themselves work offline.",
+    ),
     "download": ("Download", "Fetches the weights of that commit; every byte is checked against the hub's hashes."),
     "baseline": ("Baseline", "Scores the unquantized model: every candidate is compared with it, item by item."),
     "baseline_gate": (

@@ -204,10 +204,11 @@ def test_a_changed_licence_is_reviewed_before_the_download(project):
     dag = release_dag(project.config)
     review = dag.get_task("review_license")
     assert upstream(dag, "review_license") == {"resolve"}
-    assert upstream(dag, "download") == {"review_license"}
+    assert upstream(dag, "eval_data") == {"review_license"}
+    assert upstream(dag, "download") == {"eval_data"}
     assert review.defaults == ["Reject"]
     assert review.response_timeout.total_seconds() == 24 * 3600
 
     config = project.config.read_text()
     project.config.write_text(config.replace("approval: { ", "approval: { on_license_change: false, "))
-    assert upstream(release_dag(project.config), "download") == {"resolve"}
+    assert upstream(release_dag(project.config), "eval_data") == {"resolve"}

@@ -55,7 +55,7 @@ def test_the_real_example_is_legal_and_fits_everywhere():
 def test_the_demo_plan_names_every_stage_in_the_order_in_which_it_runs(configs: Path):
     steps = [f"{step.stage} {step.subject}".strip() for step in plan_release(demo(configs)).stages]
     assert steps == [
-        "resolve", "download", "baseline", "baseline_gate",
+        "resolve", "eval_data", "download", "baseline", "baseline_gate",
         "quantize int4_naive", "accuracy int4_naive", "quantize int4_awq", "accuracy int4_awq",
         "quantize fp8", "accuracy fp8",
         "choose cpu", "build cpu", "package cpu",

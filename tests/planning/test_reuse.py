@@ -31,6 +31,7 @@ from llm_pipeline.verdict import Evidence, Verdict, judge
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 OUTPUTS = {
+    "eval_data": ("eval_data", "eval_data"),
     "baseline": ("evaluation", "evaluation"),
     "quantize": ("checkpoint", "checkpoint"),
     "accuracy": ("evaluation", "evaluation"),
@@ -38,7 +39,9 @@ OUTPUTS = {
     "package": ("repository", "model_repository"),
 }
 REAL = ("resolve", "download", "choose")
-BEFORE_STAGING = ("download", "baseline", "baseline_gate", "quantize", "accuracy", "choose", "build", "package")
+BEFORE_STAGING = (
+    "eval_data", "download", "baseline", "baseline_gate", "quantize", "accuracy", "choose", "build", "package",
+)  # fmt: skip
 
 
 class Releases:

@@ -35,6 +35,7 @@ KEYED = {"url": "http://host:1", "header_variables": {"x-key": "GATEWAY_KEY"}}
 ALB = {"kind": "aws_alb", "rule": "..."}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "resolve": {"config_path": str(CONFIGS / "releases" / "demo.yaml")},
+    "eval_data": {"hub": HubAccess(token_variable="HUB_TOKEN").model_dump(mode="json")},
     "download": {"hub": HubAccess(token_variable="HUB_TOKEN").model_dump(mode="json")},
     "staging": {"place": {"kind": "docker", "variables": ["IMAGE_KEY"], **PORTS}},
     "load_test": {"endpoint": KEYED},
@@ -44,6 +45,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 NEEDED = {
     "resolve": {"HF_TOKEN"},  # the one that configs/deployments/local.yaml names
+    "eval_data": {"HUB_TOKEN"},
     "download": {"HUB_TOKEN"},
     "staging": {"IMAGE_KEY", "DOCKER_AUTH_CONFIG"},
     "load_test": {"GATEWAY_KEY"},

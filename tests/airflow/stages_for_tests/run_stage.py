@@ -19,6 +19,7 @@ from llm_pipeline.verdict import Evidence, Verdict, judge
 
 GATES = ("baseline_gate", "accuracy", "staging", "served_accuracy", "load_test", "canary")
 OUTPUTS = {
+    "eval_data": ("eval_data", "eval_data"),
     "download": ("checkpoint", "checkpoint"),
     "baseline": ("evaluation", "evaluation"),
     "quantize": ("checkpoint", "checkpoint"),

@@ -1,0 +1,185 @@
+"""Data sets at one commit: from the hub, its cache, or a directory of this machine.
+
+    data_sets = open_data_sets("hub", deployment.hub)
+    pinned = data_sets.pin("openai/gsm8k", "main")
+
+No file is run, and none is chosen here: a pinned data set lists every file of its repository with its hashes.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import OfflineModeIsEnabled
+from pydantic import ValidationError
+
+from llm_pipeline.config.deployment import HubAccess
+from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, HubRefused, RepositoryDisabled, connect, malformed_answer
+from llm_pipeline.hub.cache_source import CacheSource, default_cache
+from llm_pipeline.hub.directory_source import DirectorySource
+from llm_pipeline.hub.files import unsafe_reason
+from llm_pipeline.hub.hub_source import HubSource
+from llm_pipeline.hub.model_card import CARD_FILE
+from llm_pipeline.hub.pinned import HubFile, PinnedDataSet, PinnedModel
+from llm_pipeline.hub.source import Body, FileBytes, SourceRefused
+from llm_pipeline.logging import get_logger
+
+log = get_logger(__name__)
+
+
+class DataSets(FileBytes, Protocol):
+    """A place that data sets are read from."""
+
+    def pin(self, name: str, revision: str) -> PinnedDataSet:
+        """A data set's commit, and all of its files.
+
+        Args:
+            name: `organisation/name`, or a name alone for some of the oldest.
+            revision: Branch, tag or commit.
+
+        Raises:
+            SourceRefused: No such data set or revision, or no access to it.
+            SourceUnavailable: The source cannot be asked now.
+            IntegrityError: What the source says of it cannot be used.
+        """
+
+
+def open_data_sets(source: str, access: HubAccess) -> DataSets:
+    """The source of that name. Sends nothing yet.
+
+    Args:
+        source: `hub`, `cache` or `file:///directory`.
+        access: How this deployment reaches the hub, and where its cache is.
+
+    Raises:
+        ConfigError: The hub's endpoint or the token cannot be.
+    """
+    if source == "cache":
+        return CachedDataSets(CacheSource(Path(access.cache) if access.cache else default_cache(), "dataset"))
+    if source.startswith("file://"):
+        return DirectoryOfDataSets(Path(unquote(source.removeprefix("file://"))))
+    return HubDataSets(connect(access.endpoint, access.token_variable))
+
+
+@dataclass(frozen=True)
+class HubDataSets:
+    """The hub's data sets.
+
+    Attributes:
+        hub: The connection, from `connect`.
+    """
+
+    hub: Hub
+
+    def pin(self, name: str, revision: str) -> PinnedDataSet:
+        """See `DataSets.pin`. A data set that the hub has under another name now is taken from there."""
+        where = f"datasets/{name}@{revision}"
+        info = self._info(name, revision, where)
+        if info.disabled:
+            raise RepositoryDisabled("the data set was disabled", where=where, hint="leave its tasks out")
+        if info.id != name:
+            log.warning("the hub has this data set under another name", data_set=name, now=info.id)
+        pinned = _pinned(info, where)
+        if re.fullmatch(r"[0-9a-f]{40}", revision) and pinned.commit != revision:
+            raise malformed_answer(where, f"it is of commit {pinned.commit}, which is not the one asked for")
+        self._require_access(pinned, where)
+        return pinned
+
+    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
+        """See `FileBytes.open`."""
+        return HubSource(self.hub, "dataset").open(model, file, start)
+
+    def _info(self, name: str, revision: str, where: str) -> Any:
+        try:
+            with self.hub.errors_at(where):
+                return self.hub.api.dataset_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
+        except HubRefused as error:
+            if isinstance(error.__cause__, OfflineModeIsEnabled):
+                hint = "unset HF_HUB_OFFLINE, or set evaluation.data_source: cache"
+                raise HubRefused(error.message, where=where, hint=hint) from error
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # the client checks nothing that it reads
+            raise malformed_answer(where, f"{type(error).__name__}: {error}") from error
+
+    def _require_access(self, pinned: PinnedDataSet, where: str) -> None:
+        """Ask for one file's metadata: names of a gated data set are public, and its card; its data are not."""
+        data = [file for file in pinned.files if not file.path.startswith(".") and file.path != CARD_FILE]
+        if not pinned.gated or not data:
+            return
+        smallest = min(data, key=lambda file: file.size)
+        url = hf_hub_url(
+            pinned.id, smallest.path, repo_type="dataset", revision=pinned.commit, endpoint=self.hub.endpoint
+        )
+        with self.hub.errors_at(where):
+            get_hf_file_metadata(url, headers=self.hub.headers(), token=self.hub.api.token, timeout=TIMEOUT_SECONDS)
+
+
+def _pinned(info: Any, where: str) -> PinnedDataSet:
+    """What the hub's answer says, without files that no file system should hold under their names."""
+    siblings = [sibling for sibling in info.siblings or [] if unsafe_reason(sibling.rfilename) is None]
+    try:
+        return PinnedDataSet(
+            id=info.id,
+            commit=info.sha or "",
+            files=tuple(sorted(map(_hub_file, siblings), key=lambda file: file.path)),
+            gated=info.gated or None,
+        )
+    except ValidationError as error:
+        raise malformed_answer(where, str(error)) from error
+
+
+def _hub_file(sibling: Any) -> HubFile:
+    sha256, size = (sibling.lfs.sha256, sibling.lfs.size) if sibling.lfs else (None, sibling.size)
+    return HubFile(path=sibling.rfilename, size=size, sha256=sha256, blob_sha1=sibling.blob_id)
+
+
+@dataclass(frozen=True)
+class CachedDataSets:
+    """Data sets in a Hugging Face cache.
+
+    Attributes:
+        cache: The cache.
+    """
+
+    cache: CacheSource
+
+    def pin(self, name: str, revision: str) -> PinnedDataSet:
+        """See `DataSets.pin`."""
+        return self.cache.pin_data_set(name, revision)
+
+    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
+        """See `FileBytes.open`."""
+        return self.cache.open(model, file, start)
+
+
+@dataclass(frozen=True)
+class DirectoryOfDataSets:
+    """Data sets in a directory, each in `organisation/name/`. It has no commits: an id over its files is its commit.
+
+    Attributes:
+        root: The directory.
+    """
+
+    root: Path
+
+    def pin(self, name: str, revision: str) -> PinnedDataSet:
+        """See `DataSets.pin`. Reads every byte of the data set."""
+        directory = self.root / name
+        if not directory.is_dir():
+            raise SourceRefused(
+                f"there is no data set {name}",
+                where=str(directory),
+                hint=f"put its files there (`hf download {name} --repo-type dataset --local-dir ..`), "
+                "or correct evaluation.data_source",
+            )
+        return DirectorySource(directory).pin_data_set(name, revision)
+
+    def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
+        """See `FileBytes.open`."""
+        return DirectorySource(self.root / model.id).open(model, file, start)
