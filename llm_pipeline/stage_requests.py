@@ -157,7 +157,13 @@ def _attempt(flow: Flow, recipe: str) -> RecipeAttempt | None:
     """How a recipe fared; None when it was not tried."""
     if judgement := flow.judgement_of(recipe):
         size = int(flow.result("quantize", recipe).metrics["bytes"] or 0)
-        return RecipeAttempt(recipe=recipe, verdict=judgement.verdict, bytes=size, summary=judgement.summary)
+        return RecipeAttempt(
+            recipe=recipe,
+            verdict=judgement.verdict,
+            bytes=size,
+            summary=judgement.summary,
+            quantized=all(given.weights != "none" for given in flow.release.recipes if given.name == recipe),
+        )
     if failure := flow.failure_of(recipe):
         return RecipeAttempt(recipe=recipe, summary=f"{failure.stage} failed: {failure.error.message}")
     return None

@@ -19,12 +19,14 @@ class RecipeAttempt(ConfigModel):
         verdict: What its accuracy gate said; None when it failed before the gate could.
         bytes: Size of its checkpoint; None when it failed.
         summary: The gate's sentence, or the error.
+        quantized: Whether it quantizes at all: the baseline itself stands in for no recipe that failed.
     """
 
     recipe: Name
     verdict: Verdict | None = None
     bytes: int | None = Field(default=None, ge=1)
     summary: str = ""
+    quantized: bool = True
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ def choose_recipe(attempts: Sequence[RecipeAttempt], error: float = 0.0) -> Choi
     """Choose the first recipe whose gate said GO.
 
     When none passed the judgement is NO_GO, with every attempt in its evidence: nothing is released on a verdict
-    that is not GO, whatever kept it from being one.
+    that is not GO, whatever kept it from being one. When only the unquantized model passed, and a recipe failed before
+    it could be judged, the judgement is INCONCLUSIVE: an error is no loss of accuracy.
 
     Args:
         attempts: In the order of the ladder, the cheapest first.
@@ -50,6 +53,9 @@ def choose_recipe(attempts: Sequence[RecipeAttempt], error: float = 0.0) -> Choi
     if chosen is None:
         facts = tuple(_fact(attempt) for attempt in attempts)
         return Choice(None, Judgement(verdict=Verdict.NO_GO, summary=_refusal(attempts), evidence=facts))
+    if not chosen.quantized and (failed := [attempt for attempt in attempts if attempt.verdict is None]):
+        facts = tuple(_fact(attempt) for attempt in attempts)
+        return Choice(None, Judgement(verdict=Verdict.INCONCLUSIVE, summary=_unjudged(chosen, failed), evidence=facts))
     others = ", ".join(_in_words(attempt) for attempt in attempts if attempt is not chosen)
     size = f", {chosen.bytes / 1e6:.1f} MB," if chosen.bytes else ""
     summary = f"{chosen.recipe}{size} is the cheapest that passed its accuracy gate"
@@ -84,6 +90,14 @@ def _refusal(attempts: Sequence[RecipeAttempt]) -> str:
     if not attempts:
         return "No recipe was tried."
     return f"No recipe passed its accuracy gate: {', '.join(map(_in_words, attempts))}."
+
+
+def _unjudged(chosen: RecipeAttempt, failed: Sequence[RecipeAttempt]) -> str:
+    names, errors = ", ".join(attempt.recipe for attempt in failed), "; ".join(attempt.summary for attempt in failed)
+    return (
+        f"Only the unquantized {chosen.recipe} passed, and {names} could not be judged: {errors}. An error is no loss "
+        f"of accuracy: mend it, or take {names} out of the release's recipes."
+    )
 
 
 def _in_words(attempt: RecipeAttempt) -> str:

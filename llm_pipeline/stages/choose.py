@@ -27,9 +27,10 @@ def run(context: StageContext[ChooseConfig]) -> StageOutput:
     choice = choose_recipe(context.config.attempts, context.config.error)
     for attempt in context.config.attempts:
         verdict = attempt.verdict.value if attempt.verdict else "failed"
-        log.info("recipe tried", recipe=attempt.recipe, verdict=verdict, bytes=attempt.bytes, why=attempt.summary)
+        tell = log.info if attempt.verdict else log.warning
+        tell("recipe tried", recipe=attempt.recipe, verdict=verdict, bytes=attempt.bytes, why=attempt.summary)
     log.info(choice.judgement.summary, verdict=choice.judgement.verdict.value)
     return StageOutput(metrics={"recipe": choice.recipe}, judgement=choice.judgement)
 
 
-STAGE = Stage(name="choose", version=3, config=ChooseConfig, run=run, environment="control", publishes=False)
+STAGE = Stage(name="choose", version=4, config=ChooseConfig, run=run, environment="control", publishes=False)

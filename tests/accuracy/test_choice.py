@@ -9,8 +9,9 @@ from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe, recipes_i
 from llm_pipeline.verdict import Verdict
 
 
-def attempt(recipe: str, verdict: Verdict, size: int) -> RecipeAttempt:
-    return RecipeAttempt(recipe=recipe, verdict=verdict, bytes=size, summary=f"{recipe} was judged")
+def attempt(recipe: str, verdict: Verdict, size: int, *, quantized: bool = True) -> RecipeAttempt:
+    summary = f"{recipe} was judged"
+    return RecipeAttempt(recipe=recipe, verdict=verdict, bytes=size, summary=summary, quantized=quantized)
 
 
 def test_the_first_rung_that_passed_is_chosen_and_the_others_are_named() -> None:
@@ -69,3 +70,26 @@ def test_without_attempts_nothing_is_chosen() -> None:
 def test_a_checkpoint_without_bytes_is_not_an_attempt() -> None:
     with pytest.raises(ValidationError):
         attempt("fp8", Verdict.GO, 0)
+
+
+def test_an_error_is_no_lost_rung_the_unquantized_model_does_not_stand_in_for_what_failed():
+    choice = choose_recipe(
+        [
+            RecipeAttempt(recipe="int4", summary="quantize failed: 24 layers are quantized unasked"),
+            attempt("fp8", Verdict.NO_GO, 800),
+            attempt("none", Verdict.GO, 1600, quantized=False),
+        ]
+    )
+    assert choice.recipe is None
+    assert choice.judgement.verdict is Verdict.INCONCLUSIVE
+    assert choice.judgement.summary == (
+        "Only the unquantized none passed, and int4 could not be judged: quantize failed: 24 layers are quantized "
+        "unasked. An error is no loss of accuracy: mend it, or take int4 out of the release's recipes."
+    )
+    assert len(choice.judgement.evidence) == 3
+
+
+def test_the_unquantized_model_is_chosen_where_every_quantized_one_was_judged():
+    choice = choose_recipe([attempt("fp8", Verdict.NO_GO, 800), attempt("none", Verdict.GO, 1600, quantized=False)])
+    assert choice.recipe == "none"
+    assert choice.judgement.verdict is Verdict.GO
