@@ -13,7 +13,6 @@ from llm_pipeline.planning.formats import asked_by
 from llm_pipeline.planning.weight_storage import is_excluded
 from llm_pipeline.quantization.whole_blocks import BLOCKWISE
 
-_HEAD = "lm_head"
 _EXPERTS = "*experts*"
 _SEEN_WITH = "seen with modelopt 0.47.0 and Transformers 5.5.4"
 _NOT_EXPORTED: Mapping[str, str] = {
@@ -65,9 +64,6 @@ def recipe_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[s
     if (seen := _NOT_EXPORTED.get(facts.model_type)) is not None:
         yield f"modelopt {seen} -> recipe none"
     yield from _expert_problems(recipe, facts)
-    if facts.head_parameters and is_excluded(_HEAD, recipe.exclude) and not is_excluded(facts.head, recipe.exclude):
-        excluded = ", ".join(f'"{pattern}"' for pattern in (*recipe.exclude, f"*{facts.head}*"))
-        yield f"it keeps the output head as it is, which this model calls {facts.head} -> exclude: [{excluded}]"
     if recipe.calibration and recipe.calibration.chat_template and facts.chat_template is False:
         yield (
             "calibration.chat_template renders messages with the model's own template, and the model has none -> a "

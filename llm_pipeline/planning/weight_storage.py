@@ -17,6 +17,7 @@ from typing import NamedTuple
 from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe, WeightFormat
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe
+from llm_pipeline.quantization.output_head import keeps_head
 
 HALF_PRECISION = 2
 """Bytes of one float16 or bfloat16 element."""
@@ -149,10 +150,9 @@ def touched_parameters(facts: ModelFacts, exclude: tuple[str, ...], rows: int) -
 
 
 def head_parameters(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[int, int]:
-    """The same for the output head, which modelopt's searches and its own recipes leave as it is."""
+    """The same for the output head."""
     size = facts.head_parameters or facts.embedding_parameters  # a tied head multiplies by the embedding table
-    left = recipe.search is not None or recipe.modelopt_recipe is not None
-    return (0, size) if left or is_excluded(facts.head, recipe.exclude) else (size, 0)
+    return (0, size) if keeps_head(recipe, facts.head) else (size, 0)
 
 
 def _bits_left(facts: ModelFacts, recipe: QuantizationRecipe) -> float:

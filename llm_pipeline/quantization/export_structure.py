@@ -19,9 +19,10 @@ import torch
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint
-from llm_pipeline.quantization.exported_names import ALGORITHMS
+from llm_pipeline.quantization.exported_names import ALGORITHMS, FUSED_PROJECTIONS
 from llm_pipeline.quantization.model_tensors import empty_model
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
+from llm_pipeline.quantization.output_head import with_head_kept
 from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 SIZE_TOLERANCE = 0.001
@@ -73,7 +74,7 @@ def intention(source: Path, recipe: QuantizationRecipe, solved: Mapping[str, str
             given, any format of the search is right for any layer.
     """
     model = empty_model(source)
-    layers = _linear_layers(model)
+    recipe, layers = with_head_kept(recipe, model), _linear_layers(model)
     allowed = [name for name in layers if not any(fnmatchcase(name, pattern) for pattern in recipe.exclude)]
     kv_cache = None if recipe.kv_cache == "none" else recipe.kv_cache.upper()
     if recipe.search is not None:
@@ -128,7 +129,7 @@ def check_coverage(intended: Intention, export: Checkpoint, where: str) -> None:
             f"the KV cache format is {export.metadata.kv_cache}, the recipe says {intended.kv_cache}", where=where
         )
     keys, values = ({key[:-8] for key in export.kv_scales if key.endswith(end)} for end in (".k_scale", ".v_scale"))
-    projections = sum(name.endswith(".k_proj") for name in intended.layers)
+    projections = sum(name.rpartition(".")[2] in ("k_proj", *FUSED_PROJECTIONS) for name in intended.layers)
     if intended.kv_cache and not len(keys) == len(values) == projections:
         raise IntegrityError(f"the KV cache has {len(keys)} + {len(values)} scales of 2 x {projections}", where=where)
     if intended.kv_cache is None and keys | values:

@@ -102,9 +102,14 @@ def changed_norms(source: StoredTensors, export: Checkpoint, precision: torch.dt
         if before.shape != after.shape or before.dim() != 1 or not smoothed or not bool(torch.isfinite(after).all()):
             raise IntegrityError("is not the source's, and nothing smooths it", where=key)
         if not key.endswith(".bias"):
-            ratios[key] = after.float() / before.float()
-            ratios[key + _ONE_MORE] = (1 + after.float()) / (1 + before.float())
-    return ratios
+            ratios[key] = _ratio(after.float(), before.float())
+            ratios[key + _ONE_MORE] = _ratio(1 + after.float(), 1 + before.float())
+    return {key: ratio for key, ratio in ratios.items() if bool(torch.isfinite(ratio).all())}
+
+
+def _ratio(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Channel by channel; 1 where a channel is 0 before and after, which says nothing; infinite where only before."""
+    return (after / before).nan_to_num(nan=1.0, posinf=torch.inf, neginf=-torch.inf)
 
 
 def compare_weights(

@@ -44,13 +44,14 @@ from llm_pipeline.quantization.device_memory import (
 )
 from llm_pipeline.quantization.exported_names import ALGORITHMS
 from llm_pipeline.quantization.model_placement import Placement, devices, is_offloaded, load_plain_model, place_here
-from llm_pipeline.quantization.model_tensors import require_model_tensors
+from llm_pipeline.quantization.model_tensors import empty_model, require_model_tensors
 from llm_pipeline.quantization.modelopt_configs import (
     kv_cache_config,
     modelopt_config,
     refuse_unsupported,
     search_formats,
 )
+from llm_pipeline.quantization.output_head import with_head_kept
 from llm_pipeline.quantization.plain_data import to_json
 from llm_pipeline.quantization.quantizer_state import capture, quantized_weights, recorded_rescaling
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
@@ -103,6 +104,7 @@ class Quantizer:
         refuse_unsupported_tensorrt_llm_checkpoint(recipe)
         if recipe.tensorrt_llm_checkpoint:
             refuse_uneven_ranks(recipe, read_decoder_sizes(source))
+        recipe = with_head_kept(recipe, empty_model(source))
         self._source, self._recipe, self._calibration = source, recipe, calibration
         self._dtype, self._device, self._work = dtype, device, work
         self._config = None if recipe.search else modelopt_config(recipe)

@@ -8,6 +8,7 @@ from typing import Any
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint import Checkpoint, is_kv_scale
 from llm_pipeline.quantization.export_structure import Shape, check_storage
+from llm_pipeline.quantization.exported_names import FUSED_PROJECTIONS
 
 _CACHED = {"k_proj": "k_scale", "v_proj": "v_scale"}
 
@@ -46,7 +47,9 @@ def _matrix(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
 
 
 def _check_kv_scales(checkpoint: Checkpoint, model: Any, where: str) -> None:
-    projections = [name for name, _ in model.named_modules() if name.rpartition(".")[2] in _CACHED]
+    names = [name.rpartition(".") for name, _ in model.named_modules()]
+    projections = [f"{parent}.{leaf}" for parent, _, leaf in names if leaf in _CACHED]
+    projections += [f"{parent}.{leaf}" for parent, _, fused in names if fused in FUSED_PROJECTIONS for leaf in _CACHED]
     wanted = {f"{name}.{_CACHED[name.rpartition('.')[2]]}" for name in projections if checkpoint.metadata.kv_cache}
     found = {key for key in checkpoint.tensors if is_kv_scale(key)}
     if missing := sorted(wanted - found):
