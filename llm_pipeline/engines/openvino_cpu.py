@@ -22,15 +22,18 @@ import nncf
 import openvino as ov
 import torch
 from optimum.exporters.openvino import main_export
+from optimum.exporters.tasks import TasksManager
 from transformers.utils import logging as transformers_logging
 
 from llm_pipeline.checkpoint_loading import load_confined
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, EngineDescription, EngineFacts
+from llm_pipeline.engines.openvino_exporter import newest_transformers
 from llm_pipeline.engines.openvino_graph import NativeWeights, count_quantized_weights
 from llm_pipeline.engines.openvino_throughput import measure_throughput
 from llm_pipeline.errors import Unsupported
 from llm_pipeline.logging import get_logger
+from llm_pipeline.model_facts.context import stated_context
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_files import read_json
 from llm_pipeline.quantization.checkpoint_metadata import QuantizationMetadata, read_quantization
@@ -60,6 +63,7 @@ SERVING_FILES = (
 )
 _VERSIONED = ("openvino", "openvino-genai", "openvino-tokenizers", "optimum-intel", "nncf", "torch", "transformers")
 _INT4_GROUP_SIZE = 128
+_TASK = "text-generation-with-past"
 
 
 @dataclass
@@ -147,13 +151,14 @@ def _trace(source: Path, scratch: Path, precision: torch.dtype) -> Path:
 
 def _export(source: Path, destination: Path, precision: torch.dtype) -> None:
     transformers_logging.disable_progress_bar()
+    _admit(str(read_json(source / "config.json").get("model_type")))
     try:
         load_confined(
             source,
             lambda: main_export(
                 model_name_or_path=str(source),
                 output=destination,
-                task="text-generation-with-past",
+                task=_TASK,
                 library_name="transformers",
                 convert_tokenizer=True,
                 stateful=True,
@@ -171,6 +176,18 @@ def _export(source: Path, destination: Path, precision: torch.dtype) -> None:
             where=str(source),
             hint="the tokenizer must be a fast one that openvino_tokenizers can convert",
         )
+
+
+def _admit(model_type: str) -> None:
+    """Let the exporter trace an architecture with the Transformers that it was compared with here."""
+    try:
+        constructor = TasksManager.get_exporter_config_constructor(
+            "openvino", model_type=model_type, task=_TASK, library_name="transformers"
+        )
+    except (KeyError, ValueError):
+        return  # the exporter itself says what it does not know
+    stated = getattr(constructor.func, "MAX_TRANSFORMERS_VERSION", None)
+    constructor.func.MAX_TRANSFORMERS_VERSION = newest_transformers(model_type, stated)
 
 
 def _store_weights(
@@ -218,8 +235,7 @@ def _describe(
     clock: PhaseClock,
 ) -> EngineDescription:
     """Measure the finished engine and gather its facts."""
-    context_length = int(read_json(engine / "config.json").get("max_position_embeddings", 0))
-    context_length = context_length or target.limits.maximum_tokens_per_request
+    context_length = stated_context(read_json(engine / "config.json")) or target.limits.maximum_tokens_per_request
     properties = {**PARITY_PROPERTIES, "INFERENCE_NUM_THREADS": str(target.limits.threads)}
     with clock.phase("measure"):
         throughput = measure_throughput(engine, target.limits, properties, context_length)

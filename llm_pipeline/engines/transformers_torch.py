@@ -29,6 +29,7 @@ from llm_pipeline.engines.host_facts import HostFacts
 from llm_pipeline.engines.host_match import require_target_host
 from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.logging import get_logger
+from llm_pipeline.model_facts.context import stated_context
 from llm_pipeline.quantization.checkpoint_files import read_json
 from llm_pipeline.quantization.checkpoint_metadata import read_quantization
 from llm_pipeline.quantization.model_tensors import require_model_tensors
@@ -57,7 +58,7 @@ class TransformersTorchBuilder:
             host = require_target_host(target)
         require_model_tensors(inputs.checkpoint)
         config = read_json(inputs.checkpoint / "config.json")
-        context_length = int(config.get("max_position_embeddings") or target.limits.maximum_tokens_per_request)
+        context_length = stated_context(config) or target.limits.maximum_tokens_per_request
         properties = runtime_properties(target, inputs.dtype, config)
         log.info("loading the checkpoint", attention=properties["attention"], cuda_graphs=properties["cuda_graphs"])
         started = time.monotonic()

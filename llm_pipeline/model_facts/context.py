@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.model_facts.defaults import with_defaults
 from llm_pipeline.model_facts.words import ConfigWords
 
 _EXTENDING = {"yarn", "linear", "dynamic", "longrope", "su"}
@@ -17,6 +19,14 @@ _UNBOUNDED = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
 """Architectures without positions."""
 
 _NO_LIMIT = 2**20
+
+
+def stated_context(config: Mapping[str, Any]) -> int | None:
+    """Positions in tokens by a config.json alone; None where it does not say."""
+    try:
+        return context_length(ConfigWords(with_defaults(config)))
+    except ConfigError:
+        return None
 
 
 def context_length(words: ConfigWords) -> int:

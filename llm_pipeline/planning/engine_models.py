@@ -16,6 +16,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
+from llm_pipeline.engines.openvino_exporter import newest_transformers
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import Refused
 from llm_pipeline.planning.runtime_versions import release_numbers
@@ -45,7 +46,8 @@ def engine_refusal(target: Target, facts: ModelFacts, transformers: str | None) 
             reason=f"the CPU engine's exporter ({exporter}) does not know architecture {facts.model_type}",
             nearest="a target on a GPU",
         )
-    oldest, newest = table["architectures"][facts.model_type]
+    oldest, stated = table["architectures"][facts.model_type]
+    newest = newest_transformers(facts.model_type, stated)
     if transformers is None or _within(transformers, oldest, newest):
         return None
     span = f"from {oldest} on" if newest is None else f"{oldest or 'old ones'} to {newest}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.dialects import dialect_of
 from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.model_facts.context import stated_context
 from llm_pipeline.planning.catalog import SupportCell, find_reader_support
 from llm_pipeline.quantization.checkpoint_files import TOKENIZERS, read_json
 from llm_pipeline.quantization.checkpoint_metadata import QUANTIZATION_FILE, QuantizationMetadata, read_quantization
@@ -58,8 +59,7 @@ def check_checkpoint(checkpoint: Path, target: Target) -> CheckpointFacts:
             where=str(checkpoint / QUANTIZATION_FILE),
             hint="quantize to a format that it reads: see llm-pipeline plan",
         )
-    length = config.get("max_position_embeddings")
-    context_length = length if isinstance(length, int) else None
+    context_length = stated_context(config)
     unsure = (f"{quantization.algorithm}: {support.why}",) if support.value != "yes" else ()
     warnings = (*unsure, *_serving_warnings(checkpoint, target, context_length))
     return CheckpointFacts(quantization, context_length, warnings)
