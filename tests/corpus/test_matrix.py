@@ -1,0 +1,58 @@
+"""Every architecture with every recipe of a CPU: served as it was judged, or refused by `plan`. About an hour."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import matrix
+from table import page
+
+pytest.importorskip("tritonclient")
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("model", matrix.MODELS)
+def test_an_architecture_works_or_is_refused_and_the_page_says_which(model, tmp_path):
+    recipes = matrix.recipes_for(model, matrix.cpu_recipes())
+    with matrix.Matrix(tmp_path) as tried:
+        tried.make([model])
+        found = {outcome.recipe: outcome for outcome in tried.judge(model, recipes)}
+    wrong = [one for one in found.values() if not one.refused and not matrix.works(one, recipes[one.recipe])]
+    assert wrong == []
+    row = next(line for line in matrix.TABLE.read_text().splitlines() if line.startswith(f"| {model} |"))
+    refused = sum(cell.strip().startswith("[") for cell in row.split("|"))
+    assert refused == sum(bool(one.refused) for one in found.values()), row
+
+
+def test_the_page_names_refusals_in_words_and_what_differs():
+    outcomes = {
+        ("llama", "none"): matrix.Outcome("llama", "none", asked=15),
+        ("llama", "fp8"): matrix.Outcome("llama", "fp8", asked=15, differing=1),
+        ("gpt2", "fp8"): matrix.Outcome("gpt2", "fp8", refused="Conv1D -> recipe none"),
+        ("phi3", "fp8"): matrix.Outcome("phi3", "fp8", failed="build: no"),
+    }
+    written = page(outcomes)
+    assert "| llama | works | works (1 differ) |  |\n" in written
+    assert "| gpt2 |  | [1] |  |\n" in written
+    assert "| phi3 |  | FAILS: build: no |  |\n" in written
+    assert "1. Conv1D -> recipe none\n" in written
+
+
+def test_recipes_that_a_cpu_makes_are_all_tried():
+    recipes = matrix.cpu_recipes()
+    assert {"none", "fp8", "int4_awq", "int8_smoothquant", "int4_fp8_search", "modelopt_fp8"} <= set(recipes)
+    assert not {"nvfp4", "mxfp4", "fp8_kv_nvfp4"} & set(recipes)
+
+
+def test_an_answer_that_differs_is_no_success():
+    recipes = matrix.cpu_recipes()
+    differing = matrix.Outcome("llama", "none", asked=15, differing=1)
+    assert not matrix.works(differing, recipes["none"])
+    assert matrix.works(differing, recipes["fp8"])
+    assert not matrix.works(matrix.Outcome("llama", "fp8", failed="x"), recipes["fp8"])

@@ -1,0 +1,198 @@
+"""Tiny models of many architectures: two layers, seeded weights, tokenizers trained on text, safetensors.
+
+    python tests/corpus/tiny_models.py DIRECTORY [NAME ...]    # in the model environment; no network
+
+Weights are wide enough apart that greedy answers differ from prompt to prompt. `CONTEXT` is every model's context.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
+
+CONTEXT = 128
+VOCABULARY = 512
+LARGE_VOCABULARY = 100_000
+
+Spelling = Literal["bytes", "bytes_with_start", "pieces"]
+
+_COMMON = ("the", "cat", "sees", "a", "red", "moon", "over", "two", "old", "trees", "while", "seven", "dogs", "sing",
+           "and", "the", "naïve", "café", "sleeps")  # fmt: skip
+_NAMES = {
+    "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "bos_token_id": 0,
+    "eos_token_id": 1, "pad_token_id": 1, "tie_word_embeddings": False, "initializer_range": 0.15,
+}  # fmt: skip
+"""What most architectures call their sizes."""
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """One model of the corpus.
+
+    Attributes:
+        model_type: Architecture.
+        changes: Of its configuration, against `_NAMES`; None leaves a key out.
+        spelling: How its tokenizer writes text: bytes (GPT-2, Qwen), the same behind a start token (Llama 3), or
+            SentencePiece's pieces with bytes for what is unknown (Gemma, Mistral, Phi-3).
+        dtype: Precision of the weights.
+        shard: Largest file; one file for all where it is empty.
+        finish: What is done to the directory in the end.
+    """
+
+    model_type: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    spelling: Spelling = "bytes"
+    dtype: torch.dtype = torch.float16
+    shard: str = ""
+    finish: Callable[[Path], None] | None = None
+
+    def config(self) -> Any:
+        """Its configuration."""
+        values = {key: value for key, value in {**_NAMES, **self.changes}.items() if value is not None}
+        return AutoConfig.for_model(self.model_type, **values)
+
+
+def _as_compressed_tensors(directory: Path) -> None:
+    """INT8 weights with a scale a row, named as compressed-tensors names them."""
+    weights = load_file(directory / "model.safetensors")
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        scale = weights[name].float().abs().amax(1, keepdim=True) / 127
+        weights[name.replace("weight", "weight_scale")] = scale.half()
+        weights[name] = (weights[name].float() / scale).round().to(torch.int8)
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}}
+    _quantized(directory, weights, {"quant_method": "compressed-tensors", "format": "int-quantized",
+                                    "config_groups": {"group_0": group}, "ignore": ["lm_head"]})  # fmt: skip
+
+
+def _as_gptq(directory: Path) -> None:
+    """INT4 in groups of 128, eight rows to an int32, as GPTQ packs them."""
+    weights = load_file(directory / "model.safetensors")
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        layer, weight = name.removesuffix(".weight"), weights.pop(name).float().T
+        columns, rows = weight.shape
+        groups = columns // 128
+        scale = weight.view(groups, 128, rows).abs().amax(1) / 7
+        numbers = (weight / scale.repeat_interleave(128, 0)).round().clamp(-8, 7).to(torch.int32) + 8
+        shifts = torch.arange(0, 32, 4, dtype=torch.int32).view(1, 8, 1)
+        weights[f"{layer}.qweight"] = (numbers.view(columns // 8, 8, rows) << shifts).sum(1).to(torch.int32)
+        weights[f"{layer}.qzeros"] = torch.full((groups, rows // 8), 0x77777777, dtype=torch.int32)
+        weights[f"{layer}.scales"] = scale.half()
+        weights[f"{layer}.g_idx"] = torch.arange(columns, dtype=torch.int32) // 128
+    _quantized(directory, weights, {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True,
+                                    "desc_act": False})  # fmt: skip
+
+
+def _quantized(directory: Path, weights: dict[str, torch.Tensor], told: dict[str, Any]) -> None:
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": told}, indent=2))
+
+
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+_GPT2 = {"n_embd": 128, "n_inner": 256, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+_GEMMA = {"head_dim": 32, "sliding_window": 32, "tie_word_embeddings": True, "query_pre_attn_scalar": 32}
+_ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"]}
+
+CORPUS: Mapping[str, TinyModel] = {
+    "llama": TinyModel("llama", spelling="bytes_with_start"),
+    "llama-odd-widths": TinyModel(
+        "llama",
+        {"hidden_size": 72, "intermediate_size": 200, "num_attention_heads": 6, "num_key_value_heads": 3},
+        spelling="bytes_with_start",
+    ),
+    "llama-large-vocabulary": TinyModel("llama", {"vocab_size": LARGE_VOCABULARY}, dtype=torch.bfloat16),
+    "llama-sharded": TinyModel("llama", spelling="pieces", shard="400KB"),
+    "llama-tied": TinyModel("llama", {"tie_word_embeddings": True}),
+    "qwen2": TinyModel("qwen2"),
+    "qwen3": TinyModel("qwen3", {"head_dim": 32, "tie_word_embeddings": True}, dtype=torch.bfloat16),
+    "qwen3-moe": TinyModel("qwen3_moe", {"head_dim": 32, **_EXPERTS}),
+    "mistral-window": TinyModel("mistral", {"head_dim": 32, "sliding_window": 32}, spelling="pieces"),
+    "mixtral": TinyModel("mixtral", {"head_dim": 32, **_EXPERTS}, spelling="pieces"),
+    "phi3": TinyModel("phi3", spelling="pieces"),
+    "gemma2": TinyModel("gemma2", {**_GEMMA, **_ALTERNATING}, spelling="pieces", dtype=torch.bfloat16),
+    "gemma3": TinyModel("gemma3_text", {**_GEMMA, **_ALTERNATING}, spelling="pieces", dtype=torch.bfloat16),
+    "gpt2": TinyModel("gpt2", {**dict.fromkeys(_NAMES), **{key: _NAMES[key] for key in (
+        "vocab_size", "bos_token_id", "eos_token_id", "initializer_range")}, **_GPT2}),
+    "gpt-neox": TinyModel("gpt_neox", {"num_key_value_heads": None}),
+    "granite": TinyModel("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.7}),
+    "olmo2": TinyModel("olmo2"),
+    "smollm3": TinyModel("smollm3", {"no_rope_layers": [1, 0], "tie_word_embeddings": True}, dtype=torch.bfloat16),
+    "llama-compressed-tensors": TinyModel("llama", finish=_as_compressed_tensors),
+    "llama-gptq": TinyModel("llama", finish=_as_gptq),
+}  # fmt: skip
+
+
+def texts(count: int, seed: int = 5) -> list[str]:
+    """Sentences of made-up and common words, all of them different."""
+    draw = random.Random(seed)  # noqa: S311 - text, no secret
+    words = [_word(draw) for _ in range(max(40, count // 4))]
+    sentences = ([draw.choice(_COMMON if draw.random() < 0.6 else words) for _ in range(draw.randint(3, 9))]
+                 for _ in range(count))  # fmt: skip
+    return [f"{' '.join(sentence)} {number}" for number, sentence in enumerate(sentences)]
+
+
+def _word(draw: random.Random) -> str:
+    return "".join(draw.choice("bdfgklmnprstvz") + draw.choice("aeiou") for _ in range(draw.randint(2, 4)))
+
+
+def make(name: str, directory: Path) -> Path:
+    """Write one model into a new directory."""
+    model = CORPUS[name]
+    set_seed(11)
+    made = AutoModelForCausalLM.from_config(model.config()).to(model.dtype)
+    if made.config.tie_word_embeddings:  # else the residual is the last token's row, and so is the answer
+        made.get_input_embeddings().weight.data *= 0.05
+    for parameter in made.parameters():
+        if parameter.dim() == 1:  # norms are all ones or zeros, biases zero: nobody would see them lost
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    options = {"max_shard_size": model.shard} if model.shard else {}
+    made.save_pretrained(directory, **options)
+    tokenizer(model.spelling, made.config.vocab_size).save_pretrained(directory)
+    if model.finish is not None:
+        model.finish(directory)
+    return directory
+
+
+def tokenizer(spelling: Spelling, vocabulary: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of exactly so many tokens, trained on text."""
+    unknown = {"byte_fallback": True, "unk_token": "<unk>"} if spelling == "pieces" else {}
+    core = Tokenizer(models.BPE(**unknown))
+    special, alphabet = ["<s>", "</s>"], pre_tokenizers.ByteLevel.alphabet()
+    if spelling == "pieces":
+        special += ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+        core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                          decoders.Strip(" ", 1, 0)])  # fmt: skip
+        alphabet = []
+    else:
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(texts(400 if vocabulary == VOCABULARY else 300_000), trainer)
+    if spelling != "bytes":
+        core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+
+
+def main(arguments: list[str]) -> None:
+    """Make the named models, or all."""
+    root = Path(arguments[0])
+    for name in arguments[1:] or CORPUS:
+        make(name, root / name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
