@@ -29,7 +29,8 @@ _REFUSING_GRPC_STATUSES = frozenset({3, 5, 6, 7, 9, 11, 12, 16})
 _FAULT_FLAGS = frozenset({"UF", "UO", "NR", "NC", "UT", "LR", "UR", "UC", "UPE", "UMSDR", "OM", "NFCF", "UH"})
 _CANCELLED_FLAGS = frozenset({"DC", "DR"})
 _ANSWER_PATHS = ("/generate", "/generate_stream")
-_ROUTES = (*_ANSWER_PATHS, "/infer", "/ModelInfer", _GRPC_STREAM)
+_GRPC_ANSWERS = ("/ModelInfer", _GRPC_STREAM)
+_ROUTES = (*_ANSWER_PATHS, "/infer", *_GRPC_ANSWERS)
 _GIVEN_UP = ("", "cancelled")
 _IN_FLIGHT = "DownstreamPeriodic"
 _SLOTS: dict[str, SlotName] = {"blue": "blue", "green": "green"}
@@ -64,7 +65,7 @@ class ObservedRequest:
         client: Fingerprint of the address that asked; None where the router does not tell it.
         identity: Of the request, the same in all its lines; empty where the router does not tell it.
         server: The slot that answered last, or that was asked last; None where that is not known.
-        output_tokens: What the answer says; None where the router could not read it, as in gRPC.
+        output_tokens: What the answer says; None where the router could not read it.
         finish_reason: Of the answer's last chunk; empty when none came.
         empty: The answer has no text; None where it could not be read to its end.
         truncated: The answer has no final chunk, or the server gave it up; None like `empty`.
@@ -258,7 +259,7 @@ def _request(
         client=entry.get("client") or None,
         identity=str(entry.get("id") or ""),
         route=next((route for route in _ROUTES if path.endswith(route)), ""),
-        **_content(entry, read=ending in ("answered", "failed") and path.endswith(_ANSWER_PATHS)),
+        **_content(entry, path, read=ending in ("answered", "failed")),
     )
 
 
@@ -285,15 +286,21 @@ class _Content(TypedDict):
     odd_characters: float | None
 
 
-def _content(entry: Mapping[str, Any], *, read: bool) -> _Content:
-    """What the router read of an answer, where it read it to its end."""
+def _content(entry: Mapping[str, Any], path: str, *, read: bool) -> _Content:
+    """What the router read of an answer, where it read it to its end.
+
+    Over gRPC users say which outputs they want: whether an answer has its end is known only with its finish reason.
+    """
     has_text, reason = entry.get("has_text"), str(entry.get("finish_reason") or "")
+    over_grpc = path.endswith(_GRPC_ANSWERS)
     known = read and _count(entry["code"]) == HTTPStatus.OK and has_text is not None
+    known &= over_grpc or path.endswith(_ANSWER_PATHS)
+    ends = known and not (over_grpc and entry.get("finish_reason") is None)
     return {
         "output_tokens": _count(entry.get("output_tokens")) if known else None,
         "finish_reason": reason,
         "empty": has_text != "1" if known else None,
-        "truncated": reason in _GIVEN_UP if known else None,
+        "truncated": reason in _GIVEN_UP if ends else None,
         "repetition": _positive(entry.get("repetition")) if known else None,
         "odd_characters": _positive(entry.get("odd_characters")) if known else None,
     }

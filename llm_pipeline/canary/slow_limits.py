@@ -104,7 +104,7 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
     """What "slow" will mean, from stable's requests before the first step; None while there are too few.
 
     A metric is compared only if stable had enough requests of that kind: first tokens and time per output token need
-    streamed answers, and what is said of answers needs ones that the router can read (not those of gRPC).
+    streamed answers, and what is said of answers needs ones that the router can read.
     """
     stable = list(requests)
     asked = [request for request in stable if not request.error]

@@ -73,8 +73,11 @@ local function read_text(text, chunk)
   end
 end
 
+local ESCAPES = { ["\""] = "\\\"", ["\\"] = "\\\\", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }
+
 local function describe(handle, text)
   local newest = string.sub(table.concat(text.parts), -TEXT)
+  if text.plain then newest = string.sub(string.gsub(newest, "[\"\\\n\r\t]", ESCAPES), -TEXT) end
   if #newest < SHORTEST then return end
   local seen, distinct, pieces = {}, 0, #newest - PIECE + 1
   for at = 1, pieces do
@@ -86,36 +89,75 @@ local function describe(handle, text)
   put(handle, "odd_characters", 1 - plain / #newest)
 end
 
--- gRPC messages come as frames: a flag (compressed or not), four bytes of length, the message; cut anywhere. Only the
--- first field of each message is looked at: in ModelStreamInferResponse number 1 is the error's text, and a stream of
--- status 0 may be made of nothing else.
-local HEAD, FIRST_FIELD, ERROR_TAG = 5, 7, 10
+local function tell(handle, answer)
+  put(handle, "has_text", answer.size > 0 and "1" or "0")
+  describe(handle, answer)
+  if answer.tokens then put(handle, "output_tokens", answer.tokens) end
+  if answer.reason then put(handle, "finish_reason", string.sub(answer.reason, 1, 32)) end
+end
 
-local function read_stream(handle)
-  local head, skip = "", 0
+-- gRPC messages come as frames: a flag (compressed or not), four bytes of length, the message; cut anywhere. In
+-- ModelStreamInferResponse field number 1 is the error's text, and a stream of status 0 may be made of nothing else;
+-- number 2 is the response. Outputs have the names that they have over HTTP.
+local HEAD, ERROR_TAG, RESPONSE = 5, 10, 2
+
+local function read_response(answer, bytes, first, last)
+  local whole = outputs_of(bytes, first, last, function(name, raw, contents)
+    if name == "text_output" then
+      local text = text_of(bytes, raw, contents)
+      answer.read = answer.read or text ~= nil
+      keep(answer, text or "")
+    elseif name == "output_tokens" then
+      local tokens = number_of(bytes, raw, contents)
+      answer.tokens = tokens and (answer.tokens or 0) + tokens or answer.tokens
+    elseif name == "finish_reason" then
+      answer.reason = text_of(bytes, raw, contents) or answer.reason
+    end
+  end)
+  answer.unread = answer.unread or not whole
+end
+
+local function read_message(handle, answer, bytes, stream)
+  if not stream then return read_response(answer, bytes, 1, #bytes) end
+  local tag, first = string.byte(bytes, 1, 2)
+  if tag == ERROR_TAG and first and first > 0 then put(handle, "error", "1") end
+  local whole = fields(bytes, 1, #bytes, function(number, from, to)
+    if number == RESPONSE then read_response(answer, bytes, from, to) end
+  end)
+  answer.unread = answer.unread or not whole
+end
+
+local function read_messages(handle, stream)
+  local answer, head, left, parts, size = { parts = {}, size = 0, plain = true }, "", 0, {}, 0
   for chunk in handle:bodyChunks() do
     local at, length = 0, chunk:length()
     while at < length do
-      if skip > 0 then
-        local step = math.min(skip, length - at)
-        skip, at = skip - step, at + step
-      else
-        local taken = math.min(#head < HEAD and HEAD - #head or FIRST_FIELD - #head, length - at)
+      if #head < HEAD then
+        local taken = math.min(HEAD - #head, length - at)
         head, at = head .. chunk:getBytes(at, taken), at + taken
-        if #head >= HEAD then
-          local compressed, a, b, c, d = string.byte(head, 1, HEAD)
-          local size = ((a * 256 + b) * 256 + c) * 256 + d
-          if size < 2 or compressed ~= 0 then
-            head, skip = "", size
-          elseif #head == FIRST_FIELD then
-            local tag, first = string.byte(head, 6, 7)
-            if tag == ERROR_TAG and first > 0 then put(handle, "error", "1") end
-            head, skip = "", size - 2
-          end
+        if #head == HEAD then
+          local _, a, b, c, d = string.byte(head, 1, HEAD)
+          left, parts, size = ((a * 256 + b) * 256 + c) * 256 + d, {}, 0
         end
+      else
+        local step = math.min(left, length - at)
+        local taken = math.min(step, LARGEST_MESSAGE - size)
+        if taken > 0 then parts[#parts + 1] = chunk:getBytes(at, taken) end
+        at, left, size = at + step, left - step, size + taken
+        if step > taken then answer.unread = true end
+      end
+      if #head == HEAD and left == 0 then
+        if string.byte(head, 1) ~= 0 then
+          answer.unread = true
+        else
+          read_message(handle, answer, table.concat(parts), stream)
+        end
+        head = ""
       end
     end
   end
+  if answer.unread or not answer.read then return end
+  tell(handle, answer)
 end
 
 function envoy_on_request(handle)
@@ -124,21 +166,22 @@ function envoy_on_request(handle)
   if value then put(handle, "session", fingerprint(value)) end
   local address = handle:streamInfo():downstreamDirectRemoteAddress()
   put(handle, "client", fingerprint((string.gsub(address, ":%d+$", ""))))
-  if string.find(handle:headers():get(":path"), "/ModelStreamInfer", 1, true) then put(handle, "stream", "1") end
+  local method = string.match(handle:headers():get(":path"), "/(Model%a*Infer)$")
+  if method then put(handle, "method", method) end
 end
 
 function envoy_on_response(handle)
   local kind = handle:headers():get("content-type") or ""
   if string.find(kind, "^application/grpc") then
     local known = handle:streamInfo():dynamicMetadata():get(FILTER)
-    if known and known["stream"] then read_stream(handle) end
+    if known and known["method"] then read_messages(handle, known["method"] == "ModelStreamInfer") end
     return
   end
-  local tails, tokens, reason = {}, nil, nil
+  local tails = {}
   local said = { parts = {}, size = 0, tail = "", inside = false, escaped = false }
   local function failed() put(handle, "error", "1") end
-  local function count(number) tokens = (tokens or 0) + tonumber(number) end
-  local function ended(word) reason = word end
+  local function count(number) said.tokens = (said.tokens or 0) + tonumber(number) end
+  local function ended(word) said.reason = word end
   for chunk in handle:bodyChunks() do
     local length = chunk:length()
     if length > 0 then
@@ -153,8 +196,5 @@ function envoy_on_response(handle)
       read_text(said, text)
     end
   end
-  put(handle, "has_text", said.size > 0 and "1" or "0")
-  describe(handle, said)
-  if tokens then put(handle, "output_tokens", tokens) end
-  if reason then put(handle, "finish_reason", string.sub(reason, 1, 32)) end
+  tell(handle, said)
 end

@@ -16,6 +16,7 @@ LUA = "envoy.filters.http.lua"
 BUFFER = "envoy.filters.http.buffer"
 STREAM_IDLE = "300s"
 
+_LUA_FILES = ("messages.lua", "answers.lua")
 _CERTIFICATE = "server"
 _NOBODY = {"address_prefix": "0.0.0.0", "prefix_len": 32}  # noqa: S104 - an empty list means all private networks
 _LARGEST_HEADERS_KIB = 60
@@ -182,5 +183,5 @@ def _access_log(path: Path) -> Json:
 
 def _answers() -> Json:
     """The filter that reads answers for the access log."""
-    source = {"inline_string": (files(__package__) / "answers.lua").read_text()}
+    source = {"inline_string": "\n".join((files(__package__) / name).read_text() for name in _LUA_FILES)}
     return named(LUA, "extensions.filters.http.lua.v3.Lua", default_source_code=source)
