@@ -77,7 +77,7 @@ def files_read(
         try:
             builder = datasets.load_dataset_builder(**arguments_of(call, trees), cache_dir=cache)
         except Exception as error:
-            raise data_failure(error, call) from error
+            raise data_failure(error, call, trees) from error
         named = builder.config.data_files or {}
         paths = [Path(path) for own in named.values() for path in own]
         return {asked: _below(tree, paths) for asked, tree in trees.items()}

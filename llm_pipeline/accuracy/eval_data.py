@@ -142,21 +142,24 @@ def load_offline(call: DatasetCall, trees: Mapping[RepositoryName, Path]) -> Any
     """
     import datasets
 
+    datasets.disable_progress_bars()  # a task log has lines, not bars
     try:
         with TemporaryDirectory() as cache:
             # not `datasets.load_dataset`, which `read_from` replaces
             return datasets.load.load_dataset(**arguments_of(call, trees), cache_dir=cache, keep_in_memory=True)
     except Exception as error:
-        raise data_failure(error, call) from error
+        raise data_failure(error, call, trees) from error
 
 
-def data_failure(error: Exception, call: DatasetCall) -> PipelineError:
+def data_failure(error: Exception, call: DatasetCall, trees: Mapping[RepositoryName, Path]) -> PipelineError:
     """An error of the `datasets` library as one that says which data set it is about."""
     if isinstance(error, PipelineError):
         return error
-    reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)[:_LONGEST_REASON]
+    reason = " ".join(str(error.__cause__ or error).split()) or type(error).__name__
+    for asked, tree in trees.items():
+        reason = reason.replace(str(tree), str(asked))
     problem = ConfigError(
-        f"the data set cannot be read: {reason}",
+        f"the data set cannot be read: {reason[:_LONGEST_REASON]}",
         where=str(call),
         hint="check dataset_name and data_files of the tasks that read it, and its revision",
     )

@@ -18,6 +18,8 @@ from llm_pipeline.accuracy.questions import Questions
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.confinement import confined
 from llm_pipeline.demo.hub_repository import publish_revision
+from llm_pipeline.errors import ConfigError
+from llm_pipeline.hub.transfer import Transfer
 from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
 from llm_pipeline.store import open_store
@@ -106,6 +108,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    monkeypatch.setattr(Transfer, "_backoff_unit_seconds", 0.01)
     return World(tmp_path, local_hub)
 
 
@@ -124,3 +127,163 @@ def test_a_data_set_of_the_hub_is_fetched_at_its_commit_and_scored_offline(world
     assert [one.args[0] for one in questions.instances()] == [row["question"] for row in rows(10, 5)]
     (read,) = questions.data
     assert (read.repository, read.commit, read.documents) == (NAME, commit, {"train": 5, "test": 10})
+
+
+def refusal(outcome: StageResult | StageFailure) -> tuple[str, str, str]:
+    assert isinstance(outcome, StageFailure), outcome
+    return outcome.error.type, outcome.error.message, outcome.error.hint
+
+
+def prompts(questions: Questions) -> list[str]:
+    return [str(one.args[0]) for one in questions.instances()]
+
+
+def test_files_without_a_card_are_read_as_the_library_reads_them(world: World) -> None:
+    for name, suffix in (("demo/lines", ".jsonl"), ("demo/table", ".csv")):
+        directory = world.path / name
+        write(directory / f"data/train{suffix}", rows(2))
+        write(directory / f"data/test{suffix}", rows(3, 7))
+        publish_revision(world.hub.root / "datasets", name, directory, "upload")
+    whole = {"dataset_name": None}
+    result = world.run(
+        task("lines", dataset_path="demo/lines", **whole), task("table", dataset_path="demo/table", **whole)
+    )
+    assert isinstance(result, StageResult), result
+    assert result.metrics["documents"] == 10
+    assert prompts(world.questions(result)) == [row["question"] for row in rows(3, 7)] * 2
+
+
+def test_files_that_a_task_names_are_fetched_and_no_others(world: World) -> None:
+    world.publish()
+    files = {"dataset_name": None, "dataset_kwargs": {"data_files": {"test": "hard/test-*"}}}
+    result = world.run(task(**files))
+    assert isinstance(result, StageResult), result
+    assert prompts(world.questions(result)) == [row["question"] for row in rows(4, 1000)]
+    assert not world.hub.downloads("easy/test-00000.parquet")
+
+
+def test_tasks_that_bring_their_data_need_nothing_of_the_hub(world: World) -> None:
+    (world.path / "tasks").mkdir()
+    write(world.path / "tasks" / "own.jsonl", rows(3))
+    own = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": {"test": "own.jsonl"}}}
+    result = world.run(task(**own), hub={"endpoint": "http://127.0.0.1:9"})
+    assert isinstance(result, StageResult), result
+    assert result.metrics["data_sets"] == ""
+    assert len(prompts(world.questions(result))) == 3
+
+
+def test_a_stopped_fetch_goes_on_at_the_same_commit_though_the_branch_has_moved(world: World) -> None:
+    first = world.publish()
+    world.hub.fail("cut", "test-00001.parquet", after_bytes=500)
+    world.hub.fail("status", "test-00001.parquet", times=5)
+    kind, message, _ = refusal(world.run(task()))
+    assert kind == "HubUnavailable", message
+    write(world.source / "easy/test-00001.parquet", rows(9, 500))
+    assert world.publish() != first
+    result = world.run(task())
+    assert isinstance(result, StageResult), result
+    assert read_record(world.store.fetch(result.artifacts["eval_data"])).data_sets[0].commit == first
+    assert world.hub.downloads("test-00001.parquet")[-1][1] == "bytes=500-"
+    assert len(prompts(world.questions(result))) == 10
+
+
+def test_a_new_release_reads_what_the_branch_is_then(world: World) -> None:
+    world.publish()
+    before = world.run(task())
+    write(world.source / "easy/test-00001.parquet", rows(9, 500))
+    commit = world.publish()
+    after = world.run(task(), release="another")
+    pinned = world.run(task(), release="", commits={NAME: commit})
+    assert isinstance(before, StageResult)
+    assert isinstance(after, StageResult)
+    assert isinstance(pinned, StageResult)
+    assert before.artifacts != after.artifacts == pinned.artifacts
+    assert len(prompts(world.questions(after))) == 16
+    assert [name for name, _ in world.hub.downloads("test-00000.parquet")] == [
+        "test-00000.parquet"
+    ] * 2  # a commit each
+
+
+def test_a_wrong_byte_is_fetched_again_once_and_then_refused(world: World) -> None:
+    world.publish()
+    world.hub.fail("corrupt", "test-00000.parquet")
+    assert isinstance(world.run(task()), StageResult)
+    world.hub.fail("corrupt", "train-00000.parquet", times=2)
+    (world.source / "NOTES.txt").write_text("another commit")
+    world.publish()
+    kind, message, _ = refusal(world.run(task(), release="another"))
+    assert (kind, "twice" in message) == ("WrongBytes", True)
+
+
+def test_a_gated_data_set_needs_the_deployments_token(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.publish()
+    world.hub.restrict(f"datasets/{NAME}", readers=("hf_reader",), gated="manual")
+    for token in ("", "hf_stranger"):  # 401 and 403
+        monkeypatch.setenv(TOKEN_VARIABLE, token)
+        kind, _, hint = refusal(world.run(task()))
+        assert kind == "RepositoryGated"
+        assert TOKEN_VARIABLE in hint
+        assert f"/datasets/{NAME}" in hint
+    monkeypatch.setenv(TOKEN_VARIABLE, "hf_reader")
+    assert isinstance(world.run(task()), StageResult)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"dataset_path": "demo/nowhere"}, "NotOnTheHub", "no such repository"),
+        ({"dataset_name": "tricky"}, "ConfigError", "tricky"),
+        ({"dataset_name": None}, "ConfigError", "easy"),
+        ({"test_split": "final"}, "ConfigError", "reads split 'final' of demo/arithmetic (easy)"),
+        ({"dataset_kwargs": {"data_files": {"test": "nothing-*"}}}, "ConfigError", "No (supported) data files found in demo/arithmetic"),
+    ],
+)
+def test_what_is_not_there_is_named(world: World, changes: dict[str, object], kind: str, message: str) -> None:
+    world.publish()
+    found, said, hint = refusal(world.run(task(**changes)))
+    assert (found, message in said) == (kind, True), said
+    assert hint
+
+
+def test_a_data_set_that_is_a_program_is_refused_and_its_converted_copy_is_read(world: World) -> None:
+    (world.source / "README.md").unlink()
+    (world.source / "arithmetic.py").write_text("raise SystemExit('it ran')")
+    world.publish()
+    kind, message, hint = refusal(world.run(task()))
+    assert kind == "Unsupported"
+    assert "arithmetic.py" in message
+    assert "refs/convert/parquet" in hint
+    (world.source / "arithmetic.py").unlink()
+    converted = world.path / "converted"
+    write(converted / "easy/test/0000.parquet", rows(6))
+    publish_revision(world.hub.root / "datasets", NAME, converted, "convert", branch="refs/convert/parquet")
+    result = world.run(task(), revisions={NAME: "refs/convert/parquet"})
+    assert isinstance(result, StageResult), result
+    assert len(prompts(world.questions(result))) == 6
+
+
+def test_a_directory_and_the_cache_are_sources_without_a_network(world: World, tmp_path: Path) -> None:
+    root = tmp_path / "data sets"
+    (root / "demo").mkdir(parents=True)
+    world.source.rename(root / NAME)
+    nowhere = {"endpoint": "http://127.0.0.1:9"}
+    result = world.run(task(), source=f"file://{root}".replace(" ", "%20"), hub=nowhere)
+    assert isinstance(result, StageResult), result
+    assert len(prompts(world.questions(result))) == 10
+
+    commit = publish_revision(world.hub.root / "datasets", NAME, root / NAME, "upload")
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(NAME, repo_type="dataset", endpoint=world.hub.endpoint, cache_dir=tmp_path / "cache")
+    cached = world.run(task(), release="cached", source="cache", hub={**nowhere, "cache": str(tmp_path / "cache")})
+    assert isinstance(cached, StageResult), cached
+    assert read_record(world.store.fetch(cached.artifacts["eval_data"])).data_sets[0].commit == commit
+
+
+def test_data_that_no_stage_fetched_is_refused_where_it_is_asked_for(world: World) -> None:
+    world.publish()
+    result = world.run(task())
+    assert isinstance(result, StageResult), result
+    world.inputs = {"tasks": world.tasks(task(dataset_name="hard"))}
+    with pytest.raises(ConfigError, match=r"the data of demo/arithmetic \(hard\) were not fetched"):
+        world.questions(result)
