@@ -235,7 +235,11 @@ def test_a_gated_data_set_needs_the_deployments_token(world: World, monkeypatch:
         ({"dataset_name": "tricky"}, "ConfigError", "tricky"),
         ({"dataset_name": None}, "ConfigError", "easy"),
         ({"test_split": "final"}, "ConfigError", "reads split 'final' of demo/arithmetic (easy)"),
-        ({"dataset_kwargs": {"data_files": {"test": "nothing-*"}}}, "ConfigError", "No (supported) data files found in demo/arithmetic"),
+        (
+            {"dataset_kwargs": {"data_files": {"test": "nothing-*"}}},
+            "ConfigError",
+            "No (supported) data files found in demo/arithmetic",
+        ),
     ],
 )
 def test_what_is_not_there_is_named(world: World, changes: dict[str, object], kind: str, message: str) -> None:
