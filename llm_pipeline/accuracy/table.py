@@ -36,6 +36,9 @@ def format_evaluation(summary: EvaluationSummary) -> str:
         metric = summary.metrics.get(group.tasks[0])
         score = _mean_score(summary.group_score(group), metric)
         lines.append(f"{group.name}: {score}, {len(group.tasks)} tasks judged as one by {group.weighting}")
+    for read in summary.data:
+        counts = ", ".join(f"{split} {count:,}" for split, count in read.documents.items())
+        lines.append(f"data of {read.name}: {read.repository} at {read.commit[:12]}, {read.files} files, {counts}")
     if noise := summary.noise:
         lines.append(f"noise floor: {noise.flips} of {noise.items} items score differently at another batch size")
     return "\n" + "\n".join(lines)

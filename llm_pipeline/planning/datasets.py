@@ -5,6 +5,7 @@ The layout is that of `stages/resolve.py`: one file under its own name, several 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.manifest import Manifest, ManifestFile
 
 _KIND = "dataset"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def expected_datasets(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str, ArtifactRef]:
@@ -37,6 +39,23 @@ def expected_datasets(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str
         elif asked and name in earlier.datasets and _draw_alike(asked, before.get(recipe.name)):
             expected[name] = earlier.datasets[name]
     return expected
+
+
+def expected_data_commits(loaded: LoadedRelease, earlier: ReleaseRecord) -> dict[str, str]:
+    """Commits of the data sets that the tasks read, if their branches and tags still name those of an earlier release.
+
+    A data set whose revision is another one now has none, unless that is a commit itself.
+    """
+    before, now = earlier.release.evaluation.data_revisions, loaded.release.evaluation.data_revisions
+    found = {}
+    for name, commit in earlier.data_commits.items():
+        data_set = name.partition("@")[0]
+        revision = now.get(data_set)
+        if revision == before.get(data_set):
+            found[name] = commit
+        elif revision is not None and _COMMIT.fullmatch(revision):
+            found[name] = revision
+    return found
 
 
 def _is_local(calibration: Calibration) -> bool:

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.flow import Flow, MissingResult, passed
-from llm_pipeline.planning.datasets import expected_datasets
+from llm_pipeline.planning.datasets import expected_data_commits, expected_datasets
 from llm_pipeline.planning.history import History
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.stages.contract import Frozen, Stage, StageFailure, StageRequest, StageResult
@@ -112,7 +112,7 @@ def _foreseen_record(
         deployment=loaded.deployment,
         model=newest.model,
         datasets=expected_datasets(loaded, newest),
-        data_commits=newest.data_commits,
+        data_commits=expected_data_commits(loaded, newest),
         tasks_of_unknown_data=newest.tasks_of_unknown_data,
         ladders=dict(ladders),
         places=loaded.places,

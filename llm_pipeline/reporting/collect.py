@@ -96,6 +96,7 @@ class _Collector:
             canaries=canaries,
             stages=tuple(_stage_run(result) for result in _by_start(results)),
             datasets=record.datasets,
+            evaluation_data=before.data if before else (),
             gaps=tuple(self._gaps),
         )
 

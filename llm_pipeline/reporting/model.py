@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.evaluation import Divergence, NoiseFloor
+from llm_pipeline.accuracy.evaluation import DataRead, Divergence, NoiseFloor
 from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy
 from llm_pipeline.canary.step_summary import StepSummary
 from llm_pipeline.canary.timeline import EvidenceSeries
@@ -331,6 +331,7 @@ class ReportData(Frozen):
         margin: Accepted loss over all items, a fraction.
         noise: What the baseline itself flips when it is asked again; None when that was not tried.
         trials: Every recipe, the cheapest first.
+        evaluation_data: The data of the hub that the tasks read.
     """
 
     release_id: str
@@ -353,6 +354,7 @@ class ReportData(Frozen):
     canaries: tuple[CanaryStudy, ...] = ()
     stages: tuple[StageRun, ...] = ()
     datasets: dict[str, ArtifactRef] = Field(default={})
+    evaluation_data: tuple[DataRead, ...] = ()
     gaps: tuple[str, ...] = ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -12,9 +13,12 @@ pytest.importorskip("lm_eval")
 
 import datasets
 import yaml
+from huggingface_hub import constants
 
 from llm_pipeline.accuracy.eval_data import read_record
+from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.accuracy.questions import Questions
+from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.confinement import confined
 from llm_pipeline.demo.hub_repository import publish_revision
@@ -55,6 +59,7 @@ def task(name: str = "addition", **changes: object) -> dict[str, object]:
     return {
         "task": name, "dataset_path": NAME, "dataset_name": "easy", "output_type": "generate_until",
         "test_split": "test", "doc_to_text": "{{question}}", "doc_to_target": "{{answer}}",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 4, "do_sample": False},
     } | changes  # fmt: skip
 
 
@@ -82,11 +87,11 @@ class World:
             (directory / f"{definition['task']}.yaml").write_text(yaml.safe_dump(definition))
         return self.store.publish("dataset", directory, Provenance(**here()))
 
-    def run(self, *definitions: dict[str, object], **config: object) -> StageResult | StageFailure:
+    def request(self, *definitions: dict[str, object], **config: object) -> StageRequest:
         self.names = tuple(str(one["task"]) for one in definitions)
         self.inputs = {"tasks": self.tasks(*definitions)}
         hub = {"endpoint": self.hub.endpoint, "token_variable": TOKEN_VARIABLE}
-        request = StageRequest(
+        return StageRequest(
             release_id="test",
             stage="eval_data",
             config=json.loads(json.dumps({"tasks": self.names, "release": "test", "hub": hub} | config)),
@@ -94,7 +99,9 @@ class World:
             store=self.store.uri,
             work_root=str(self.path / "work"),
         )
-        return execute(request)
+
+    def run(self, *definitions: dict[str, object], **config: object) -> StageResult | StageFailure:
+        return execute(self.request(*definitions, **config))
 
     def questions(self, result: StageResult) -> Questions:
         """As a stage that scores builds them: without a network."""
@@ -108,6 +115,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # other tests of this process may have it on
     monkeypatch.setattr(Transfer, "_backoff_unit_seconds", 0.01)
     return World(tmp_path, local_hub)
 
@@ -291,3 +299,52 @@ def test_data_that_no_stage_fetched_is_refused_where_it_is_asked_for(world: Worl
     world.inputs = {"tasks": world.tasks(task(dataset_name="hard"))}
     with pytest.raises(ConfigError, match=r"the data of demo/arithmetic \(hard\) were not fetched"):
         world.questions(result)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model, trained for a few steps."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "demo"))
+    import briefly_trained
+
+    return briefly_trained.checkpoint(tmp_path_factory.getbasetemp())
+
+
+def baseline(world: World, data: StageResult, checkpoint: Path) -> StageResult:
+    """The baseline stage, without a network."""
+    request = StageRequest(
+        release_id="test",
+        stage="baseline",
+        config={"tasks": list(world.names), "maximum_length": 128, "dtype": "float16", "batch_size": 16},
+        inputs={
+            **world.inputs,
+            "checkpoint": world.store.publish("checkpoint", checkpoint, Provenance(**here())),
+            "eval_data": data.artifacts["eval_data"],
+        },
+        store=world.store.uri,
+        work_root=str(world.path / "work"),
+    )
+    result = confined(lambda: execute(request), [Path("/")])
+    assert isinstance(result, StageResult), result
+    return result
+
+
+def test_the_baseline_reads_what_was_fetched_says_so_and_is_another_where_the_data_are(
+    world: World, checkpoint: Path
+) -> None:
+    commit = world.publish()
+    data = world.run(task())
+    assert isinstance(data, StageResult), data
+    scored = baseline(world, data, checkpoint)
+    summary = read_summary(world.store.fetch(scored.artifacts["evaluation"]))
+    (read,) = summary.data
+    assert (read.name, read.commit, read.files) == ("demo/arithmetic (easy)", commit, 3)
+    assert (summary.asked, read.documents["test"]) == (10, 10)
+    assert f"demo/arithmetic at {commit[:12]}" in format_evaluation(summary)
+    write(world.source / "easy/test-00001.parquet", rows(4, 500))
+    world.publish()
+    moved = world.run(task(), release="another")
+    assert isinstance(moved, StageResult), moved
+    again = baseline(world, moved, checkpoint)
+    assert again.key != scored.key
+    assert again.metrics["items"] == 11

@@ -229,6 +229,17 @@ def test_a_changed_data_file_is_an_input_that_changed(releases: Releases, config
     assert found["baseline"][0] == "reused"
 
 
+def test_data_of_the_hub_are_foreseen_at_their_commits_unless_another_revision_is_stated(releases: Releases):
+    record = read_record(releases.store, releases.release_id)
+    commit, other = "1" * 40, "2" * 40
+    earlier = record.model_copy(update={"data_commits": {"a/kept": commit, "a/b@v1": commit, "a/moved": commit}})
+    loaded = load_release(releases.config)
+    stated = {"a/b": other, "a/moved": "v2"}
+    evaluation = loaded.release.evaluation.model_copy(update={"data_revisions": stated})
+    loaded = dataclasses.replace(loaded, release=loaded.release.model_copy(update={"evaluation": evaluation}))
+    assert datasets.expected_data_commits(loaded, earlier) == {"a/kept": commit, "a/b@v1": other}
+
+
 def test_what_an_older_release_computed_is_found_when_the_config_is_as_it_was(releases: Releases, edit):
     edit("quantization/int4_awq.yaml", "samples: 256", "samples: 255")
     releases.release()

@@ -26,6 +26,8 @@ def test_a_promoted_release_is_in_production_with_every_part(sample, promoted) -
     assert [variant.name for variant in data.variants if variant.chosen] == ["fp8"]
     assert [study.name for study in data.accuracy] == [*sample.RECIPES, "served on cpu"]
     assert len(data.loads) == len(data.canaries) == 1
+    (read,) = data.evaluation_data
+    assert (read.repository, read.documents) == ("openai/gsm8k", {"test": 1319})
     assert {fact.value for fact in data.facts} >= {"example/tiny-llama", "0a1b2c3d" * 5, "fp8"}
 
 

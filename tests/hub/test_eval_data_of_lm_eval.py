@@ -1,0 +1,113 @@
+"""lm-eval's own tasks, whose data are on a hub: found by lm-eval's index, fetched, and asked without a network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+from huggingface_hub import constants
+
+from llm_pipeline.accuracy.questions import Questions
+from llm_pipeline.accuracy.task_definitions import package_definitions
+from llm_pipeline.config.release import Evaluation
+from llm_pipeline.confinement import confined
+from llm_pipeline.demo.hub_repository import publish_revision
+from llm_pipeline.planning.task_pool import known_facts
+from llm_pipeline.stages.contract import StageRequest, StageResult
+from llm_pipeline.stages.execute import execute
+from llm_pipeline.store import open_store
+
+from .conftest import LocalHub
+from .test_eval_data_stage import NAME, World, task, world, write
+
+pytestmark = pytest.mark.thorough
+
+__all__ = ["world"]
+
+CARD = """---
+dataset_info:
+- config_name: main
+  features:
+  - {name: question, dtype: string}
+  - {name: answer, dtype: string}
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*}
+  - {split: test, path: main/test-*}
+---
+"""
+HELLASWAG = {
+    "ind": 1, "activity_label": "Cooking", "ctx_a": "A man peels", "ctx_b": "he", "ctx": "A man peels he", "label": "1",
+    "endings": ["cries.", "eats the whole potato.", "flies.", "sings."],
+}  # fmt: skip
+
+
+def test_the_table_of_known_tasks_says_of_their_data_what_lm_eval_does() -> None:
+    rows = known_facts()["tasks"]
+    definitions = package_definitions([row["name"] for row in rows])
+    asked = {(one.call.path, one.call.config) for one in definitions if one.call}
+    assert asked == {(row["data"]["path"], config) for row in rows for config in row["data"]["configs"]}
+    splits = {(one.call.path, split) for one in definitions if one.call for split in one.splits}
+    assert splits == {(row["data"]["path"], split) for row in rows for split in row["data"]["splits"]}
+
+
+def test_tasks_of_lm_eval_are_asked_with_what_was_fetched_for_them(
+    tmp_path: Path, local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    solved = [{"question": f"{n} + {n}?", "answer": f"it is {2 * n}.\n#### {2 * n}"} for n in range(8)]
+    write(tmp_path / "gsm8k/main/train-00000.parquet", solved)
+    write(tmp_path / "gsm8k/main/test-00000.parquet", solved[:3])
+    (tmp_path / "gsm8k/README.md").write_text(CARD)
+    for split in ("train", "validation"):
+        write(tmp_path / f"hellaswag/data/{split}.jsonl", [HELLASWAG] * 2)
+    for name in ("openai/gsm8k", "Rowan/hellaswag"):
+        directory = tmp_path / name.partition("/")[2]
+        publish_revision(local_hub.root / "datasets", name, directory, "upload")
+    tasks, store = ("gsm8k", "hellaswag"), open_store((tmp_path / "store").as_uri())
+    config = {"tasks": list(tasks), "release": "r", "hub": {"endpoint": local_hub.endpoint}}
+    work = str(tmp_path / "work")
+    result = execute(StageRequest(release_id="r", stage="eval_data", config=config, store=store.uri, work_root=work))
+    assert isinstance(result, StageResult), result
+    data = store.fetch(result.artifacts["eval_data"])
+    evaluation = Evaluation(tasks=tasks, served_tasks=("gsm8k",))
+    questions = confined(lambda: Questions.load(None, evaluation, tasks, data=data), [Path("/")])
+    assert {read.repository: read.documents for read in questions.data} == {
+        "openai/gsm8k": {"train": 8, "test": 3}, "Rowan/hellaswag": {"train": 2, "validation": 2},
+    }  # fmt: skip
+    assert {name: len(own) for name, own in questions.clusters.items()} == {"gsm8k": 3, "hellaswag": 2}
+
+
+def test_a_stage_that_is_killed_while_bytes_come_goes_on_at_that_byte(world: World) -> None:
+    world.publish()
+    world.hub.fail("slow", "test-00000.parquet", bytes_per_second=16_384)
+    write(world.source / "easy/test-00000.parquet", [{"question": str(n) * 40, "answer": "1"} for n in range(9000)])
+    commit = world.publish()
+    request = world.request(task())
+    (world.path / "request.json").write_text(request.model_dump_json())
+    command = [sys.executable, "-m", "llm_pipeline", "stage", "run", "eval_data"]
+    command += ["--request", str(world.path / "request.json"), "--result", str(world.path / "result.json")]
+    partial = world.path / "work" / "datasets" / NAME / commit
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    deadline = time.monotonic() + 120
+    while not any(path.stat().st_size > 16_000 for path in partial.glob("*")):
+        assert process.poll() is None, (world.path / "result.json").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    held = max(path.stat().st_size for path in partial.glob("*"))
+    result = execute(request)
+    assert isinstance(result, StageResult), result
+    assert world.hub.downloads("test-00000.parquet")[-1][1] == f"bytes={held}-"
+    assert result.metrics["documents"] == 9000 + 3 + 5
