@@ -16,8 +16,9 @@ from signing_keys import signing_with_new_keys
 from store_history import GO, MODEL, NO_GO, TARGET, History
 
 from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.place_now import ServedPlace
 from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.canary.way_back import ServedPlace, roll_back
+from llm_pipeline.canary.way_back import roll_back
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.store import Signing

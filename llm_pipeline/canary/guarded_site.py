@@ -15,6 +15,8 @@ from llm_pipeline.canary.approvals import StepApproval, approval_name, read_appr
 from llm_pipeline.canary.guard_sign import GuardSign, leave_sign
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of
+from llm_pipeline.canary.overdue import overdue
+from llm_pipeline.canary.place_now import ServedPlace
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
 from llm_pipeline.canary.retirement import have_standby, retire_previous
 from llm_pipeline.canary.rollback import LEASE_SECONDS, UNRECORDED, end_canary, move_unrecorded
@@ -23,7 +25,8 @@ from llm_pipeline.canary.settling import give_all_traffic
 from llm_pipeline.canary.sightings import HostTime, is_driven, silent_seconds
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.stable_server import NoWayBack, have_answering
-from llm_pipeline.canary.way_back import ServedPlace, carry_on
+from llm_pipeline.canary.way_back import carry_on, roll_back
+from llm_pipeline.canary.way_back_unrecorded import is_left_unrecorded
 from llm_pipeline.errors import Transient, Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
@@ -66,35 +69,6 @@ def failed(target: str, about: str, error: Exception) -> GuardAction:
     if is_unexpected(error):
         log.error("the guard failed", gpu_target=target, exc_info=error)
     return GuardAction(target, about, "failed", str(as_pipeline_error(error)))
-
-
-def overdue(
-    record: CanaryRecord, approval: StepApproval | None, *, silent_seconds: float, now: float
-) -> tuple[bool, str]:
-    """Whether an unfinished canary that nobody drives must be rolled back, and why, or why not.
-
-    Args:
-        record: The canary.
-        approval: The question about its next step, or about its pause.
-        silent_seconds: For how long nothing was heard of whoever drove it.
-        now: Seconds since 1970.
-    """
-    if record.phase is Phase.ROLLING_BACK:
-        return True, "its rollback was begun and nobody goes on with it"
-    if approval is not None and approval.answer == "denied" and record.phase in (Phase.PAUSED, Phase.PASSED):
-        return True, f"{approval.by} denied step {approval.percent:g} %"
-    if record.phase is Phase.PAUSED and record.pause is not None:
-        over = record.pause.over(now)
-        return over, f"it was paused ({record.pause.reason}) and nobody answered in time" if over else "it is paused"
-    if record.phase is Phase.PASSED and approval is not None and _may_wait(approval, now):
-        return False, "its next step waits for a person"
-    over = silent_seconds > record.rules.unwatched_seconds
-    return over, f"no controller was heard of for {silent_seconds:.0f} s while it was {record.phase}"
-
-
-def _may_wait(approval: StepApproval, now: float) -> bool:
-    """Whether a canary between two steps may wait for the answer; once there is one, for whoever acts on it."""
-    return approval.answer == "waiting" and now - (approval.asked_at or 0.0) <= approval.deadline_seconds
 
 
 @dataclass(frozen=True)
@@ -266,7 +240,7 @@ class GuardedSite:
         return []
 
     def _carry_on(self, model_id: str) -> list[GuardAction]:
-        """A way back whose process has ended; one of a model that no longer holds the place moves nobody's users."""
+        """A way back whose process has ended, or that the store was not told of; none of a model without the place."""
         try:
             refuse_stranger(self.store, self.target, model_id)
         except PlaceTaken:
@@ -274,9 +248,17 @@ class GuardedSite:
         place = ServedPlace(self.store, model_id, self.target, lambda: self.router, self.slots, self.patience)
         done = carry_on(place)
         if done is None:
-            return []
+            return self._record_way_back(place)
         detail = f"{done.by} asked for it, and it had not been carried out: {done.to} serves"
         return [GuardAction(self.target, done.left, "rolled back", detail)]
+
+    def _record_way_back(self, place: ServedPlace) -> list[GuardAction]:
+        production = read_pointers(self.store, place.model_id, self.target)[0].production
+        if production is None or not is_left_unrecorded(self.router, production):
+            return []
+        detail = "its users had been moved away while the store took nothing"
+        roll_back(place, by=f"{GUARD}: {detail}", leaving=production.release_id)
+        return [GuardAction(self.target, production.release_id, "rolled back", detail)]
 
     def _keep_serving(self, model_id: str) -> list[GuardAction]:
         """The server of what is production, if it has ended.

@@ -10,46 +10,43 @@ It names what it leaves, so that asking twice changes nothing: without a name th
 serves, unless that is there because another release was just taken back. What was taken back is never gone back to.
 
 What is to be done is written down before anything moves. Killed anywhere, the next one who asks carries it out, or the
-guard does; each part can be done again. Users are moved to a server that answers, before any server is stopped.
+guard does; each part can be done again. Users are moved to a server that answers, before any server is stopped. Where
+the store takes nothing, they are moved all the same (`way_back_unrecorded`).
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.moving import Patience, traffic_to, wait_usable
+from llm_pipeline.canary.moving import traffic_to, wait_usable
 from llm_pipeline.canary.open_router import name_release
+from llm_pipeline.canary.place_now import ServedPlace, free_slot, left_for, newest, on_trial
 from llm_pipeline.canary.record import (
     CanaryJournal,
     CanaryRecord,
     GuardRules,
     Phase,
-    current_canary,
     lease_name,
     read_record,
     take_over,
 )
-from llm_pipeline.canary.rollback import LEASE_SECONDS, end_canary, move_unrecorded
+from llm_pipeline.canary.rollback import LEASE_SECONDS, end_canary
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
-from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.stable_server import NoWayBack, have_answering
 from llm_pipeline.canary.way_back_record import WayBack, read_way_back, write_way_back
+from llm_pipeline.canary.way_back_unrecorded import leave_unrecorded
 from llm_pipeline.errors import ConfigError, Fenced, Transient
 from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.stages.contract import ArtifactRef
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
-from llm_pipeline.store.model_documents import model_of_release
-from llm_pipeline.store.places import refuse_stranger, serving_at
+from llm_pipeline.store.places import refuse_stranger
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 from llm_pipeline.trusted_pointers import require_served
 
@@ -57,28 +54,6 @@ log = get_logger(__name__)
 
 _TRIES = 5
 _LONGEST_PAUSE_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class ServedPlace:
-    """Where a model is served on a target.
-
-    Attributes:
-        find_router: Finds the target's router, or starts it; it says None where none ever ran.
-        patience: How long each part of a rollback is tried.
-    """
-
-    store: ArtifactStore
-    model_id: str
-    target: str
-    find_router: Callable[[], TrafficRouter | None]
-    slots: SlotControl
-    patience: Patience
-
-    @cached_property
-    def router(self) -> TrafficRouter | None:
-        """The router, found when it is needed first."""
-        return self.find_router()
 
 
 def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
@@ -101,14 +76,12 @@ def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
     refuse_stranger(place.store, place.target, place.model_id)
     try:
         pointers = read_pointers(place.store, place.model_id, place.target)[0]
-        meant = leaving or _newest(_on_trial(place, pointers), pointers.production)
+        meant = leaving or newest(on_trial(place, pointers), pointers.production)
         return _despite_others(place, by, leaving, meant)
     except (NoWayBack, Conflict, LeaseHeld, LeaseLost, RouterUnavailable):
         raise
-    except Transient:  # the store; the router itself knows whether a release is on trial
-        if not leaving:
-            move_unrecorded(place.router, place.slots, "what is on trial", place.patience)
-        raise
+    except Transient as refused:
+        leave_unrecorded(place, leaving, refused)
 
 
 def carry_on(place: ServedPlace) -> WayBack | None:
@@ -126,39 +99,6 @@ def carry_on(place: ServedPlace) -> WayBack | None:
     except LeaseHeld:
         return None
     return found
-
-
-def _on_trial(place: ServedPlace, pointers: Pointers) -> CanaryRecord | None:
-    """The canary that has not ended, or ended in a promotion that nobody has settled.
-
-    Raises:
-        ConfigError: It is another model's.
-    """
-    release_id = current_canary(place.store, place.target)
-    record = read_record(place.store, release_id, place.target) if release_id else None
-    production = pointers.production
-    if record is None or (production is not None and production.release_id == record.release_id):
-        return None
-    since = production.promoted_at if production is not None else _since_handed_over(place)
-    unsettled = record.phase is Phase.PROMOTED and record.production_since == since
-    if record.settled and record.traffic_confirmed is not False and not unsettled:
-        return None
-    model = model_of_release(place.store, record.release_id)
-    if model not in (None, place.model_id):
-        hint = f"roll back {model} instead"
-        raise ConfigError(f"release {record.release_id} of {model} is on trial on {place.target}", hint=hint)
-    return record
-
-
-def _since_handed_over(place: ServedPlace) -> datetime | None:
-    """Since when another model has served here, if this one is about to take its place over."""
-    serving = serving_at(place.store, place.target)
-    return serving.pointer.promoted_at if serving else None
-
-
-def _newest(trial: CanaryRecord | None, production: Pointer | None) -> str:
-    """The release that a rollback without a name leaves; empty when there is none."""
-    return trial.release_id if trial is not None else production.release_id if production is not None else ""
 
 
 def _despite_others(place: ServedPlace, by: str, leaving: str, meant: str) -> Pointers:
@@ -192,15 +132,15 @@ class _RollBack:
         if last is not None and (not leaving or last.left.startswith(leaving)):
             return self._pointers()[0]
         pointers, _ = self._pointers()
-        trial, production = _on_trial(self._place, pointers), pointers.production
-        if not leaving and meant != _newest(trial, production):
+        trial, production = on_trial(self._place, pointers), pointers.production
+        if not leaving and meant != newest(trial, production):
             log.info(f"{meant or 'nothing'} was to be left, and that is over: nothing is changed")
             return pointers
         if trial is not None and (not leaving or trial.release_id.startswith(leaving)):
             return self._leave_trial(trial, production)
         if production is None or not production.release_id.startswith(leaving):
             return self._not_there(pointers, leaving)
-        if not leaving and (left := self._left_for(production)):
+        if not leaving and (left := left_for(self._place, production)):
             log.info(f"{left} was taken back before: {production.release_id} serves, and nothing is changed")
             return pointers
         if pointers.previous is None:
@@ -217,7 +157,7 @@ class _RollBack:
         if found is None or found.done:
             return None
         pointers, _ = self._pointers()
-        trial, production = _on_trial(self._place, pointers), pointers.production
+        trial, production = on_trial(self._place, pointers), pointers.production
         if trial is not None and (trial.release_id, trial.began_at) == (found.left, found.began_at):
             self._end(trial)
         elif production is not None and production.release_id == found.left:
@@ -261,7 +201,7 @@ class _RollBack:
         if previous is None or router is None:
             raise RouterUnavailable("production cannot be taken back from here", where=self._target)
         require_served(self._store, self._place.model_id, self._target, previous)
-        slot, token = _free_slot(previous, production), self._token(router)
+        slot, token = free_slot(previous, production), self._token(router)
         warm = slots.alive(slot)
         slots.replace(slot, previous.repository, token)
         name_release(router, slot, previous.release_id)
@@ -314,17 +254,6 @@ class _RollBack:
         changes = {"phase": Phase.ROLLED_BACK, "judgement": judgement, "traffic_confirmed": True}
         journal.save(record.model_copy(update={**changes, "epoch": max(epoch, record.epoch + 1)}))
 
-    def _left_for(self, production: Pointer) -> str | None:
-        """The release that was taken back last, if this production is there because of that."""
-        release_id = current_canary(self._store, self._target)
-        record = read_record(self._store, release_id, self._target) if release_id else None
-        ended = record is not None and record.phase is Phase.ROLLED_BACK
-        if record is not None and ended and record.production_since == production.promoted_at:
-            return record.release_id
-        last = read_way_back(self._store, self._place.model_id, self._target)
-        served = last is not None and last.to == production.release_id and production.promoted_at >= last.asked_at
-        return last.left if last is not None and served else None
-
     def _not_there(self, pointers: Pointers, leaving: str) -> Pointers:
         """It neither serves nor is on trial: done before, or a mistake."""
         last = read_way_back(self._store, self._place.model_id, self._target)
@@ -349,8 +278,3 @@ class _RollBack:
     def _note(self, way_back: WayBack) -> None:
         self._lease.check()
         write_way_back(self._store, self._place.model_id, self._target, way_back)
-
-
-def _free_slot(previous: Pointer, production: Pointer) -> SlotName:
-    """The previous release's own slot; never the one that serves production now."""
-    return previous.slot if previous.slot != production.slot else other_slot(production.slot)

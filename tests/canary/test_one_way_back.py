@@ -10,12 +10,13 @@ from simulated import PATIENCE, STABLE, Killed, Site
 
 from llm_pipeline.canary import moving
 from llm_pipeline.canary.agreement import disagreements
+from llm_pipeline.canary.place_now import ServedPlace
 from llm_pipeline.canary.promotion import NotPromoted, settle_production
 from llm_pipeline.canary.record import Phase, current_canary, read_record
 from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.settling import give_all_traffic
 from llm_pipeline.canary.stable_server import NoWayBack
-from llm_pipeline.canary.way_back import ServedPlace, carry_on, roll_back
+from llm_pipeline.canary.way_back import carry_on, roll_back
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.stages.contract import ArtifactRef
