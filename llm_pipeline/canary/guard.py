@@ -2,7 +2,8 @@
 
 A canary whose controller was not heard of, one that waited for a person for too long, and one that a person denied
 are rolled back; a way back that was begun is carried out. A router or a production server that has ended is started.
-A slot that kept the version before warm is stopped when its rollback window ends. The guard runs on the host of the
+A slot that kept the version before warm is stopped when its rollback window ends, and started again within it once a
+canary that had taken it was rolled back. The guard runs on the host of the
 target's servers, beside whatever else runs there: it never interrupts a controller that renews its lease.
 
 It needs no clock that agrees with anybody's (`sightings`), and no store that takes anything to move traffic to stable.
@@ -38,6 +39,7 @@ def guard_once(store: ArtifactStore, deployment: Deployment, now: HostTime | Non
         actions += [failed(PurePosixPath(one.name).stem, "-", one.error) for one in damaged]
     except Exception as error:  # noqa: BLE001 - canaries are guarded without them
         actions.append(failed("-", "-", error))
+    sites: list[tuple[GuardedSite, list[str]]] = []
     for target, place in deployment.places.items():
         state_root = Path(deployment.state_root)
         try:
@@ -51,5 +53,8 @@ def guard_once(store: ArtifactStore, deployment: Deployment, now: HostTime | Non
         except Exception as error:  # noqa: BLE001 - the other targets are guarded
             actions.append(failed(target, "-", error))
         else:
-            actions += site.guard(now, [placed.model_id for placed in models if placed.target == target])
+            sites.append((site, [placed.model_id for placed in models if placed.target == target]))
+            actions += site.guard(now, sites[-1][1])
+    for site, here in sites:
+        actions += site.keep_warm(now, here)
     return actions

@@ -18,7 +18,7 @@ from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.overdue import overdue
 from llm_pipeline.canary.place_now import ServedPlace
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
-from llm_pipeline.canary.retirement import have_standby, retire_previous
+from llm_pipeline.canary.retirement import have_standby, retire_previous, warm_again
 from llm_pipeline.canary.rollback import LEASE_SECONDS, UNRECORDED, end_canary, move_unrecorded
 from llm_pipeline.canary.router import ALL, RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.settling import give_all_traffic
@@ -99,6 +99,10 @@ class GuardedSite:
             actions += self._attempt(model_id, partial(self._have_standby, model_id, now))
             actions += self._attempt(model_id, partial(self._retire, model_id, now))
         return actions
+
+    def keep_warm(self, now: HostTime, models: Sequence[str]) -> list[GuardAction]:
+        """Start what may stand by, where that is missing. It may take minutes to load: only once all is guarded."""
+        return [done for one in models for done in self._attempt(one, partial(self._warm_again, one, now))]
 
     def _attempt(self, about: str, act: Callable[[], list[GuardAction]]) -> list[GuardAction]:
         try:
@@ -308,6 +312,16 @@ class GuardedSite:
                 router=self.router, slots=self.slots, patience=self.patience, now=now.wall,
             )  # fmt: skip
         return []
+
+    def _warm_again(self, model_id: str, now: HostTime) -> list[GuardAction]:
+        if self.router is None:
+            return []
+        warm = warm_again(self.store, model_id, self.target, router=self.router, slots=self.slots, now=now.wall)
+        if warm is None:
+            return []
+        self._have_standby(model_id, now)
+        detail = f"its slot {warm.slot} is free again: it is kept warm and stands by"
+        return [GuardAction(self.target, warm.release_id, "started", detail)]
 
     def _retire(self, model_id: str, now: HostTime) -> list[GuardAction]:
         stopped = retire_previous(

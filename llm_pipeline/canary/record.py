@@ -154,6 +154,7 @@ class CanaryRecord(BaseModel):
         judgement: Of the latest look at the step in force, or the final one.
         epoch: Fencing epoch of the last writer.
         traffic_confirmed: After a rollback: whether the router acknowledged it.
+        slot_given_back: The guard has tried to start what served in the candidate's slot before, once.
         history: How earlier runs' canaries of this release ended here, oldest first.
         events: What happened, oldest first, over all attempts.
         looks: The e-values over the canary's time, oldest first.
@@ -192,6 +193,7 @@ class CanaryRecord(BaseModel):
     judgement: Judgement | None = None
     epoch: int = 0
     traffic_confirmed: bool | None = None
+    slot_given_back: bool = False
     marks: tuple[Mark, ...] = ()
     history: tuple[PastAttempt, ...] = ()
     events: tuple[CanaryEvent, ...] = ()

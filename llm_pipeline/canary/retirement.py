@@ -6,7 +6,8 @@ from datetime import timedelta
 
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.moving import Patience, traffic_to
-from llm_pipeline.canary.record import GuardRules, current_canary, lease_name, read_record
+from llm_pipeline.canary.open_router import name_release
+from llm_pipeline.canary.record import CanaryJournal, GuardRules, Phase, current_canary, lease_name, read_record
 from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import SlotControl
@@ -17,6 +18,7 @@ from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.places import holder_of, serving_at
 from llm_pipeline.store.pointers import Pointer, read_pointers
+from llm_pipeline.trusted_pointers import require_served
 
 log = get_logger(__name__)
 
@@ -114,6 +116,47 @@ def have_standby(
             traffic_to(router, backed.model_copy(update={"epoch": epoch}), patience)
     except LeaseHeld:
         return None
+    return previous
+
+
+def warm_again(
+    store: ArtifactStore,
+    model_id: str,
+    target: str,
+    *,
+    router: TrafficRouter,
+    slots: SlotControl,
+    now: float,
+) -> Pointer | None:
+    """Start the version before production in its slot, if a canary that was rolled back had taken that, once for each.
+
+    It fitted beside production before. The next canary is not kept waiting by a lease: the slots' fence decides.
+
+    Args and errors are those of `retire_previous`; errors of a server's start, too.
+
+    Returns:
+        What is warm again; None when nothing was started.
+    """
+    newest = slots.newest()  # before the documents: whoever changes them from here on is newer
+    pointers = read_pointers(store, model_id, target)[0]
+    production, previous = pointers.production, pointers.previous
+    release_id, holder = current_canary(store, target), holder_of(store, target)
+    if production is None or previous is None or release_id is None or now >= warm_until(store, production, target):
+        return None
+    journal = CanaryJournal(store, release_id, target)
+    record = journal.load()
+    if record is None or record.phase is not Phase.ROLLED_BACK or record.slot_given_back:
+        return None
+    vacated = record.candidate_started and record.candidate == previous.slot and not slots.alive(previous.slot)
+    mine = holder is not None and holder.model_id == model_id and previous.repository != record.repository
+    alone = all_to(production.slot, owner="", epoch=0).same_traffic(router.read()[0])
+    if not (vacated and mine and alone and slots.alive(production.slot)):
+        return None
+    require_served(store, model_id, target, previous)
+    journal.save(record.model_copy(update={"slot_given_back": True}))
+    log.info("the version before is kept warm again", release=previous.release_id, slot=previous.slot)
+    slots.ensure(previous.slot, previous.repository, newest)
+    name_release(router, previous.slot, previous.release_id)
     return previous
 
 

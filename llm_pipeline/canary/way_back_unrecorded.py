@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from llm_pipeline.canary.moving import traffic_to, wait_usable
+from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.place_now import ServedPlace, free_slot, left_for, newest, on_trial
 from llm_pipeline.canary.rollback import move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
@@ -85,6 +86,7 @@ def _to_previous(place: ServedPlace, production: Pointer, previous: Pointer) -> 
         return f"nothing was moved: {slot} serves something else than {previous.release_id}"
     if have_answering(slots, slot, previous.repository, slots.newest(), seconds=place.patience.prove):
         wait_usable(router, slot, place.patience.usable)
+    name_release(router, slot, previous.release_id)
     owner = f"{LEFT_UNRECORDED}{production.release_id}"
     confirmed = traffic_to(router, all_to(slot, owner=owner, epoch=state.epoch + 1), place.patience)
     return words if confirmed else f"{words}, which the router did not confirm"

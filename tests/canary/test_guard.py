@@ -45,7 +45,8 @@ def guard(site: Site, after: float = 0.0, clock_is_off: float = 0.0) -> list[Gua
     guarded = GuardedSite(
         store=site.store, target="cpu", router=site.router, slots=site.slots, patience=PATIENCE, watch_seconds=0.5
     )
-    return guarded.guard(at(after, clock_is_off), [MODEL])
+    now = at(after, clock_is_off)
+    return guarded.guard(now, [MODEL]) + guarded.keep_warm(now, [MODEL])
 
 
 def killed_at_20_percent(site: Site) -> None:
