@@ -52,7 +52,8 @@ class Queue:
     @property
     def name(self) -> str:
         """For the table."""
-        return f"M/G/{self.servers} at {100 * self.load:.0f} %"
+        service = f", service varies {self.variation:g}" if self.variation > 1.0 else ""
+        return f"M/G/{self.servers} at {100 * self.load:.0f} %{service}"
 
     def windows(self, count: int, requests: int, random: np.random.Generator) -> Seconds:
         """Times to the first token, windows x requests, each window from the steady state."""

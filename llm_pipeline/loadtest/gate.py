@@ -5,9 +5,9 @@
 A request that failed has missed every limit; one whose user left as planned is not judged. Shares of good and of
 failed requests are exact binomial one-sided statements, as in MLPerf Inference's early stopping: GO when even the worse
 bound is within what is allowed, NO_GO when even the better one is not. Requests that share a queue are not independent,
-so that they are counted for as many as they are worth; windows that differ are judged as if they were as slow as others
-may be (`design_effect.py`); looks at data that is extended share the error. What no window was long enough to see is
-told (`stalls.py`).
+so that they are counted for as many as they are worth, and a GO has to hold for spells of waiting, too (`spells.py`);
+windows that differ are judged as if they were as slow as others may be (`design_effect.py`); looks at data that is
+extended share the error. What no window was long enough to see is told (`stalls.py`).
 
 What cannot be is ANOMALOUS, a client that could not keep up is INCONCLUSIVE, and both before any good figure.
 """
@@ -15,6 +15,7 @@ What cannot be is ANOMALOUS, a client that could not keep up is INCONCLUSIVE, an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,7 +28,13 @@ from llm_pipeline.loadtest.attainment import (
     severities,
     worst_severity,
 )
-from llm_pipeline.loadtest.design_effect import autocorrelation_time, design_effect, slowdown
+from llm_pipeline.loadtest.design_effect import (
+    autocorrelation_time,
+    design_effect,
+    effect_of_misses,
+    slowdown,
+    waiting_effect,
+)
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.floor import FloorTimes
 from llm_pipeline.loadtest.outcome import ServerUse
@@ -39,7 +46,9 @@ from llm_pipeline.loadtest.sample_size import (
     needed_requests,
     share_bounds,
     shown_above,
+    worth_of,
 )
+from llm_pipeline.loadtest.spells import upper_share
 from llm_pipeline.loadtest.stalls import not_excluded, rare_stalls
 from llm_pipeline.loadtest.void import client_facts, void_reason
 from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
@@ -154,26 +163,34 @@ def _attainment(
         limit=policy.attainment,
         unit="fraction",
         samples=total,
-        detail=_attained(total - hits, total, slower.worth, confidence, policy, factor),
+        detail=_attained(total - hits, total, slower.worth, confidence, factor)
+        + _enough_for_none(verdict, (total - hits) / total, slower.worth, confidence, policy),
     )
 
 
 def _bounds(windows: Sequence[Severity], policy: LoadTestPolicy, confidence: float) -> ShareBounds:
+    """What was seen bounds the share from above; from below, what was seen and how requests wait for one another."""
     total, hits = sum(len(window) for window in windows), sum(int(np.sum(window <= 1.0)) for window in windows)
-    return share_bounds(hits, total, confidence, design_effect(windows, policy.attainment))
+    counted = share_bounds(hits, total, confidence, design_effect(windows, policy.attainment))
+    seen = share_bounds(hits, total, confidence, effect_of_misses(windows))
+    waiting = total / worth_of(total, confidence, waiting_effect(windows, policy.attainment))
+    late = upper_share(total - hits, total, confidence, waiting) if waiting > 1.0 else 0.0
+    return replace(counted, lower=min(seen.lower, 1.0 - late))
 
 
-def _attained(  # noqa: PLR0917 - what was counted, and how it counts
-    missed: int, total: int, worth: float, confidence: float, policy: LoadTestPolicy, factor: float
-) -> str:
+def _attained(missed: int, total: int, worth: float, confidence: float, factor: float) -> str:
     counted = f"{missed} of {total} requests missed it"
     if worth < total:
         counted += f"; they are alike and count as {worth:.0f} independent ones"
     if factor > _TOLD_FACTOR:
         counted += f"; the windows differ, and others may be {factor:.2f} times as slow"
-    text = f"{counted}; bounds at {100 * confidence:.4g} % each"
-    needed = needed_requests(policy.attainment, confidence, misses=int(missed * worth / total))
-    return f"{text}, {needed} independent requests are needed." if worth < needed else f"{text}."
+    return f"{counted}; bounds at {100 * confidence:.4g} % each"
+
+
+def _enough_for_none(verdict: Verdict, missed: float, worth: float, confidence: float, policy: LoadTestPolicy) -> str:
+    needed = needed_requests(policy.attainment, confidence, misses=int(missed * worth))
+    is_short = verdict is Verdict.INCONCLUSIVE and worth < needed
+    return f", {needed} independent requests are needed." if is_short else "."
 
 
 def _errors(windows: Sequence[Records], policy: LoadTestPolicy, confidence: float, *, void: bool) -> Evidence:

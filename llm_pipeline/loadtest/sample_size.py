@@ -41,18 +41,24 @@ class ShareBounds:
 
 
 def share_bounds(good: int, requests: int, confidence: float, design_effect: float = 1.0) -> ShareBounds:
-    """Exact binomial bounds of the share of good requests, of as many as they are worth.
+    """Exact binomial bounds of the share of good requests, of as many as they are worth."""
+    worth = worth_of(requests, confidence, design_effect)
+    hits = worth * good / requests
+    lower = 1.0 - clopper_pearson_upper(worth - hits, worth, confidence)
+    return ShareBounds(lower, clopper_pearson_upper(hits, worth, confidence), worth)
+
+
+def worth_of(requests: int, confidence: float, design_effect: float) -> float:
+    """For how many independent requests these count.
 
     Dividing the counts by the design effect, and by what Student's quantile is beyond the normal one, is E. L. Korn and
     B. I. Graubard's interval (Survey Methodology 24, 1998): a design effect is an estimate of few spells of waiting.
     """
     worth = requests / design_effect
-    if design_effect > 1.0:
-        degrees = max(1.0, worth / _REQUESTS_A_DEGREE)
-        worth *= (critical_value(confidence) / critical_value(confidence, degrees)) ** 2
-    hits = worth * good / requests
-    lower = 1.0 - clopper_pearson_upper(worth - hits, worth, confidence)
-    return ShareBounds(lower, clopper_pearson_upper(hits, worth, confidence), worth)
+    if design_effect <= 1.0:
+        return worth
+    degrees = max(1.0, worth / _REQUESTS_A_DEGREE)
+    return worth * (critical_value(confidence) / critical_value(confidence, degrees)) ** 2
 
 
 def shown_above(failed: int, requests: int, policy: LoadTestPolicy) -> bool:

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llm_pipeline.loadtest.design_effect import waiting_effect
+from llm_pipeline.loadtest.spells import upper_share
+
+
+@pytest.mark.parametrize("late", [0, 3, 40])
+def test_spells_of_one_request_are_bounded_as_poissons_counts_are(late: int):
+    from scipy import special
+
+    garwood = special.gammaincinv(late + 1, 0.95) / 2000
+    assert upper_share(late, 2000, 0.95, 1.0) == pytest.approx(garwood, rel=1e-6)
+
+
+@pytest.mark.parametrize(("effect", "share"), [(9.0, 0.05), (31.0, 0.05), (31.0, 0.01)])
+def test_the_bound_lies_below_the_truth_as_often_as_the_confidence_leaves(effect: float, share: float):
+    requests, draws = 9600, np.random.default_rng(8)
+    length = (effect + 1.0) / 2.0
+    spells = draws.poisson(requests * share / length, 4000)
+    late = np.array([draws.geometric(1.0 / length, count).sum() for count in spells])
+    assert late.var() / late.mean() == pytest.approx(effect, rel=0.1)
+    bounds = {count: upper_share(count, requests, 0.95, effect) for count in np.unique(late).tolist()}
+    wrong = np.mean([bounds[count] < share for count in late.tolist()])
+    assert 0.02 < wrong <= 0.06, "discrete counts are bounded no closer than one of them"
+
+
+def test_alike_requests_tell_less():
+    bounds = [upper_share(10, 2400, 0.95, effect) for effect in (1.0, 5.0, 30.0, 90.0)]
+    assert bounds == sorted(bounds)
+    assert upper_share(2400, 2400, 0.95, 30.0) == 1.0
+
+
+def test_few_spells_expected_show_nothing_when_none_is_seen():
+    """A spell of 60 every 1,200 requests: two were to come in 2,400, and both stay away in 13 of a hundred."""
+    assert upper_share(0, 2400, 0.95, 119.0) > 0.05
+    assert upper_share(0, 4800, 0.95, 119.0) < 0.05
+
+
+def queue(requests: int, draws: np.random.Generator, servers: int = 4, load: float = 0.7) -> NDArray[np.float64]:
+    """Waits of requests in one queue (D. V. Lindley; J. Kiefer and J. Wolfowitz), after a warm-up."""
+    free, now, waits = np.zeros(servers), 0.0, []
+    for place in range(requests + 1000):
+        now += draws.exponential(1.0 / (servers * load))
+        started = max(now, free.min())
+        free[free.argmin()] = started + draws.exponential(1.0)
+        if place >= 1000:
+            waits.append(started - now)
+    return 0.05 + np.array(waits)
+
+
+def test_a_queue_is_alike_by_more_than_its_own_few_slowest_tell():
+    """The slowest twentieth of M/M/4 at 70 % has a design effect of about 30, which 2,400 requests seldom show."""
+    draws = np.random.default_rng(6)
+    found = [waiting_effect([queue(480, draws) for _ in range(5)], 0.95) for _ in range(8)]
+    assert 20.0 < float(np.median(found)) < 70.0
+    assert min(found) > 10.0
+
+
+def test_independent_requests_are_not_alike():
+    assert waiting_effect([np.random.default_rng(7).lognormal(size=2000)], 0.95) < 2.0
