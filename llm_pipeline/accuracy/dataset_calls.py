@@ -60,13 +60,18 @@ class DatasetCall(Frozen):
         return hash(self.model_dump_json())
 
     @property
+    def names_files(self) -> bool:
+        """Whether it reads single files by their addresses, and not a data set as its repository describes it."""
+        return self.path in KINDS
+
+    @property
     def repositories(self) -> tuple[RepositoryName, ...]:
         """The data sets that it reads.
 
         Raises:
             ConfigError: It reads something that is on no hub, or that is no data set's name.
         """
-        if self.path not in KINDS:
+        if not self.names_files:
             return (self._named(self.path, self.revision),)
         places = [place for places in files_by_split(self.options).values() for place in places]
         found = [_ON_THE_HUB.fullmatch(place) for place in places]

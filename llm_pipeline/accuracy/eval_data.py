@@ -118,7 +118,7 @@ def lay_out(tree: Path, here: Mapping[str, Path], others: Iterable[str]) -> None
 
 def arguments_of(call: DatasetCall, trees: Mapping[RepositoryName, Path]) -> dict[str, Any]:
     """Arguments of `load_dataset` that read a call's data from laid-out repositories."""
-    if call.path in KINDS:
+    if call.names_files:
         by_split = files_by_split(call.options).items()
         found = {split: [_in_trees(place, trees) for place in own] for split, own in by_split}
         return {**call.options, "path": call.path, "name": call.config, "data_files": found}

@@ -160,7 +160,8 @@ def _look(
         asked, plan = item
         try:
             found = source.pin(asked.name, plan.revision)
-            refuse_script(found, asked)
+            if any(reader.call and not reader.call.names_files for reader in by_name[asked]):
+                refuse_script(found, asked)
             card = read_card(source, found)
             for reader in by_name[asked]:
                 _refuse_by_card(card, reader)

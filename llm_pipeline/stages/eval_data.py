@@ -87,8 +87,12 @@ class _Asked:
         return cls(splits)
 
     @property
-    def repositories(self) -> tuple[RepositoryName, ...]:
-        return tuple(dict.fromkeys(one for call in self.splits for one in call.repositories))
+    def repositories(self) -> dict[RepositoryName, bool]:
+        """The data sets, and whether one is read as its repository describes it."""
+        found: dict[RepositoryName, bool] = {}
+        for call in self.splits:
+            found |= {one: found.get(one, False) or not call.names_files for one in call.repositories}
+        return found
 
 
 def run(context: StageContext[EvalDataConfig]) -> StageOutput:
@@ -112,6 +116,9 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
         return _written(destination, EvalDataRecord(), started)
     source = open_data_sets(config.source, config.hub)
     pinned = {one: _pin(source, one, config, context.workdir) for one in asked.repositories}
+    for one, as_described in asked.repositories.items():
+        if as_described:
+            refuse_script(pinned[one], one)
     limit = config.hub.megabytes_per_second
     kept = Path(context.request.work_root) / "datasets"
     files = DataSetFiles(source, kept, RateLimit(None if limit is None else limit * 1e6))
@@ -143,7 +150,6 @@ def _pin(source: DataSets, asked: RepositoryName, config: EvalDataConfig, workdi
         return PinnedDataSet.model_validate_json(kept.read_text(encoding="utf-8"))
     revision = config.revisions.get(asked.name) or asked.revision or DEFAULT_REVISION
     pinned = source.pin(asked.name, config.commits.get(str(asked), revision))
-    refuse_script(pinned, asked)
     kept.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(kept, pinned.model_dump_json().encode())
     log.info("data set pinned", data_set=str(asked), repository=pinned.id, commit=pinned.commit)

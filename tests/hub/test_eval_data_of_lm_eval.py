@@ -70,10 +70,12 @@ def test_tasks_of_lm_eval_are_asked_with_what_was_fetched_for_them(
     (tmp_path / "gsm8k/README.md").write_text(CARD)
     for split in ("train", "validation"):
         write(tmp_path / f"hellaswag/data/{split}.jsonl", [HELLASWAG] * 2)
-    for name in ("openai/gsm8k", "Rowan/hellaswag"):
+    write(tmp_path / "arithmetic/data/single_digit_three_ops.jsonl", [{"context": "1 + 1 + 1 =", "completion": "3"}])
+    (tmp_path / "arithmetic/arithmetic.py").write_text("raise SystemExit")  # not read: the task names the file
+    for name in ("openai/gsm8k", "Rowan/hellaswag", "EleutherAI/arithmetic"):
         directory = tmp_path / name.partition("/")[2]
         publish_revision(local_hub.root / "datasets", name, directory, "upload")
-    tasks, store = ("gsm8k", "hellaswag"), open_store((tmp_path / "store").as_uri())
+    tasks, store = ("gsm8k", "hellaswag", "arithmetic_1dc"), open_store((tmp_path / "store").as_uri())
     config = {"tasks": list(tasks), "release": "r", "hub": {"endpoint": local_hub.endpoint}}
     work = str(tmp_path / "work")
     result = execute(StageRequest(release_id="r", stage="eval_data", config=config, store=store.uri, work_root=work))
@@ -83,8 +85,13 @@ def test_tasks_of_lm_eval_are_asked_with_what_was_fetched_for_them(
     questions = confined(lambda: Questions.load(None, evaluation, tasks, data=data), [Path("/")])
     assert {read.repository: read.documents for read in questions.data} == {
         "openai/gsm8k": {"train": 8, "test": 3}, "Rowan/hellaswag": {"train": 2, "validation": 2},
+        "EleutherAI/arithmetic": {"validation": 1},
     }  # fmt: skip
-    assert {name: len(own) for name, own in questions.clusters.items()} == {"gsm8k": 3, "hellaswag": 2}
+    assert {name: len(own) for name, own in questions.clusters.items()} == {
+        "gsm8k": 3,
+        "hellaswag": 2,
+        "arithmetic_1dc": 1,
+    }
 
 
 def test_a_stage_that_is_killed_while_bytes_come_goes_on_at_that_byte(world: World) -> None:

@@ -292,6 +292,20 @@ def test_a_directory_and_the_cache_are_sources_without_a_network(world: World, t
     assert read_record(world.store.fetch(cached.artifacts["eval_data"])).data_sets[0].commit == commit
 
 
+def test_a_data_set_is_followed_to_its_new_name_and_a_mirror_may_serve_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = world.publish()
+    publish_revision(world.hub.root / "datasets", "demo/sums", world.source, "upload")
+    world.hub.restrict("datasets/demo/sums", renamed_to=NAME)
+    monkeypatch.setenv("HF_ENDPOINT", world.hub.endpoint)
+    result = world.run(task(dataset_path="demo/sums"), hub={"token_variable": TOKEN_VARIABLE})
+    assert isinstance(result, StageResult), result
+    (held,) = read_record(world.store.fetch(result.artifacts["eval_data"])).data_sets
+    assert (held.asked.name, held.repository, held.commit) == ("demo/sums", NAME, commit)
+    assert len(prompts(world.questions(result))) == 10
+
+
 def test_data_that_no_stage_fetched_is_refused_where_it_is_asked_for(world: World) -> None:
     world.publish()
     result = world.run(task())
