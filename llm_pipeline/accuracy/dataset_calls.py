@@ -7,7 +7,7 @@ begin with `hf://datasets/`). Nothing is imported or run here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, JsonValue, ValidationError
@@ -120,8 +120,16 @@ def call_of_task(configuration: Mapping[str, Any]) -> DatasetCall | None:
     return dataset_call(path, configuration.get("dataset_name"), options if isinstance(options, dict) else {})
 
 
-def splits_of_task(configuration: Mapping[str, Any]) -> Iterator[str]:
-    """The splits that a task names."""
-    for field in SPLIT_FIELDS:
-        if isinstance(split := configuration.get(field), str):
-            yield split.partition("[")[0]  # lm-eval hands slices to the library, which knows the split by its name
+def splits_of_task(configuration: Mapping[str, Any]) -> tuple[str, ...]:
+    """The splits that lm-eval reads of a task: the one that is asked, and the one that examples are taken from.
+
+    It reads the latter for every task, whether or not it shows examples; other splits that a task names it never reads.
+    """
+    asked = configuration.get("test_split") or configuration.get("validation_split")
+    options = configuration.get("fewshot_config")
+    options = options if isinstance(options, Mapping) else {}
+    examples = options.get("split") or configuration.get("fewshot_split")
+    if not examples and "samples" not in options:
+        examples = configuration.get("training_split") or configuration.get("validation_split")
+    # a slice, `train[:10]`, is handed to the library, which knows the split by its name
+    return tuple(dict.fromkeys(str(split).partition("[")[0] for split in (asked, examples) if split))

@@ -32,8 +32,8 @@ class TaskDefinition:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that it names."""
-        return tuple(dict.fromkeys(splits_of_task(self.configuration)))
+        """The splits that are read of it."""
+        return splits_of_task(self.configuration)
 
     @property
     def loads_by_code(self) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llm_pipeline.accuracy.data_choice import refuse_script
-from llm_pipeline.accuracy.dataset_calls import SPLIT_FIELDS, DatasetCall, RepositoryName
+from llm_pipeline.accuracy.dataset_calls import DatasetCall, RepositoryName
 from llm_pipeline.accuracy.task_definitions import TaskDefinition, own_definitions
 from llm_pipeline.accuracy.task_files import read_task_directory
 from llm_pipeline.config.loading import LoadedRelease
@@ -85,9 +85,16 @@ def evaluation_data(loaded: LoadedRelease, seconds: float | None = None, *, requ
         for asked in definition.call.repositories if definition.call else ():
             by_name.setdefault(asked, []).append(definition)
     _refuse_other_revisions(evaluation, by_name, unknown)
-    warnings = tuple(
-        f"which data sets {task} reads is not known here: the eval_data stage asks lm-eval, and fetches them"
-        for task in unknown
+    warnings = (
+        *(
+            f"{one.name} brings its data by Python: what that fetches is not there when it is scored, without a network"
+            for one in definitions
+            if one.loads_by_code
+        ),
+        *(
+            f"which data sets {task} reads is not known here: the eval_data stage asks lm-eval, and fetches them"
+            for task in unknown
+        ),
     )
     planned = tuple(_planned(asked, readers, evaluation) for asked, readers in by_name.items())
     if not planned:
@@ -121,7 +128,7 @@ def _definitions(loaded: LoadedRelease) -> tuple[list[TaskDefinition], tuple[str
 
 
 def _of_the_table(name: str, row: Mapping[str, Any]) -> list[TaskDefinition]:
-    splits = dict(zip(SPLIT_FIELDS, row["splits"], strict=False))
+    splits = dict(zip(("test_split", "fewshot_split"), row["splits"], strict=False))
     calls = [DatasetCall(path=row["path"], config=config) for config in row["configs"]]
     return [TaskDefinition(name, splits, call) for call in calls]
 
