@@ -15,7 +15,7 @@ from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.canary.approvals import answer
 from llm_pipeline.claim_state import Claimant, LocalProcess
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.errors import ExitCode, PipelineError, Transient
+from llm_pipeline.errors import PipelineError, Transient
 from llm_pipeline.flow import Flow, passed, placement, resolve_request
 from llm_pipeline.license_question import license_change_to_review
 from llm_pipeline.logging import LogRelay
@@ -53,6 +53,9 @@ class Stopped(PipelineError):
 class LocalRun:
     """One release from its config to its verdict.
 
+    Attributes:
+        flow: The release, once it is resolved.
+
     Args:
         path: The release config.
         approve: How to ask for the human decisions: about a changed licence, and before production.
@@ -87,9 +90,10 @@ class LocalRun:
         )
         self._job: Job | None = None
         self._started = time.monotonic()
+        self.flow: Flow | None = None
 
-    def run(self) -> ExitCode:
-        """Run every stage; the exit code says the verdict. First it waits for its turn among the model's releases.
+    def run(self) -> Verdict:
+        """Run every stage; returns the verdict. First it waits for its turn among the model's releases.
 
         Raises:
             Superseded: A newer release of the model took this one's place; what this one staged is taken down.
@@ -100,7 +104,8 @@ class LocalRun:
                 if self._replace:
                     self._hand_over()
                 resolved = self._stage(resolve_request(self._path, self._revision))
-                return self._release(Flow.open(self._deployment, resolved.release_id)).exit_code
+                self.flow = Flow.open(self._deployment, resolved.release_id)
+                return self._release(self.flow)
             finally:
                 self._stop_stage()  # before the claim is given back
 
@@ -187,6 +192,7 @@ class LocalRun:
                     return refused
                 self._gate(flow.request("canary", step))
             self._gate(flow.request("settle", target))
+            promoting.remove(target)  # nothing of it is left to be rolled back
         return Verdict.GO
 
     def _ask_for_production(self, flow: Flow) -> bool | None:
@@ -285,7 +291,8 @@ class LocalRun:
     def _line(self, result: StageResult, seconds: float) -> str:
         elapsed = time.monotonic() - self._started
         name = f"{result.stage} {result.subject}".strip()
-        state = "reused" if result.reused else "done"
+        done = str(result.metrics.get("phase", "done")) if result.stage == "rollback" else "done"
+        state = "reused" if result.reused else done
         verdict = f"  {result.judgement.verdict}: {result.judgement.summary}" if result.judgement else ""
         return f"{elapsed:7.1f} s  {name:<28} {state:<6} {seconds:6.1f} s{verdict}"
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
-from llm_pipeline.cli.texts import write_files
+from llm_pipeline.cli.texts import write_files, write_lines
 from llm_pipeline.errors import ExitCode, from_document
 
 _REPLACE = "take the release's places over from the models that hold them; their users get this one once it is promoted"
@@ -55,10 +55,15 @@ def add_commands(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from llm_pipeline.local_run import LocalRun, ask_on_terminal
+    from llm_pipeline.operations.last_words import last_words
 
     answer: bool | None = options.answer
     approve = ask_on_terminal if answer is None else lambda _question: answer
-    return LocalRun(options.config, approve=approve, revision=options.revision, replace=options.replace).run()
+    release = LocalRun(options.config, approve=approve, revision=options.revision, replace=options.replace)
+    verdict = release.run()
+    if release.flow is not None:
+        write_lines(last_words(release.flow, verdict))
+    return verdict.exit_code
 
 
 def _plan(options: argparse.Namespace) -> int:

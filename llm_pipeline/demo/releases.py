@@ -18,6 +18,7 @@ from llm_pipeline.local_run import LocalRun
 from llm_pipeline.stages.report import report_name
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointer, read_pointers
+from llm_pipeline.verdict import Verdict
 
 _QUESTION = "7 + 5 ="
 _FIRST_RELEASE_TRIES = 3
@@ -103,10 +104,10 @@ class Demo:
             Transient: It did not reach production.
         """
         for _ in range(_FIRST_RELEASE_TRIES):
-            code = LocalRun(self._layout.release("demo-baseline"), approve=lambda _question: True).run()
+            verdict = LocalRun(self._layout.release("demo-baseline"), approve=lambda _question: True).run()
             if (production := self._production()) is not None:
                 return production
-            if code not in (ExitCode.INCONCLUSIVE, ExitCode.ANOMALOUS):
+            if verdict not in (Verdict.INCONCLUSIVE, Verdict.ANOMALOUS):
                 break
             self._console.step("nothing was decided; what was undecided is measured again")
         raise Transient(

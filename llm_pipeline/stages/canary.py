@@ -15,6 +15,7 @@ from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.shadow import Shadow, shadow_of
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.canary.sources.open_source import open_source
+from llm_pipeline.canary.taken_back import taken_back_judgement, with_who
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic
 from llm_pipeline.config.deployment import TargetPlace
@@ -22,10 +23,11 @@ from llm_pipeline.config.model import ConfigModel, Name, Percent
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
 from llm_pipeline.config.workload import Workload
+from llm_pipeline.errors import Fenced
 from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef, Metric, Produced, Stage, StageContext, StageOutput
-from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.lease import Lease, LeaseLost
 from llm_pipeline.store.places import claim_place, serving_at
 from llm_pipeline.store.pointers import Pointer
 from llm_pipeline.trusted_pointers import require_served
@@ -93,11 +95,19 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         patience=Patience.with_router(config.place.router),
     )
     journal = CanaryJournal(context.store, context.request.release_id, config.target)
-    with Lease(context.store, lease_name(config.target), seconds=LEASE_SECONDS) as lease:
-        controller = CanaryController(
-            plan, journal=journal, lease=lease, router=router, traffic=traffic, slots=slots, shadow=_shadow(context)
-        )
-        judgement = controller.run_step(config.step_percent)
+    try:
+        with Lease(context.store, lease_name(config.target), seconds=LEASE_SECONDS) as lease:
+            controller = CanaryController(
+                plan, journal=journal, lease=lease, router=router, traffic=traffic, slots=slots, shadow=_shadow(context)
+            )
+            judgement = controller.run_step(config.step_percent)
+    except (Fenced, LeaseLost):
+        found = taken_back_judgement(context.store, plan.release_id, plan.target)
+        if found is None:
+            raise
+        judgement = found
+    else:
+        judgement = with_who(read_record(context.store, plan.release_id, plan.target), judgement)
     return _output(context, judgement, router, time.monotonic() - started)
 
 

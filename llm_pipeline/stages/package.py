@@ -95,7 +95,7 @@ def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
 
 STAGE = Stage(
     name="package",
-    version=6,
+    version=7,
     config=PackageConfig,
     run=run,
     environment="control",

@@ -17,6 +17,7 @@ from llm_pipeline.flow import Flow
 from llm_pipeline.local_run import LocalRun, ask_on_terminal
 from llm_pipeline.release_claim import ClaimState, read_claim
 from llm_pipeline.store import open_store
+from llm_pipeline.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 
@@ -116,7 +117,7 @@ def test_a_release_whose_process_was_killed_is_taken_over_at_once(project, run):
     assert not following.said("waiting for release")
 
 
-@pytest.mark.parametrize(("answer", "ends"), [(None, ExitCode.INCONCLUSIVE), (False, ExitCode.NO_GO)])
+@pytest.mark.parametrize(("answer", "ends"), [(None, Verdict.INCONCLUSIVE), (False, Verdict.NO_GO)])
 def test_a_changed_licence_that_nobody_accepts_ends_the_release_before_a_byte_is_fetched(project, answer, ends):
     project.script(**LICENSE)
     questions: list[str] = []
@@ -125,7 +126,7 @@ def test_a_changed_licence_that_nobody_accepts_ends_the_release_before_a_byte_is
         questions.append(question)
         return answer
 
-    assert LocalRun(project.config, approve=decide).run() == ends
+    assert LocalRun(project.config, approve=decide).run() is ends
     assert questions == ["The licence of demo/tiny changed (apache-2.0 -> llama3.3). Release it?"]
     assert stages_of(project) == {"resolve", "report"}
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from production_site import MODEL, MODEL_PYTHON, SECOND, TRITON_HOME, Production, result, verdict
+from production_site import MODEL, MODEL_PYTHON, ROOT, SECOND, TRITON_HOME, Production, result, verdict
 
 from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.guard import guard_once
@@ -101,6 +105,27 @@ def test_going_back_starts_the_previous_release_if_its_server_is_gone(production
     assert production.users_go().failed == 0
 
 
+def assert_documented_requests_are_answered(port: int) -> None:
+    """Every block of docs/requests.md, as it stands there but for the port."""
+    blocks = re.findall(
+        r"^```(bash|python)\n(.*?)^```", (ROOT / "docs/requests.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert [language for language, _ in blocks] == ["bash", "bash", "python"]
+    said = []
+    for language, block in blocks:
+        program = ["bash", "-euc"] if language == "bash" else [sys.executable, "-c"]
+        done = subprocess.run(
+            [*program, block.replace("18000", str(port))], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    whole, pieces, grpc = said
+    assert "HTTP/1.1 200" in whole
+    assert "x-llm-release: r1" in whole
+    assert json.loads(whole.splitlines()[-1])["text_output"] == grpc == " 7 + 5 = 7 + 5 ="
+    assert pieces.count("data: {") > 1
+
+
 def test_production_is_stopped_and_started_by_command_and_status_says_how_it_is(
     production, monkeypatch, capsys
 ) -> None:
@@ -117,7 +142,7 @@ def test_production_is_stopped_and_started_by_command_and_status_says_how_it_is(
     assert "r1 of demo/tiny (int8) in blue since" in words
     assert "answers, r1, 100 % of the traffic" in words
     assert f"envoy runs, http://127.0.0.1:{production.router_port}" in words
-    assert production.answered_by() == "r1"
+    assert_documented_requests_are_answered(production.router_port)
     place = json.loads(said("status", "cpu", "--json")[1])["places"][0]
     assert (place["health"], place["servers"][0]["digest"]) == ("healthy", production.repositories["r1"].digest)
 
@@ -163,6 +188,25 @@ def test_mid_canary_after_a_rollback_users_stay_where_the_pointers_say_and_the_r
     users = production.users_go()
     assert users.failed == 0, users.reasons
     assert users.sent == users.ok
+
+
+@pytest.mark.thorough
+def test_a_release_that_a_person_takes_back_in_the_middle_of_a_step_says_who_did_it(production) -> None:
+    production.deploy_first()
+    production.users()
+    production.policy |= {"minimum_bake_seconds": 60, "maximum_bake_seconds": 120}
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(production.canary, "r2", 50)
+        deadline = time.monotonic() + 60
+        while production.weights() != {"blue": 5_000, "green": 5_000}:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        production.roll_back()
+        judgement = step.result(timeout=60).judgement
+    assert judgement is not None
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "taken back by anna: it answers nonsense at 20" in judgement.summary
+    assert production.users_go().failed == 0
 
 
 @pytest.mark.thorough

@@ -27,6 +27,14 @@ DRILL_VARIABLE = "LLM_PIPELINE_DRILL"
 DEFAULT_OUTPUT_TOKENS = 16
 MAXIMUM_TEMPERATURE = 2.0
 MAXIMUM_STOP_WORDS = 8
+OTHER_SAMPLING = frozenset({
+    "beam_width", "best_of", "bad_words", "frequency_penalty", "grammar", "guided_json", "guided_regex", "json_schema",
+    "length_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_new_tokens", "min_length", "min_p",
+    "min_tokens", "n", "no_repeat_ngram_size", "num_beams", "presence_penalty", "random_seed", "repetition_penalty",
+    "response_format", "runtime_top_k", "runtime_top_p", "seed", "stop_words", "top_k", "top_p", "typical_p",
+})  # fmt: skip
+"""What other servers' clients ask for, and what would change the answer if it were not ignored."""
+
 CANCELLATION_POLL_SECONDS = 0.02
 SHUTDOWN_SECONDS = 5.0
 GAUGE_SECONDS = 0.1
@@ -116,6 +124,7 @@ class Asked:
     @staticmethod
     def read(request: Any, limits: Limits) -> Asked:
         """Read a request; raises `RefusedError` for a senseless one."""
+        refuse_other_sampling(request)
         prompt = utf8(scalar(request, "text_input", b""), "text_input")
         if not prompt.strip():
             raise invalid("text_input is empty")
@@ -378,6 +387,13 @@ def tensor_values(request: Any, name: str) -> list[Any]:
 def scalar(request: Any, name: str, default: Any) -> Any:
     """An input's single element, or the default."""
     return next(iter(tensor_values(request, name)), default)
+
+
+def refuse_other_sampling(request: Any) -> None:
+    """Refuse ways to choose tokens that this model does not offer; Triton takes unknown fields for parameters."""
+    asked = sorted(OTHER_SAMPLING.intersection(json.loads(request.parameters() or "{}")))
+    if asked:
+        raise invalid(f"{', '.join(asked)}: not offered, and not ignored; use temperature, max_tokens and stop")
 
 
 def utf8(data: bytes, name: str) -> str:

@@ -1,16 +1,27 @@
 """Whether answers are generated or replayed: a server that caches answers looks fast to any test that repeats itself.
 
-A prefix cache is no fault: it spares the prompt's part of a repeated request, and every token is still generated. So
-only the time from the first to the last piece of an answer is compared, of prompts that nobody asked before with the
-same prompts once more. Drafts from earlier answers (speculative decoding) are no fault either: a step then gives some
-tens of tokens, at most. More than that is not generated. A server that replays as slowly as it generates is not seen.
+Prompts that nobody asked before are asked, and asked once more. Time is no evidence: a busy host makes a generation
+look like a replay, and the other way round. What is judged no load can forge:
+
+| evidence | a replay |
+|---|---|
+| tokens that the server counts as generated | answers more tokens than it counts |
+| pieces of a stream, by the tokens that the server says are in each | the whole answer in a piece or two |
+| the same prompt drawn twice at the highest temperature, where the server does not count | gives the same text |
+
+A prefix cache is no fault: it spares the prompt's part of a repeated request, and every token is still generated.
+Drafts from earlier answers (speculative decoding) are no fault either: a step then gives some tens of tokens, at most.
+A server that counts what it replays, and replays it in small pieces, is not seen.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import statistics
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llm_pipeline.serving.client import Generation, GenerationRequest
 from llm_pipeline.serving.probing.served import Served
@@ -20,18 +31,16 @@ _NAME = "repeated prompts are answered anew"
 _PROMPTS = 3
 _TOKENS = 128
 _TRIES = 3
-_LIMIT = 1 / 64
-"""The whole answer in about the time of two tokens."""
+_COUNTED_SHARE = 0.5
+"""Of the tokens that were answered; a server may count without the last ones."""
 
-_MEASURABLE_SECONDS = 0.04
-_STREAMED = 0.5
+_COUNTED_WITHIN_SECONDS = 10.0
+_MANY_PIECES, _FEW_PIECES = 8, 2
+_TEMPERATURE = 2.0
 
 
 async def repeats_are_generated(served: Served) -> Evidence:
-    """Ask new prompts twice; ANOMALOUS when the second answers come in no time, and so do those of every further try.
-
-    A client that was held up reads all pieces of an answer at once: that looks like a replay, but seldom three times.
-    """
+    """Ask new prompts twice; ANOMALOUS when something shows that the second answers were not generated."""
     tokens = max(1, min(_TOKENS, served.context // 4))
     requests = [
         GenerationRequest(f"{secrets.token_hex(4)} {served.any_prompt}", tokens, ignore_eos=True, allow_empty=True)
@@ -39,43 +48,61 @@ async def repeats_are_generated(served: Served) -> Evidence:
     ]
     first = await served.ask(requests, stream=True)
     for _ in range(_TRIES):
+        before = await served.generated_tokens()
         again = await served.ask(requests, stream=True)
         if failed := [answer.error for answer in (*first, *again) if not answer.ok]:
-            return Evidence(name=_NAME, verdict=Verdict.NO_GO, limit=_LIMIT, detail=f"Not answered: {failed[0]}")
-        evidence = _compare(first, again)
-        if evidence.verdict is not Verdict.ANOMALOUS:
+            return _fact(Verdict.NO_GO, detail=f"Not answered: {failed[0]}")
+        if not _in_one_piece(first, again):
             break
-    return evidence
-
-
-def _compare(first: Sequence[Generation], second: Sequence[Generation]) -> Evidence:
-    streamed = statistics.median(_span(one) / one.total_seconds for one in first) >= _STREAMED
-    fresh, repeated = (
-        statistics.median(_span(one) if streamed else one.total_seconds for one in answers)
-        for answers in (first, second)
-    )
-    ratio = repeated / fresh
-    if ratio >= _LIMIT:
-        verdict, detail = Verdict.GO, ""
-    elif fresh < _MEASURABLE_SECONDS:
-        verdict, detail = Verdict.INCONCLUSIVE, f"Answers take {1e3 * fresh:.3g} ms: too short to tell."
     else:
-        tokens = first[0].output_tokens
-        verdict = Verdict.ANOMALOUS
-        detail = (
-            f"{tokens} tokens took {1e3 * fresh:.3g} ms, and {1e3 * repeated:.3g} ms when asked once more: a replay."
-        )
+        return _fact(Verdict.ANOMALOUS, detail="Whole answers came in one piece when asked once more: a replay.")
+    if before is None:
+        return await _drawn_twice(served, requests)
+    return await _counted(served, before, sum(answer.output_tokens for answer in again))
+
+
+def _in_one_piece(first: Sequence[Generation], again: Sequence[Generation]) -> bool:
+    """Whether answers of many pieces have become answers of hardly any."""
+    pieces, repeated = (statistics.median(len(one.chunk_seconds) for one in answers) for answers in (first, again))
+    return pieces >= _MANY_PIECES and repeated <= _FEW_PIECES
+
+
+async def _counted(served: Served, before: int, told: int) -> Evidence:
+    """Whether the server counts the repeated answers as generated; a counter may follow the answers by a while."""
+    deadline = time.monotonic() + _COUNTED_WITHIN_SECONDS
+    while True:
+        counted = (await served.generated_tokens() or before) - before
+        share = counted / told if told else 0.0
+        if share >= _COUNTED_SHARE or time.monotonic() >= deadline:
+            break
+        await asyncio.sleep(0.05)
+    if share >= _COUNTED_SHARE:
+        return _fact(Verdict.GO, share)
+    detail = f"{told} tokens were answered when asked once more, and the server generated {counted}: a replay."
+    return _fact(Verdict.ANOMALOUS, share, detail=detail)
+
+
+async def _drawn_twice(served: Served, requests: Sequence[GenerationRequest]) -> Evidence:
+    """Whether chance has a part in the answers of a server that does not count."""
+    drawn = [replace(request, temperature=_TEMPERATURE) for request in requests]
+    one, other = await served.ask(drawn), await served.ask(drawn)
+    if any(not answer.ok for answer in (*one, *other)):
+        detail = "The server counts no generated tokens (llm_tokens_total) and draws none: nobody can tell."
+        return _fact(Verdict.INCONCLUSIVE, detail=detail)
+    different = sum(left.text != right.text for left, right in zip(one, other, strict=True))
+    if different:
+        return _fact(Verdict.GO, different / len(drawn), unit="of the texts drawn twice differ")
+    return _fact(Verdict.ANOMALOUS, detail=f"Texts drawn twice at temperature {_TEMPERATURE:g} are equal: a replay.")
+
+
+def _fact(
+    verdict: Verdict, share: float | None = None, *, unit: str = "of the tokens were counted", detail: str = ""
+) -> Evidence:
     return Evidence(
         name=_NAME,
         verdict=verdict,
-        measured=ratio,
-        limit=_LIMIT,
-        unit="of the first time",
-        samples=len(first),
+        measured=share,
+        unit=unit,
+        samples=_PROMPTS,
         detail=detail,
     )
-
-
-def _span(answer: Generation) -> float:
-    """Seconds from the first piece to the last."""
-    return answer.chunk_seconds[-1] - answer.chunk_seconds[0]

@@ -18,6 +18,7 @@ from llm_pipeline.verdict import Evidence, Verdict
 
 ACTIVE_REQUESTS = "llm_active_requests"
 _REQUESTS_TOTAL = "llm_requests_total"
+_TOKENS_TOTAL = "llm_tokens_total"
 _KV_CACHE_USAGE = "llm_kv_cache_usage"
 _CONCURRENCY = 8
 _DEFAULT_CONTEXT = 2048
@@ -81,15 +82,23 @@ class Served:
         """The answers to golden prompts."""
         return await self.ask([GenerationRequest(one.prompt, one.maximum_tokens) for one in golden], stream=stream)
 
-    async def gauges(self) -> Gauges | None:
-        """The model's metrics now; None when they cannot be read or are not there."""
+    async def generated_tokens(self) -> int | None:
+        """Tokens that the model says it has generated so far; None when it does not tell."""
+        values = _values(await self._metric_lines(), _TOKENS_TOTAL)
+        return int(sum(values)) if values else None
+
+    async def _metric_lines(self) -> list[str]:
         if self.endpoint.metrics_url is None:
-            return None
+            return []
         try:
             async with self.client.session.get(self.endpoint.metrics_url) as answer:
-                lines = (await read_body(answer)).decode(errors="replace").splitlines()
+                return (await read_body(answer)).decode(errors="replace").splitlines()
         except (aiohttp.ClientError, TimeoutError, ValueError):
-            return None
+            return []
+
+    async def gauges(self) -> Gauges | None:
+        """The model's metrics now; None when they cannot be read or are not there."""
+        lines = await self._metric_lines()
         active = _values(lines, ACTIVE_REQUESTS)
         cancelled = _values([line for line in lines if '"cancelled"' in line], _REQUESTS_TOTAL)
         usage = _values(lines, _KV_CACHE_USAGE)

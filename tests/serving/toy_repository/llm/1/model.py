@@ -36,6 +36,10 @@ class TritonPythonModel:
             name="llm_requests_total", description="requests by outcome", kind=pb_utils.MetricFamily.COUNTER
         )
         self.outcomes, self.cancelled = outcomes, outcomes.Metric(labels={"outcome": "cancelled"})
+        tokens = pb_utils.MetricFamily(
+            name="llm_tokens_total", description="generated tokens", kind=pb_utils.MetricFamily.COUNTER
+        )
+        self.token_family, self.tokens = tokens, tokens.Metric(labels={"model": "llm"})
         self.served = self.responses = 0
         self.step_lock, self.metric_lock = threading.Lock(), threading.Lock()
         self.live = 0
@@ -104,6 +108,8 @@ class TritonPythonModel:
         return 1 + ("two_versions" in FAULTS and self.responses % 2)
 
     def send(self, sender, text, tokens, reason):
+        with self.metric_lock:
+            self.tokens.increment(tokens)
         outputs = [
             pb_utils.Tensor("text_output", np.array([text.encode()], dtype=object)),
             pb_utils.Tensor("output_tokens", np.array([tokens], np.int32)),
