@@ -35,7 +35,7 @@ test: environments ## All tests, each under the interpreter that it needs; the e
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-end-to-end test-model test-calm
 
 test-thorough: environments ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
-	$(CONTROL) -m pytest -q -m thorough -n 3 --dist loadfile --no-loadscope-reorder tests/canary tests/config tests/corpus tests/fuzz tests/serving/control tests/serving/packaged
+	$(CONTROL) -m pytest -q -m thorough -n 3 --dist loadfile --no-loadscope-reorder tests/airflow tests/canary tests/config tests/corpus tests/fuzz tests/serving/control tests/serving/packaged
 
 test-calm:
 	$(calm_tests) -n 2 --dist loadfile --no-loadscope-reorder || $(calm_tests) $(again)

@@ -41,14 +41,30 @@ def run(project, caplog):
     return once
 
 
-def test_a_baseline_that_is_refused_ends_the_release_before_anything_is_quantized(project, caplog):
+def test_a_baseline_that_is_refused_ends_the_release_before_anything_is_quantized(project, capsys):
     project.script(baseline_gate={"verdict": "ANOMALOUS"})
-    with caplog.at_level(logging.INFO, logger="llm_pipeline.run"):
-        assert LocalRun(project.config, approve=lambda _: True).run() is Verdict.ANOMALOUS
-    assert "baseline_gate: ANOMALOUS: the test says ANOMALOUS" in caplog.text
+    put_into_production(project)
+    assert main(["run", str(project.config), "--approve"]) == ExitCode.ANOMALOUS
+    done = capsys.readouterr()
+    assert "baseline_gate: ANOMALOUS: the test says ANOMALOUS" in done.err
     flow = Flow.open(load_release(project.config).deployment, RELEASE)
     ran = {"resolve", "eval_data", "download", "baseline", "baseline_gate", "report"}
     assert {stage for stage, _ in flow.results()} == ran
+
+    first, *facts = done.out.splitlines()  # the last words
+    assert first == f"{RELEASE}: ANOMALOUS"
+    assert "cpu-a serves  before, as before (demo/tiny, fp8, in blue)" in facts[0]
+    asked = """/v2/models/llm/generate -d '{"text_input": "Hello", "max_tokens": 32}'"""
+    assert facts[1].endswith(f"curl -sS -i http://127.0.0.1:18621{asked}")
+    assert "cpu-b serves  nothing" in facts[2]
+
+
+def put_into_production(project) -> None:
+    store = open_store(load_release(project.config).deployment.store)
+    repository = ArtifactRef(kind="model_repository", digest="a" * 64)
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    before = Pointer(release_id="before", repository=repository, slot="blue", recipe="fp8", promoted_at=since)
+    write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=before), None)
 
 
 def test_a_recipe_that_fails_is_followed_by_the_next_and_one_that_passes_ends_the_climb(project, run):
@@ -66,23 +82,18 @@ def test_a_recipe_that_fails_is_followed_by_the_next_and_one_that_passes_ends_th
     assert flow().chosen_recipe("cpu-a") == "small"
 
 
-def test_the_last_words_are_the_verdict_who_serves_how_to_ask_and_the_report(project, capsys):
-    store = open_store(load_release(project.config).deployment.store)
-    repository = ArtifactRef(kind="model_repository", digest="a" * 64)
-    since = datetime(2026, 1, 1, tzinfo=UTC)
-    before = Pointer(release_id="before", repository=repository, slot="blue", recipe="fp8", promoted_at=since)
-    write_pointers(store, "demo/tiny", "cpu-a", Pointers(production=before), None)
-
+@pytest.mark.thorough
+def test_after_a_success_nothing_is_called_a_rollback_and_after_a_failure_it_says_what_it_found(project, capsys):
+    small = {"recipes: [small, large]": "recipes: [small]", "targets: [cpu-a, cpu-b]": "targets: [cpu-a]"}
+    text = project.config.read_text()
+    for before, after in small.items():
+        text = text.replace(before, after)
+    project.config.write_text(text)
     assert main(["run", str(project.config), "--approve"]) == ExitCode.GO
     done = capsys.readouterr()
-    first, *facts = done.out.splitlines()
-    assert first == f"{RELEASE}: GO"
-    assert "cpu-a serves  before, as before (demo/tiny, fp8, in blue)" in facts[0]
-    asked = """/v2/models/llm/generate -d '{"text_input": "Hello", "max_tokens": 32}'"""
-    assert facts[1].endswith(f"curl -sS -i http://127.0.0.1:18621{asked}")
-    assert "cpu-b serves  nothing" in facts[2]
-    assert "settle cpu-b" in done.err
-    assert "rollback" not in done.err, "nothing was rolled back"
+    assert done.out.startswith(f"{RELEASE}: GO\n")
+    assert "settle cpu-a" in done.err
+    assert "rollback" not in done.err
 
     project.script(**{"canary/cpu-a:5": {"verdict": "NO_GO"}})
     assert main(["run", str(project.config), "--approve"]) == ExitCode.NO_GO
