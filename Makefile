@@ -5,7 +5,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments demo demo-rollback down test test-thorough test-calm test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
+.PHONY: help environments demo demo-rollback own-model down test test-thorough test-calm test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,10 @@ demo: environments ## One release of a small model, from the hub to live traffic
 
 demo-rollback: environments ## A release that turns slow in production, and is rolled back without a lost request
 	@$(CONTROL) -m llm_pipeline.demo rollback
+
+own-model: environments ## A small Qwen3 from a directory to its first answer, by the commands of docs/own-model.md
+	@$(MODEL) -W ignore tests/corpus/own_model.py .pipeline/own-model
+	@MODEL=$(CURDIR)/.pipeline/own-model $(CONTROL) tests/corpus/own_model_page.py
 
 down: ## Stop every process of the demo
 	@test ! -x $(CONTROL) || $(CONTROL) -m llm_pipeline.demo down

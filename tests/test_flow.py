@@ -190,6 +190,13 @@ def test_a_target_chooses_from_its_own_ladder_errors_included(store) -> None:
     assert attempts[0]["summary"] == "quantize failed: infeasible"
 
 
+def test_a_choice_is_told_which_recipe_quantizes_nothing(store) -> None:
+    judged(store, "none", Verdict.GO)
+    judged(store, "fp8", Verdict.NO_GO)
+    attempts = climbing(store, cpu=("fp8", "none")).request("choose", "cpu").config["attempts"]
+    assert {one["recipe"]: one["quantized"] for one in attempts} == {"fp8": True, "none": False}
+
+
 def test_a_target_without_a_recipe_builds_nothing(store) -> None:
     result = StageResult(
         release_id="r1", stage="choose", subject="cpu", key="k" * 64, metrics={"recipe": None},

@@ -22,6 +22,8 @@ from llm_pipeline.planning.compatibility import Refused
 from llm_pipeline.planning.runtime_versions import release_numbers
 
 _MODEL_ENVIRONMENT = "model"
+_OF_SEVERAL_PARTS = "ForConditionalGeneration"
+"""End of the names of classes that read images or sounds beside text."""
 
 
 def engine_refusal(target: Target, facts: ModelFacts, transformers: str | None) -> Refused | None:
@@ -38,6 +40,11 @@ def engine_refusal(target: Target, facts: ModelFacts, transformers: str | None) 
         return Refused(
             reason=f"the CPU engine reads plain weights and modelopt's formats, not {facts.stored_format}",
             nearest="the unquantized model, or a target with engine: tensorrt_llm_llmapi",
+        )
+    if facts.architecture.endswith(_OF_SEVERAL_PARTS):
+        return Refused(
+            reason=f"the CPU engine serves text, and its exporter traces {facts.architecture} with its encoders only",
+            nearest="a checkpoint of the text model alone, or a target on a GPU",
         )
     table = _table("openvino_exporter")
     exporter = f"{table['exporter']} {table['version']}"

@@ -226,6 +226,14 @@ def test_the_cpu_engine_takes_what_its_exporter_traces_with_the_transformers_tha
     assert engine_refusal(gpu_target(), facts_of(model), transformers) is None
 
 
+def test_a_model_that_sees_is_not_traced_as_one_that_reads():
+    seeing = facts_of("Gemma-3-1B").model_copy(update={"architecture": "Gemma3ForConditionalGeneration"})
+    refused = engine_refusal(cpu_target(), seeing, "5.5.4")
+    assert refused is not None
+    assert "with its encoders only" in refused.reason
+    assert engine_refusal(gpu_target(), seeing, "5.5.4") is None
+
+
 def test_the_exporter_of_the_table_is_the_one_that_is_pinned():
     pins = (Path(__file__).parents[2] / "docker" / "constraints" / "model-py311.txt").read_text()
     table = json.loads((CONFIGS.parent / "llm_pipeline/planning/data/openvino_exporter.json").read_text())

@@ -34,3 +34,24 @@ def test_no_passing_recipe_stops_the_release(tmp_path: Path) -> None:
     assert result.metrics == {"recipe": None}
     assert result.judgement is not None
     assert result.judgement.verdict is Verdict.NO_GO
+
+
+def test_the_unquantized_model_is_not_released_in_place_of_a_recipe_that_failed(tmp_path: Path) -> None:
+    request = StageRequest(
+        release_id="demo",
+        stage="choose",
+        config={
+            "attempts": [
+                {"recipe": "int4", "summary": "quantize failed: no len()"},
+                {"recipe": "none", "verdict": "GO", "bytes": 9, "quantized": False},
+            ]
+        },
+        store=f"file://{tmp_path}/store",
+        work_root=str(tmp_path / "work"),
+    )
+    result = execute(request)
+    assert isinstance(result, StageResult)
+    assert result.metrics == {"recipe": None}
+    assert result.judgement is not None
+    assert result.judgement.verdict is Verdict.INCONCLUSIVE
+    assert "int4 could not be judged: quantize failed: no len()" in result.judgement.summary
