@@ -83,11 +83,14 @@ def _expert_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[
     experts = [name for name, group in facts.linears() if ".experts." in group.name]
     if not experts:
         return
-    if not all(is_excluded(name, recipe.exclude) for name in experts):
-        excluded = ", ".join(f'"{pattern}"' for pattern in (*recipe.exclude, _EXPERTS))
-        yield f"exports of quantized experts cannot be read back ({_SEEN_WITH}) -> exclude: [{excluded}]"
+    excluded = ", ".join(f'"{pattern}"' for pattern in (*recipe.exclude, _EXPERTS))
+    kept = all(is_excluded(name, recipe.exclude) for name in experts)
+    advice = () if kept else (f"exclude: [{excluded}]",)
     if not BLOCKWISE.isdisjoint(asked_by(recipe).weights):
-        yield f"modelopt's export of INT4 fails on mixtures of experts ({_SEEN_WITH}) -> weights of 8 bits"
+        advice = ("weights of 8 bits", *advice)
+        yield f"modelopt's export of INT4 fails on mixtures of experts ({_SEEN_WITH}) -> {' with '.join(advice)}"
+    elif not kept:
+        yield f"exports of quantized experts cannot be read back ({_SEEN_WITH}) -> {advice[0]}"
 
 
 def model_warnings(loaded: LoadedRelease, facts: ModelFacts | None) -> Iterator[str]:

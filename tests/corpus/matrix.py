@@ -1,6 +1,6 @@
 """Every architecture of the corpus with every recipe that a CPU can make: planned, quantized, built and served.
 
-    python tests/corpus/matrix.py WORK [MODEL ...]   # in the control environment; writes docs/architectures.md for all
+    python tests/corpus/matrix.py WORK [MODEL ...]   # in the control environment; table.py writes the page
 
 `plan`'s own checks judge each pair first. What they refuse ends there; all else must be quantized, read back, built and
 served by a real Triton, with the greedy text of the export that was read back. The worker has the model environment.
@@ -50,6 +50,9 @@ MODELS = (
 MIXTURES, WITHOUT_EXPERTS = ("qwen3-moe", "mixtral"), "fp8 without experts"
 ACTIVATIONS = {"fp8", "fp8_per_channel_token", "int8_smoothquant", "w4a8_awq", "modelopt", "auto"}
 """Weights whose layers quantize their input: a sum in another order may round it to the other side of a step."""
+
+TOLERATED = 3
+"""Answers of the 15 that may differ then; models with random weights have many words that are nearly as likely."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ def _refusal(loaded: LoadedRelease) -> str:
         check_recipes(loaded, facts)
         planned = plan_target(loaded, loaded.release.target("cpu"), facts).recipes[0]
     except PipelineError as error:
-        said = re.sub(r"^\S+: recipe \S+: ", "", error.message)
+        said = re.sub(r"^\S+: recipe \S+: ", "", error.message, flags=re.MULTILINE).replace("\n", "; ")
         return said if "->" in said or not error.hint else f"{said} -> {error.hint}"
     return "" if planned.legal else f"{planned.reason} -> {planned.nearest}"
 
@@ -220,7 +223,7 @@ def readable(text: str) -> str:
 
 def works(outcome: Outcome, recipe: QuantizationRecipe) -> bool:
     """Whether it was served as it was judged, as near as its activation quantizers allow."""
-    allowed = 2 if recipe.weights in ACTIVATIONS or recipe.kv_cache != "none" else 0
+    allowed = TOLERATED if recipe.weights in ACTIVATIONS or recipe.kv_cache != "none" else 0
     return not outcome.failed and not outcome.refused and outcome.differing <= allowed
 
 

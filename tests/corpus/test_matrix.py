@@ -39,8 +39,8 @@ def test_the_page_names_refusals_in_words_and_what_differs():
     }
     written = page(outcomes)
     assert "| llama | works | works (1 differ) |  |\n" in written
-    assert "| gpt2 |  | [1] |  |\n" in written
-    assert "| phi3 |  | FAILS: build: no |  |\n" in written
+    assert "| gpt2 | not run | [1] |  |\n" in written
+    assert "| phi3 | not run | FAILS: build: no |  |\n" in written
     assert "1. Conv1D -> recipe none\n" in written
 
 

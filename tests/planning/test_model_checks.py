@@ -185,6 +185,8 @@ def test_experts_are_quantized_by_no_recipe_and_the_advice_leaves_them_out():
     assert 'exclude: ["*lm_head*", "*experts*"]' in next(recipe_problems(recipe("fp8"), mixtral))
     assert not [*recipe_problems(recipe("fp8", exclude=without), mixtral)]
     assert "INT4 fails" in next(recipe_problems(recipe("int4_awq", exclude=without), mixtral))
+    (line,) = recipe_problems(recipe("int4_awq"), mixtral)
+    assert line.endswith('-> weights of 8 bits with exclude: ["*lm_head*", "*experts*"]')
     assert not [*recipe_problems(recipe("int4_awq"), facts_of("Llama-3.1-8B"))]
 
 
