@@ -85,7 +85,7 @@ def _expert_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[
         return
     excluded = ", ".join(f'"{pattern}"' for pattern in (*recipe.exclude, _EXPERTS))
     kept = all(is_excluded(name, recipe.exclude) for name in experts)
-    advice = () if kept else (f"exclude: [{excluded}]",)
+    advice: tuple[str, ...] = () if kept else (f"exclude: [{excluded}]",)
     if not BLOCKWISE.isdisjoint(asked_by(recipe).weights):
         advice = ("weights of 8 bits", *advice)
         yield f"modelopt's export of INT4 fails on mixtures of experts ({_SEEN_WITH}) -> {' with '.join(advice)}"
