@@ -40,6 +40,7 @@ test: environments ## All tests, each under the interpreter that it needs; the e
 
 test-thorough: environments ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
 	$(CONTROL) -m pytest -q -m thorough -n 3 --dist loadfile --no-loadscope-reorder tests/airflow tests/canary tests/config tests/corpus tests/fuzz tests/serving/control tests/serving/packaged
+	$(MODEL) -m pytest -q -m thorough tests/accuracy tests/hub
 
 test-calm:
 	$(calm_tests) -n 2 --dist loadfile --no-loadscope-reorder || $(calm_tests) $(again)

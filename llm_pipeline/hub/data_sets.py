@@ -73,16 +73,18 @@ class HubDataSets:
 
     Attributes:
         hub: The connection, from `connect`.
+        offline_hint: What to do where the client is in offline mode.
     """
 
     hub: Hub
+    offline_hint: str = "unset HF_HUB_OFFLINE, or set evaluation.data_source: cache"
 
     def pin(self, name: str, revision: str) -> PinnedDataSet:
         """See `DataSets.pin`. A data set that the hub has under another name now is taken from there."""
         where = f"datasets/{name}@{revision}"
         info = self._info(name, revision, where)
         if info.disabled:
-            raise RepositoryDisabled("the data set was disabled", where=where, hint="leave its tasks out")
+            raise RepositoryDisabled("the data set was disabled", where=where, hint="choose another one")
         if info.id != name:
             log.warning("the hub has this data set under another name", data_set=name, now=info.id)
         pinned = _pinned(info, where)
@@ -101,8 +103,7 @@ class HubDataSets:
                 return self.hub.api.dataset_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
         except HubRefused as error:
             if isinstance(error.__cause__, OfflineModeIsEnabled):
-                hint = "unset HF_HUB_OFFLINE, or set evaluation.data_source: cache"
-                raise HubRefused(error.message, where=where, hint=hint) from error
+                raise HubRefused(error.message, where=where, hint=self.offline_hint) from error
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:  # the client checks nothing that it reads
             raise malformed_answer(where, f"{type(error).__name__}: {error}") from error

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub.errors import OfflineModeIsEnabled
-from pydantic import ValidationError
 
 from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, HubRefused, NotOnTheHub, malformed_answer
+from llm_pipeline.hub.access import Hub, NotOnTheHub
+from llm_pipeline.hub.data_sets import HubDataSets
 from llm_pipeline.hub.disk_space import Place, require_space
 from llm_pipeline.hub.hub_source import HubSource
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.hub.pinned import HubFile, PinnedDataSet
 from llm_pipeline.hub.transfer import Transfer
 from llm_pipeline.logging import get_logger
 from llm_pipeline.store.durable import replace_durably
@@ -54,36 +50,15 @@ def fetch_dataset_file(hub: Hub, dataset: str, commit: str, path: str, kept: Pat
     return transfer.fetch(file), file
 
 
-def _pin(hub: Hub, dataset: str, commit: str, path: str, directory: Path) -> PinnedModel:
+def _pin(hub: Hub, dataset: str, commit: str, path: str, directory: Path) -> PinnedDataSet:
     """What the file is: asked once, as a commit's files never change."""
-    where = f"{dataset}@{commit[:12]}"
     record = directory / f"{sha256_bytes(path.encode())[:16]}.{_PIN}"
     if record.exists():
-        return PinnedModel.model_validate_json(record.read_text())
-    info = _dataset_info(hub, dataset, commit, where)
-    if info.sha != commit:
-        raise IntegrityError(f"the hub answers with commit {info.sha}, which is not the one asked for", where=where)
-    sibling = next((sibling for sibling in info.siblings or [] if sibling.rfilename == path), None)
-    if sibling is None:
-        raise NotOnTheHub(f"the data set has no file {path}", where=where)
-    sha256, size = (sibling.lfs.sha256, sibling.lfs.size) if sibling.lfs else (None, sibling.size)
-    try:
-        file = HubFile(path=path, size=size, sha256=sha256, blob_sha1=sibling.blob_id)
-        pinned = PinnedModel(id=dataset, commit=commit, files=(file,))
-    except ValidationError as error:
-        raise malformed_answer(where, str(error)) from error
+        return PinnedDataSet.model_validate_json(record.read_text())
+    known = HubDataSets(hub, "unset HF_HUB_OFFLINE once, or calibrate on a file of your own").pin(dataset, commit)
+    file = next((file for file in known.files if file.path == path), None)
+    if file is None:
+        raise NotOnTheHub(f"the data set has no file {path}", where=f"{dataset}@{commit[:12]}")
+    pinned = PinnedDataSet(id=known.id, commit=commit, files=(file,))
     replace_durably(record, pinned.model_dump_json().encode())
     return pinned
-
-
-def _dataset_info(hub: Hub, dataset: str, commit: str, where: str) -> Any:
-    try:
-        with hub.errors_at(where):
-            return hub.api.dataset_info(dataset, revision=commit, files_metadata=True, timeout=TIMEOUT_SECONDS)
-    except HubRefused as error:
-        if isinstance(error.__cause__, OfflineModeIsEnabled):
-            hint = "unset HF_HUB_OFFLINE once, or calibrate on a file of your own"
-            raise HubRefused(error.message, where=where, hint=hint) from error
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # the client reads what it got without checks
-        raise malformed_answer(where, f"{type(error).__name__}: {error}") from error
