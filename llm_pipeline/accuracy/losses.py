@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 FEW_CLUSTERS = 10
 """With fewer changed clusters than this nothing is known of how alike the items of a cluster are."""
 ENOUGH_CLUSTERS = 50
-"""Student's t is trusted with so many clusters; of fewer, one that was lost as a whole may just not have been met."""
+"""Student's t is trusted with so many clusters; of fewer, one that was lost as a whole may just not have been met.
+
+Somewhat more are no proof either. Where 4 % of clusters are lost as wholes, none of 60 is in 9 % of evaluations, and
+what is seen then is what a good model shows: a bound that refuses it refuses good models as often. A lean as if one
+more cluster had been lost takes the power of unlike items in 60 clusters from 0.72 to 0 at a margin of one point."""
 
 
 @dataclass(frozen=True, eq=False)
