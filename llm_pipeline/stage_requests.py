@@ -347,7 +347,8 @@ def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         workload=flow.release.workload,
     )
     inputs = {"repository": flow.artifact("package", target, "repository")}
-    if flow.release.policy.canary.shadow is not None:
+    policy = flow.release.policy.canary
+    if policy.shadow is not None or policy.replay_requests_per_second > 0:
         inputs["prompts"] = flow.record.datasets[PROMPTS_DATASET]
     return config, inputs
 

@@ -227,6 +227,13 @@ class EnvoyRouter:
             raise RouterUnavailable("the admin interface answered nonsense", where=self._where) from error
         return {slot: endpoint_statistics(listing, (ports.http, ports.grpc)) for slot, ports in self.slots.items()}
 
+    def attempts(self) -> int | None:
+        """Requests that were sent to the servers so far, hidden retries included; None when that cannot be known."""
+        try:
+            return sum(one.attempts for one in self.statistics().values())
+        except RouterUnavailable:
+            return None
+
     def usable(self, slot: SlotName) -> bool | None:
         """See `TrafficRouter.usable`."""
         try:

@@ -38,7 +38,10 @@ def deployed_first(warm_up: WarmUp) -> Judgement:
 
 def too_little_traffic(seen: int, minimum: int) -> Judgement:
     """Production has no traffic to compare with."""
-    detail = "production has too little traffic to compare a candidate with"
+    detail = (
+        "production has too little traffic to compare a candidate with: have the canary replay prompts of the workload "
+        "(replay_requests_per_second under canary: of the policy), or release while users ask"
+    )
     name = "stable's requests before the first step"
     fact = _fact(name, Verdict.INCONCLUSIVE, float(seen), samples=seen, detail=detail, limit=float(minimum))
     return judge("no traffic to judge by", [fact])

@@ -256,9 +256,13 @@ class CanaryPolicy(ConfigModel):
         negligible_share: Errors and odd answers are no worse, too, where they are shown to be rarer than this.
         consecutive_failures: This many candidate failures in a row roll back at once.
         look_seconds: Time between two looks at the data.
+        replay_requests_per_second: Where users send less than so much, prompts of the workload are asked at the users'
+            port, too, as traffic to judge by (the verdict says how many they were); 0 asks none. For routers of kind
+            `envoy` and `existing_envoy`.
         on_undecided: What follows a step that has not decided: `pause` keeps the weights and asks a person, `advance`
             goes on if the candidate answered requests of the step and failed no larger share of them than stable (and
-            else pauses), `roll_back` ends the canary.
+            else pauses), `roll_back` ends the canary. Silence never advances: where nobody asks stable anything before
+            the first step the canary ends, and `replay_requests_per_second` is what helps.
         on_regression: What follows a comparison that shows the candidate to be worse: `freeze` keeps the weights and
             asks a person. A candidate that fails request after request, or whose server ended, is always rolled back.
         approve_before_percent: Steps that begin only after a person approved each of them.
@@ -295,6 +299,7 @@ class CanaryPolicy(ConfigModel):
     negligible_share: ProperFraction = 0.005
     consecutive_failures: Small = 5
     look_seconds: PositiveSeconds = 1.0
+    replay_requests_per_second: Annotated[float, Field(ge=0.0, le=1_000.0)] = 0.0
     on_undecided: Literal["pause", "advance", "roll_back"] = "pause"
     on_regression: Literal["roll_back", "freeze"] = "roll_back"
     approve_before_percent: Annotated[tuple[Percent, ...], Field(max_length=100)] = ()

@@ -314,3 +314,12 @@ RouterPlace = Annotated[
     BeforeValidator(_envoy_by_default),
 ]
 """One of the kinds; ports alone are an Envoy of this host."""
+
+
+def users_address(place: RouterPlace) -> str:
+    """Where users of a place connect; empty for routers whose address is not in the configuration."""
+    if not isinstance(place, EnvoyPlace | ExistingEnvoyPlace):
+        return ""
+    host = "127.0.0.1" if place.address in ("0.0.0.0", "::") else place.address  # noqa: S104 - every address of this host
+    host = f"[{host}]" if ":" in host else host
+    return f"{'https' if place.tls else 'http'}://{host}:{place.port}"

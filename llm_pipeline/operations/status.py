@@ -19,7 +19,7 @@ from llm_pipeline.canary.router import RouteState, SlotName, TrafficRouter
 from llm_pipeline.canary.slots import slot_ports, slot_state, slots_of
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, RouterPlace
+from llm_pipeline.config.router_place import EnvoyPlace, users_address
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.errors import ConfigError, PipelineError
 from llm_pipeline.operations.place_status import (
@@ -83,15 +83,6 @@ def look_at(
         return _Look(store, deployment, place).status(place_state(store, place, pointers), pointers)
     except PipelineError as error:
         return PlaceStatus(place=place, health=Health.DEGRADED, problems=(str(error),))
-
-
-def users_address(place: RouterPlace) -> str:
-    """Where users of a place connect; empty for routers whose address is not in the configuration."""
-    if not isinstance(place, EnvoyPlace | ExistingEnvoyPlace):
-        return ""
-    host = LOOPBACK if place.address in ("0.0.0.0", "::") else place.address  # noqa: S104 - every address of this host
-    host = f"[{host}]" if ":" in host else host
-    return f"{'https' if place.tls else 'http'}://{host}:{place.port}"
 
 
 class _Look:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
 from llm_pipeline.canary.controller import CanaryController
+from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of, name_release, open_router
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record
+from llm_pipeline.canary.replay import Replay
 from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.shadow import Shadow, shadow_of
@@ -22,8 +25,11 @@ from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name, Percent
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
+from llm_pipeline.config.router_place import users_address
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.errors import Fenced
+from llm_pipeline.loadtest.lengths import longest
+from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import ArtifactRef, Metric, Produced, Stage, StageContext, StageOutput
@@ -50,7 +56,8 @@ class CanaryConfig(ConfigModel):
         python: Interpreter of the model's code in Triton.
         state_root: Directory of the running servers' state.
         drill: A fault for the candidate's server, on purpose.
-        workload: Its prompts are asked of both slots where the policy has a shadow comparison.
+        workload: Its prompts are asked of both slots where the policy has a shadow comparison, and of the router where
+            it has replayed traffic.
     """
 
     run: str
@@ -84,7 +91,6 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     if production is not None and production.repository == candidate:
         slots.ensure(production.slot, candidate, token)
         return StageOutput(judgement=_already_there(candidate))
-    traffic = _traffic(config.place, router)
     plan = CanaryPlan(
         release_id=context.request.release_id,
         run=config.run,
@@ -94,9 +100,20 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         policy=config.policy,
         patience=Patience.with_router(config.place.router),
     )
-    journal = CanaryJournal(context.store, context.request.release_id, config.target)
+    replay = _replay(context, router) if production is not None else None
+    with replay or contextlib.nullcontext():
+        judgement = _judge(context, plan, router, slots)
+    return _output(context, _with_replayed(context, judgement, replay), router, time.monotonic() - started)
+
+
+def _judge(
+    context: StageContext[CanaryConfig], plan: CanaryPlan, router: TrafficRouter, slots: TritonSlots
+) -> Judgement:
+    """Drive the step to its end, whoever ends it."""
+    config, traffic = context.config, _traffic(context.config.place, router)
+    journal = CanaryJournal(context.store, plan.release_id, plan.target)
     try:
-        with Lease(context.store, lease_name(config.target), seconds=LEASE_SECONDS) as lease:
+        with Lease(context.store, lease_name(plan.target), seconds=LEASE_SECONDS) as lease:
             controller = CanaryController(
                 plan, journal=journal, lease=lease, router=router, traffic=traffic, slots=slots, shadow=_shadow(context)
             )
@@ -105,10 +122,42 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         found = taken_back_judgement(context.store, plan.release_id, plan.target)
         if found is None:
             raise
-        judgement = found
-    else:
-        judgement = with_who(read_record(context.store, plan.release_id, plan.target), judgement)
-    return _output(context, judgement, router, time.monotonic() - started)
+        return found
+    return with_who(read_record(context.store, plan.release_id, plan.target), judgement)
+
+
+def _replay(context: StageContext[CanaryConfig], router: TrafficRouter) -> Replay | None:
+    """Traffic of the canary's own, where the policy wants it and the users' port is known."""
+    config = context.config
+    rate, place = config.policy.replay_requests_per_second, config.place.router
+    if rate == 0.0:
+        return None
+    if not isinstance(router, EnvoyRouter):
+        log.warning("nothing is replayed: the users' port of this router is not known here", kind=place.kind)
+        return None
+    prompts = read_prompts(locate_files(config.workload, context.inputs["prompts"])[0])
+    return Replay(
+        users_address(place),
+        [prompt.text for prompt in prompts],
+        maximum_tokens=longest(config.workload.output_tokens),
+        rate_per_second=rate,
+        attempts=router.attempts,
+        trusted=router.place.tls.certificate if router.place.tls is not None else None,
+    )
+
+
+def _with_replayed(context: StageContext[CanaryConfig], judgement: Judgement, replay: Replay | None) -> Judgement:
+    """The judgement, with how many of the step's requests were no users'."""
+    record = read_record(context.store, context.request.release_id, context.config.target)
+    step = record.analysis.step if record is not None and record.analysis is not None else None
+    if replay is None or record is None or step is None:
+        return judgement
+    requests = step.candidate.requests + step.stable.requests
+    replayed = min(replay.sent_since(record.step_began_at), requests)
+    if not replayed:
+        return judgement
+    words = f"{replayed} of {requests} requests were replayed prompts of the workload"
+    return judgement.model_copy(update={"summary": f"{judgement.summary}; {words}"})
 
 
 def _output(

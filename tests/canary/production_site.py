@@ -95,7 +95,12 @@ class Production:
             "run": run,
             "step_percent": percent,
             "policy": self.policy,
-            "workload": {"prompts": "p.jsonl", "rate_per_second": 1, "duration_seconds": 1},
+            "workload": {
+                "prompts": "p.jsonl",
+                "rate_per_second": 1,
+                "duration_seconds": 1,
+                "output_tokens": {"kind": "lognormal", "median": 4, "p95": 6, "minimum": 2, "maximum": 8},
+            },
         }
         return self._request(release, "canary", f"cpu:{percent:g}", config)
 
@@ -174,10 +179,18 @@ class Production:
             stage=stage,
             subject=subject,
             config=config,
-            inputs={"repository": self.repositories[release]} if stage != "rollback" else {},
+            inputs=self._inputs(release) if stage != "rollback" else {},
             store=self.deployment.store,
             work_root=self.deployment.work_root,
         )
+
+    def _inputs(self, release: str) -> dict[str, ArtifactRef]:
+        if not self.policy.get("replay_requests_per_second"):
+            return {"repository": self.repositories[release]}
+        prompts = self.root / "data"
+        prompts.mkdir(exist_ok=True)
+        (prompts / "p.jsonl").write_text('{"prompt": "a b c"}\n{"prompt": "d e"}\n')
+        return {"repository": self.repositories[release], "prompts": self.store.publish("dataset", prompts)}
 
     def publish(self, release: str) -> ArtifactRef:
         directory = self.root / "repositories" / release

@@ -191,6 +191,25 @@ def test_mid_canary_after_a_rollback_users_stay_where_the_pointers_say_and_the_r
 
 
 @pytest.mark.thorough
+def test_a_second_release_where_nobody_asks_is_judged_by_replayed_prompts_and_says_so(production) -> None:
+    production.deploy_first()
+    production.policy |= {"maximum_bake_seconds": 3}
+    silent = production.canary("r2", 50)
+    assert silent.judgement is not None
+    assert (verdict(silent), silent.judgement.summary) == (Verdict.INCONCLUSIVE, "no traffic to judge by")
+    assert "replay_requests_per_second" in silent.judgement.evidence[0].detail
+
+    production.policy |= {"maximum_bake_seconds": 120, "replay_requests_per_second": 40}
+    step = production.canary("r2", 50, run="second run")
+    assert step.judgement is not None
+    assert verdict(step) is Verdict.GO, step.judgement
+    assert "requests were replayed prompts of the workload" in step.judgement.summary
+    assert verdict(production.canary("r2", 100, run="second run")) is Verdict.GO
+    result(production.settle("r2"))
+    assert production.answered_by() == "r2"
+
+
+@pytest.mark.thorough
 def test_a_release_that_a_person_takes_back_in_the_middle_of_a_step_says_who_did_it(production) -> None:
     production.deploy_first()
     production.users()

@@ -1,0 +1,112 @@
+"""Traffic of a canary's own where users send too little to judge by: prompts of the workload, asked at the users' port.
+
+They are split between the arms like users' requests and judged with them; how many they were is told with the verdict.
+They stop while users send as much themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from llm_pipeline.logging import get_logger
+from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+
+log = get_logger(__name__)
+
+_TIMEOUT_SECONDS = 60.0
+_MOST_AT_ONCE = 64
+_USERS_LOOK_SECONDS = 2.0
+_MOST_ATTEMPTS = 3
+"""Of one request: where a server fails, others are asked, and those attempts are no users'."""
+
+
+class Replay:
+    """Asks while its `with` block runs.
+
+    Args:
+        url: The users' port.
+        prompts: What is asked, in a random order, again and again.
+        maximum_tokens: Of each answer.
+        rate_per_second: How many are asked.
+        attempts: How many requests the router has sent to servers so far; None when it does not tell.
+        trusted: The certificate of the users' port; None without TLS.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        prompts: Sequence[str],
+        *,
+        maximum_tokens: int,
+        rate_per_second: float,
+        attempts: Callable[[], int | None],
+        trusted: str | None = None,
+    ) -> None:
+        self._url, self._prompts, self._rate = url, list(dict.fromkeys(prompts)), rate_per_second
+        self._maximum_tokens, self._attempts, self._trusted = maximum_tokens, attempts, trusted
+        self._sent: list[float] = []
+        self._quiet = True
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="replay", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        log.info("prompts of the workload are asked where users are silent", rate_per_second=self._rate)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ask no more; answers under way are not waited for."""
+        self._stop.set()
+        self._thread.join()
+
+    def sent_since(self, moment: float) -> int:
+        """How many were sent since a moment, in seconds since 1970."""
+        return sum(at >= moment for at in self._sent)
+
+    async def _run(self) -> None:
+        draws, asked = random.Random(0), set[asyncio.Task[None]]()  # noqa: S311 - an order of prompts
+        async with GenerationClient(self._url, timeout_seconds=_TIMEOUT_SECONDS, tls=self._context()) as client:
+            watch = asyncio.create_task(self._watch_users())
+            try:
+                while not self._stop.is_set():
+                    await asyncio.sleep(1.0 / self._rate)
+                    if self._quiet and len(asked) < _MOST_AT_ONCE:
+                        task = asyncio.create_task(self._ask(client, draws.choice(self._prompts)))
+                        asked.add(task)
+                        task.add_done_callback(asked.discard)
+            finally:
+                for task in (watch, *asked):
+                    task.cancel()
+
+    async def _ask(self, client: GenerationClient, prompt: str) -> None:
+        """What becomes of it the router's log tells."""
+        self._sent.append(time.time())
+        await client.stream(GenerationRequest(prompt, self._maximum_tokens, allow_empty=True))
+
+    async def _watch_users(self) -> None:
+        """Whether users send less than is asked for."""
+        before, sent = await asyncio.to_thread(self._attempts), len(self._sent)
+        while True:
+            await asyncio.sleep(_USERS_LOOK_SECONDS)
+            now, mine = await asyncio.to_thread(self._attempts), len(self._sent)
+            if before is not None and now is not None:
+                users = now - before - _MOST_ATTEMPTS * (mine - sent)
+                self._quiet = users < self._rate * _USERS_LOOK_SECONDS
+            before, sent = now, mine
+
+    def _context(self) -> ssl.SSLContext | None:
+        if self._trusted is None:
+            return None
+        context = ssl.create_default_context(cafile=self._trusted)
+        context.check_hostname = False  # it is asked by its address
+        return context
