@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -114,7 +115,8 @@ def _load(model: Any, own: Mapping[str, torch.Tensor], shapes: Mapping[str, Shap
     empty = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes.items()}
     settings = LoadStateDictConfig(device_map={"": "meta"}, dtype=torch.bfloat16, weight_mapping=mapping)
     transformers_logging.disable_progress_bar()
-    report, _ = convert_and_load_state_dict_in_model(model, empty, settings, tp_plan=None)
+    older = "tp_plan" in signature(convert_and_load_state_dict_in_model).parameters  # required up to Transformers 5.14
+    report, _ = convert_and_load_state_dict_in_model(model, empty, settings, **({"tp_plan": None} if older else {}))
     return groups, (
         report.missing_keys, report.unexpected_keys, report.mismatched_keys, set(report.conversion_errors)
     )  # fmt: skip

@@ -39,6 +39,7 @@ STOP_SECONDS = 3.0
 
 POLL_SECONDS = 0.02
 NO_CONFIGURATION = "/nonexistent"
+DEFAULT_CUDA_HOME = "/usr/local/cuda"
 SAMPLES = True
 """Whether requests may have a temperature."""
 
@@ -294,9 +295,12 @@ class Batcher:
             shutil.copytree(self._settings.compiled, vllm, copy_function=shutil.copyfile)
         return own | {
             "VLLM_CACHE_ROOT": str(vllm),
-            # Part of the key of what is compiled, and by default below the home directory, which differs.
+            # Part of the key of what is compiled, and by themselves not the same for a build and a server.
+            "CUDA_HOME": os.environ.get("CUDA_HOME", DEFAULT_CUDA_HOME),
             "VLLM_CONFIG_ROOT": NO_CONFIGURATION,
             "VLLM_XLA_CACHE_PATH": NO_CONFIGURATION,
+            # FlashInfer's sampler is for top-k and top-p, which are never asked for, and compiles when it starts.
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",
             "TORCHINDUCTOR_CACHE_DIR": str(workspace / "torchinductor"),
             "TRITON_CACHE_DIR": str(workspace / "triton"),
         }
