@@ -41,6 +41,13 @@ def test_a_build_takes_minutes_by_the_size_of_the_largest_checkpoint(real: Path)
     assert cost.seconds == pytest.approx(6 * 9.08, rel=0.01)
 
 
+def test_vllm_starts_for_the_build_for_staging_and_for_the_canary(configs: Path):
+    found = costs(plan_of(configs / "releases" / "llama-3.1-8b-instruct-vllm.yaml"))
+    assert found["build h100_vllm"].seconds == found["staging h100_vllm"].seconds == 55.0
+    assert found["canary h100_vllm:1"].seconds == 55.0 + 300.0
+    assert found["canary h100_vllm:5"].seconds == 300.0
+
+
 def test_a_download_takes_what_the_deployment_allows_and_is_not_known_without_a_limit(real: Path, edit):
     assert costs(plan_of(real))["download"].seconds is None
     edit(DEPLOYMENT, "connections: 8", "connections: 8\n  megabytes_per_second: 100")
