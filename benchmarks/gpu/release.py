@@ -1,0 +1,256 @@
+"""One whole release on one GPU: a model trained here goes from a hub to live traffic, in bfloat16 and then in FP8.
+
+    python -m benchmarks.gpu.release --work /tmp/release --triton-home .envs/triton
+
+Every part is the one that production runs: the local hub and its download, modelopt, lm-eval, vLLM behind Triton, the
+load test, Envoy with users behind it while the canary runs. Steps can be asked for one by one (`--step`); what an
+earlier one left in `--work` is used. Prints what became of each stage and one line a goal; exit code 1 when one is
+missed. The last step writes `release.json`, with the date, the machine and the versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.goals import at_most, goal
+from benchmarks.gpu.processes import REPOSITORY
+from benchmarks.gpu.release_files import (
+    FIRST,
+    HUB_PORT,
+    MODEL_ID,
+    ROUTER_PORT,
+    SECOND,
+    TARGET,
+    Host,
+    Load,
+    write_files,
+)  # fmt: skip
+
+STEPS = ("train", "first", "second", "stop")
+_USERS_PER_SECOND = 40.0
+_WHOLE_MINUTES, _MEMORY_ERROR, _TIME_FACTOR = 12.0, 0.1, 2.0
+_SHORT_SECONDS = 10.0
+"""What takes less is not compared: it is start-up."""
+
+
+def main() -> int:
+    """Take the steps that were asked for."""
+    options = _parse()
+    options.work.mkdir(parents=True, exist_ok=True)
+    options.work = options.work.resolve()
+    host = Host(
+        "cpu" if options.smoke else options.accelerator,
+        0.05 if options.smoke else 0.12,
+        options.triton_home.resolve(),
+        *(Path(os.path.abspath(path)) for path in (options.control, options.model, options.engine)),  # noqa: PTH100 - a link to an interpreter is an environment
+    )
+    load = Load(4.0, 20.0, 6.0) if options.smoke else Load(40.0, 8.0, 5.0)
+    configs = write_files(options.work, host, load)
+    met = []
+    if "train" in options.step:
+        _train(options)
+    with _hub(options):
+        if "first" in options.step:
+            met += _first(options, configs)
+        if "second" in options.step:
+            met += _second(options, configs)
+    if "stop" in options.step:
+        _stop(options, configs)
+    return 0 if all(met) else 1
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="directory for everything that is written")
+    parser.add_argument("--triton-home", type=Path, required=True)
+    parser.add_argument("--step", nargs="+", choices=STEPS, default=STEPS)
+    parser.add_argument("--accelerator", default="H200-SXM-141GB", help="its name in the GPU catalog")
+    parser.add_argument("--control", type=Path, default=Path(sys.executable))
+    parser.add_argument(
+        "--model", type=Path, default=Path(sys.executable), help="interpreter with modelopt and lm-eval"
+    )
+    parser.add_argument("--engine", type=Path, default=Path(sys.executable), help="interpreter with vLLM, numpy 1.26")
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--training-steps", type=int, default=1000)
+    parser.add_argument("--smoke", action="store_true", help="on a CPU, to try the benchmark: its figures say nothing")
+    return parser.parse_args()
+
+
+def _train(options: argparse.Namespace) -> None:
+    model = options.work / "model"
+    if (model / "config.json").is_file():
+        return
+    if options.smoke:
+        subprocess.run(
+            [options.model, "-m", "llm_pipeline.demo.train", "--output", model], env=_environment(), check=True
+        )
+    else:
+        sizes = [str(options.training_steps), str(options.layers), str(options.hidden)]
+        code = "import sys; from pathlib import Path; from benchmarks.gpu.trained import train; "
+        code += "train(Path(sys.argv[1]), *map(int, sys.argv[2:]))"
+        subprocess.run([options.model, "-c", code, model, *sizes], env=_environment(), check=True)
+    if not (model / "README.md").is_file():
+        card = "---\nlicense: apache-2.0\n---\nA model of synthetic tasks, trained by a benchmark.\n"
+        (model / "README.md").write_text(card, encoding="utf-8")
+
+
+@contextmanager
+def _hub(options: argparse.Namespace) -> Iterator[None]:
+    _publish(options)
+    command = [options.control, "-m", "llm_pipeline.demo.hub_server"]
+    command += ["--root", options.work / "hub", "--port", str(HUB_PORT)]
+    with _background(command, options.work / "hub.log"):
+        _wait_for(f"http://127.0.0.1:{HUB_PORT}/api/models/{MODEL_ID}")
+        yield
+
+
+def _publish(options: argparse.Namespace) -> None:
+    from llm_pipeline.demo.hub_repository import publish_revision
+
+    publish_revision(options.work / "hub", MODEL_ID, options.work / "model", "Trained by the benchmark")
+
+
+def _first(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
+    yield _released(options, configs, FIRST)
+
+
+def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
+    """The FP8 release, with users at production's door from before it starts until it has settled."""
+    if options.smoke:  # the same recipe once more: another revision makes it another release
+        (options.work / "model" / "SECOND.md").write_text("The second revision.\n", encoding="utf-8")
+        _publish(options)
+    record = options.work / "users.json"
+    command = [options.control, "-m", "llm_pipeline.demo.traffic", "--url", f"http://127.0.0.1:{ROUTER_PORT}"]
+    command += ["--rate", str(4.0 if options.smoke else _USERS_PER_SECOND), "--record", record]
+    command += ["--prompts", configs / "workloads" / "prompts.jsonl"]
+    started = time.monotonic()
+    with _background(command, options.work / "users.log"):
+        yield _released(options, configs, SECOND)
+    minutes = (time.monotonic() - started) / 60.0
+    users = json.loads(record.read_text(encoding="utf-8"))
+    print(f"users: {users['sent']} requests, {users['failed']} lost {users['reasons']}", flush=True)
+    yield goal("release_lost_requests", f"{users['failed']} of {users['sent']}", "0", met=not users["failed"])
+    yield at_most("release_hub_to_settled", minutes, _WHOLE_MINUTES, "min")
+    yield from _beside_the_plan(_write_result(options, {"users": users, "minutes": minutes}))
+
+
+def _released(options: argparse.Namespace, configs: Path, name: str) -> bool:
+    config = configs / "releases" / f"{name}.yaml"
+    plan = subprocess.run(
+        [options.control, "-m", "llm_pipeline", "plan", config, "--output", options.work / f"plan-{name}"],
+        env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    print(plan.stdout, flush=True)
+    started = time.monotonic()
+    code = subprocess.run(
+        [options.control, "-m", "llm_pipeline", "run", config, "--approve"], env=_environment(), check=False
+    ).returncode
+    print(f"{name}: exit code {code} after {time.monotonic() - started:.0f} s", flush=True)
+    return goal(f"release_{name}", "GO" if code == 0 else f"exit code {code}", "GO", met=code == 0)
+
+
+def _beside_the_plan(document: dict[str, Any]) -> Iterator[bool]:
+    """The KV cache, which is the memory that weights and runtime leave, and stage times that the first plan had."""
+    (second,) = (results for name, results in document["releases"].items() if name.startswith(f"{SECOND}-"))
+    measured = {f"{result['stage']} {result['subject']}": result for result in second}
+    memory = document["plans"][f"plan-{SECOND}"]["targets"][0]["recipes"][0]["memory"]
+    build = measured[f"build {TARGET}"]
+    tokens = build["metrics"]["kv_cache_blocks"] * build["metrics"]["block_tokens"]
+    planned = memory["kv_available"] / memory["kv_per_token"]
+    print(f"KV cache: {planned:,.0f} tokens planned, {tokens:,} measured", flush=True)
+    yield at_most("release_memory_error", abs(planned / tokens - 1.0), _MEMORY_ERROR, "")
+    worst = 1.0
+    for step in document["plans"][f"plan-{SECOND}"]["stages"]:
+        result = measured.get(f"{step['stage']} {step['subject']}")
+        planned, taken = step["cost"]["seconds"], result["timings"]["total_seconds"] if result else None
+        if planned and taken and not result["reused"] and max(planned, taken) > _SHORT_SECONDS:
+            print(f"{step['stage']} {step['subject']}: {planned:.1f} s planned, {taken:.1f} s measured", flush=True)
+            worst = max(worst, planned / taken, taken / planned)
+    yield at_most("release_time_factor", worst, _TIME_FACTOR, "x")
+
+
+def _write_result(options: argparse.Namespace, figures: dict[str, Any]) -> dict[str, Any]:
+    """Print the time of each stage, and write what was measured and planned, and where, to `release.json`."""
+    releases = {}
+    for directory in sorted((options.work / "store" / "releases").iterdir()):
+        results = [json.loads(path.read_text(encoding="utf-8"))["value"] for path in directory.glob("results/*.json")]
+        releases[directory.name] = sorted(results, key=lambda result: result["timings"]["started_at"])
+        print(f"\n{directory.name}")
+        for result in releases[directory.name]:
+            verdict = (result["judgement"] or {}).get("verdict", "")
+            print(
+                f"  {result['stage']:16}{result['subject']:10}{result['timings']['total_seconds']:8.1f} s  {verdict}"
+                f"{'reused' if result['reused'] else ''}"
+            )
+    plans = {
+        path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in options.work.glob("plan-*/*.json")
+    }
+    document = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+        "machine": {"gpu": _nvidia(), "processors": os.cpu_count(), "system": platform.platform()},
+        **figures,
+        "releases": releases,
+        "plans": plans,
+    }
+    (options.work / "release.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return document
+
+
+def _nvidia() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def _stop(options: argparse.Namespace, configs: Path) -> None:
+    from llm_pipeline.demo.layout import DemoLayout
+    from llm_pipeline.demo.services import stop_everything
+
+    stop_everything(DemoLayout(root=options.work, configs=configs))
+
+
+@contextmanager
+def _background(command: list[Any], log: Path) -> Iterator[None]:
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, env=_environment(), stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+    return os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _wait_for(url: str) -> None:
+    for _ in range(300):
+        try:
+            with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - a loopback address of ours
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit(f"{url} does not answer")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
