@@ -12,6 +12,7 @@ from judging import cpu_target, gpu_target, recipe
 from published import config_of, facts_of
 
 from llm_pipeline.config.loading import load_release
+from llm_pipeline.engines.openvino_exporter import TRACED_WITH
 from llm_pipeline.errors import ConfigError, ExitCode, PipelineError, Unsupported
 from llm_pipeline.model_facts.context import stated_context
 from llm_pipeline.model_facts.facts import ModelFacts
@@ -240,6 +241,8 @@ def test_the_exporter_of_the_table_is_the_one_that_is_pinned():
     pins = (Path(__file__).parents[2] / "docker" / "constraints" / "model-py311.txt").read_text()
     table = json.loads((CONFIGS.parent / "llm_pipeline/planning/data/openvino_exporter.json").read_text())
     assert f"{table['exporter']}=={table['version']}\n" in pins
+    for compared in TRACED_WITH.values():  # another version is to be compared again, by the corpus
+        assert f"\ntransformers=={compared}\n" in pins
 
 
 def test_the_version_of_transformers_is_read_beside_the_interpreter(tmp_path: Path, configs: Path):
