@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
 
+import yaml
+
 from llm_pipeline.demo.hub_repository import HubCommit, HubEntry
 from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
@@ -23,6 +25,7 @@ from llm_pipeline.model_facts.words import ConfigWords
 
 MODEL = "meta-llama/Llama-3.3-70B-Instruct"
 FILES = 30
+EVALUATION = {"task_directory": "tasks/demo", "tasks": ["demo_generate"], "served_tasks": ["demo_generate"]}
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
     "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
@@ -52,7 +55,11 @@ def release_on(endpoint: str, configs: Path, copy: Path) -> Path:
     shutil.copytree(configs, copy)
     deployment = copy / "deployments" / "gpu-cluster.yaml"
     deployment.write_text(deployment.read_text().replace("hub:\n", f"hub:\n  endpoint: {endpoint}\n", 1))
-    return copy / "releases" / "llama-3.3-70b-instruct.yaml"
+    release = copy / "releases" / "llama-3.3-70b-instruct.yaml"
+    document = yaml.safe_load(release.read_text())
+    document["evaluation"] = EVALUATION  # this hub has no data sets
+    release.write_text(yaml.safe_dump(document, sort_keys=False))
+    return release
 
 
 def publish(root: Path) -> None:
