@@ -19,6 +19,7 @@ import time
 
 from llm_pipeline.canary import analysis, attempts, findings
 from llm_pipeline.canary.approvals import StepApproval
+from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.holding import NOT_THE_STORE
 from llm_pipeline.canary.record import (
@@ -28,7 +29,7 @@ from llm_pipeline.canary.record import (
     Phase,
     set_current_canary,
 )
-from llm_pipeline.canary.rollback import end_older_release
+from llm_pipeline.canary.rollback import LEFT_UNRECORDED, UNRECORDED, end_older_release
 from llm_pipeline.canary.router import (
     RouterUnavailable,
 )
@@ -110,16 +111,33 @@ class CanaryController(Starting, Watching):
 
     def _adopt(self, percent: float) -> CanaryRecord:
         """Load the record, or make it; writing it with our epoch fences whoever wrote it before."""
+        self._lease.confirm()
         self._end_older_release()
         record = self._journal.load() or attempts.first_attempt(self._plan, self._traffic.end())
-        self._epoch = max(self._lease.epoch, record.epoch + 1, self._router_epoch() + 1, self._slots.newest().epoch + 1)
+        seen = (record.epoch, self._router_epoch(), self._slots.newest().epoch)
+        self._epoch = epoch_above(self._lease.epoch, *seen)
+        self._lease.confirm()  # whoever takes it from here on finds at least as much, and so goes above us
         if attempts.is_over(record, self._plan, lambda: self._router.read()[0]):
             record = self._try_again(record)
         self._check_order(record, percent)
         record = record.model_copy(update={"run": self._plan.run})
         if not record.settled:
+            self._claim_routes()
             set_current_canary(self._journal.store, self._plan.target, self._plan.release_id)
         return self._resume(record) if record.phase is Phase.PAUSED else self._save(record)
+
+    def _claim_routes(self) -> None:
+        """Write the routes as they are, with our epoch: whoever drove a canary before can write none from here on.
+
+        A note of somebody who moved the traffic while the store took nothing stays until it has been read.
+        """
+        try:
+            state, revision = self._router.read()
+            if state.epoch < self._epoch and not state.owner.startswith((UNRECORDED, LEFT_UNRECORDED)):
+                claimed = state.model_copy(update={"owner": self._owner, "epoch": self._epoch})
+                self._router.write(claimed, revision)
+        except RouterUnavailable as error:
+            log.warning("the routes cannot be claimed", reason=str(error))
 
     def _end_older_release(self) -> None:
         """Another release's canary on this target is rolled back first, however its controller ended."""

@@ -12,6 +12,7 @@ from typing import Literal
 
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
+from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.guard_sign import GuardSign, leave_sign
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of
@@ -283,7 +284,7 @@ class GuardedSite:
         require_served(self.store, model_id, self.target, production)
         try:
             with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS) as lease:
-                token = FencingToken(max(lease.epoch, self.slots.newest().epoch + 1), lease.epoch)
+                token = FencingToken(epoch_above(lease.epoch, self.slots.newest().epoch), lease.epoch)
                 seconds = self.patience.prove
                 have_answering(self.slots, production.slot, production.repository, token, seconds=seconds)
         except LeaseHeld:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from llm_pipeline.canary.draining import retire
+from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.moving import Patience, traffic_to
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.record import CanaryJournal, GuardRules, Phase, current_canary, lease_name, read_record
@@ -62,7 +63,7 @@ def retire_previous(
             if not idle or (record is not None and not record.settled):
                 return None
             log.info("the rollback window is over", release=previous.release_id, slot=previous.slot)
-            token = FencingToken(max(lease.epoch, state.epoch + 1, slots.newest().epoch + 1), lease.epoch)
+            token = FencingToken(epoch_above(lease.epoch, state.epoch, slots.newest().epoch), lease.epoch)
             stand_down(router, patience, owner=f"retirement of {previous.release_id}", epoch=token.epoch)
             limit = patience.draining((record.rules if record else GuardRules()).drain_seconds)
             retired = retire(router, slots, previous.slot, previous.repository, token=token, limit=limit)
@@ -112,7 +113,7 @@ def have_standby(
             if not missing():
                 return None
             log.info("the version before stands by", release=previous.release_id, slot=previous.slot)
-            epoch = max(lease.epoch, router.read()[0].epoch + 1)
+            epoch = epoch_above(lease.epoch, router.read()[0].epoch)
             traffic_to(router, backed.model_copy(update={"epoch": epoch}), patience)
     except LeaseHeld:
         return None

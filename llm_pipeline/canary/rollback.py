@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.draining import retire
+from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.guard_sign import is_guarded
 from llm_pipeline.canary.moving import Patience, traffic_to, wait, wait_usable
@@ -43,6 +44,9 @@ _POLL_SECONDS = 0.05
 _TRIES = 5
 UNRECORDED = "unrecorded rollback of "
 """So begins the name of the router's owner where the store could not be told that traffic was moved to stable."""
+
+LEFT_UNRECORDED = "unrecorded way back from "
+"""So begins it where production was left, and the store could not be told."""
 
 _OTHERS_SECONDS = 15.0
 
@@ -137,7 +141,8 @@ def end_canary(
     record = journal.load()
     if record is None or _is_over(journal.store, record, even_promoted=even_promoted):
         return record
-    epoch = max(lease.epoch, record.epoch + 1, _router_epoch(router) + 1, slots.newest().epoch + 1)
+    epoch = epoch_above(lease.epoch, record.epoch, _router_epoch(router), slots.newest().epoch)
+    lease.confirm()
     if record.phase not in _JUDGED:
         taken_back = reason or findings.taken_back(record.phase.value, record.step_percent)
         record = record.model_copy(update={"judgement": taken_back})
@@ -306,7 +311,8 @@ def move_unrecorded(
     """
     try:
         if router is not None and record is not None and is_standby(record, router):
-            stand_down(router, patience, owner=f"{UNRECORDED}{release_id}", epoch=router.read()[0].epoch + 1)
+            epoch = epoch_above(0, router.read()[0].epoch)
+            stand_down(router, patience, owner=f"{UNRECORDED}{release_id}", epoch=epoch)
             return True
         state = router.read()[0] if router is not None else None
         if router is None or state is None or state.candidate is None:
@@ -314,7 +320,7 @@ def move_unrecorded(
         stable = other_slot(state.candidate)
         repository = record.stable_repository if record is not None and record.stable == stable else None
         have_answering(slots, stable, repository, slots.newest(), seconds=patience.prove)
-        epoch = max(state.epoch, record.epoch if record else 0) + 1
+        epoch = epoch_above(0, state.epoch, record.epoch if record else 0)
         confirmed = traffic_to(router, all_to(stable, owner=f"{UNRECORDED}{release_id}", epoch=epoch), patience)
     except (RouterUnavailable, NoWayBack) as error:
         log.warning("traffic stays where it is", reason=str(error))

@@ -5,6 +5,7 @@ What served before stands by from then on, for as long as it is kept warm.
 
 from __future__ import annotations
 
+from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.moving import Patience, traffic_to
 from llm_pipeline.canary.record import CanaryJournal, Phase, lease_name
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
@@ -35,7 +36,7 @@ def give_all_traffic(
         state, _ = router.read()
         if record is None or record.phase is not Phase.PROMOTED or state.candidate != record.candidate:
             return False
-        epoch = max(lease.epoch, record.epoch + 1, state.epoch + 1)
+        epoch = epoch_above(lease.epoch, record.epoch, state.epoch)
         standby = standby_after(store, record)
         settled = all_to(record.candidate, owner=f"settled {release_id}", epoch=epoch, standby=standby)
         want = router.nearest(settled)

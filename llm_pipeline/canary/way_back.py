@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.draining import retire
+from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.moving import traffic_to, wait_usable
 from llm_pipeline.canary.open_router import name_release
@@ -266,7 +267,7 @@ class _RollBack:
         raise ConfigError(f"{serves} on {self._target}{about}", hint="nothing was moved; look, then ask again")
 
     def _token(self, router: TrafficRouter) -> FencingToken:
-        epoch = max(self._lease.epoch, router.read()[0].epoch + 1, self._place.slots.newest().epoch + 1)
+        epoch = epoch_above(self._lease.epoch, router.read()[0].epoch, self._place.slots.newest().epoch)
         return FencingToken(epoch, self._lease.epoch)
 
     def _pointers(self) -> tuple[Pointers, str | None]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.moving import traffic_to, wait_usable
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.place_now import ServedPlace, free_slot, left_for, newest, on_trial
-from llm_pipeline.canary.rollback import move_unrecorded
+from llm_pipeline.canary.rollback import LEFT_UNRECORDED, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
 from llm_pipeline.canary.stable_server import have_answering
 from llm_pipeline.errors import ConfigError, Transient
@@ -21,9 +22,6 @@ from llm_pipeline.store.pointers import Pointer, read_pointers
 from llm_pipeline.trusted_pointers import require_served
 
 log = get_logger(__name__)
-
-LEFT_UNRECORDED = "unrecorded way back from "
-"""So begins the name of the router's owner where production was left and the store could not be told."""
 
 _ASK_AGAIN = "make room in the store and ask again: that finishes it"
 
@@ -88,7 +86,7 @@ def _to_previous(place: ServedPlace, production: Pointer, previous: Pointer) -> 
         wait_usable(router, slot, place.patience.usable)
     name_release(router, slot, previous.release_id)
     owner = f"{LEFT_UNRECORDED}{production.release_id}"
-    confirmed = traffic_to(router, all_to(slot, owner=owner, epoch=state.epoch + 1), place.patience)
+    confirmed = traffic_to(router, all_to(slot, owner=owner, epoch=epoch_above(0, state.epoch)), place.patience)
     return words if confirmed else f"{words}, which the router did not confirm"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from llm_pipeline.canary.agreement import is_moving
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.envoy_process import StartedEnvoy, stop_router
+from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.moving import Patience, traffic_to, wait
 from llm_pipeline.canary.open_router import name_release, open_router, router_as_it_is
 from llm_pipeline.canary.record import current_canary, lease_name, read_record
@@ -81,7 +82,7 @@ def _send_users(
     if alone or is_moving(record, serving.pointer):
         return
     owner = f"start of {serving.pointer.release_id}"
-    traffic_to(router, all_to(serving.pointer.slot, owner=owner, epoch=max(epoch, state.epoch + 1)), patience)
+    traffic_to(router, all_to(serving.pointer.slot, owner=owner, epoch=epoch), patience)
 
 
 def stop_production(
@@ -180,5 +181,5 @@ def _token(lease: Lease, router: TrafficRouter | None, slots: TritonSlots) -> Fe
     epoch = 0
     if router is not None:
         with suppress(RouterUnavailable):
-            epoch = router.read()[0].epoch + 1
-    return FencingToken(max(lease.epoch, epoch, slots.newest().epoch + 1), lease.epoch)
+            epoch = router.read()[0].epoch
+    return FencingToken(epoch_above(lease.epoch, epoch, slots.newest().epoch), lease.epoch)

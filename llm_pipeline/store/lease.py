@@ -173,6 +173,19 @@ class Lease:
         if self._lost:
             raise self._loss()
 
+    def confirm(self) -> None:
+        """`check`, by the store itself: whoever was stalled may not have noticed yet.
+
+        Raises:
+            LeaseLost: It is not ours any more.
+            Transient: The store cannot be read.
+        """
+        self.check()
+        document = self._store.read_document(self._document)
+        if document is None or lease_of(document, self._document).epoch != self.epoch:
+            self._lost = True
+            raise self._loss()
+
     def _loss(self) -> LeaseLost:
         return LeaseLost(f"{self._document} was taken over while this process was stalled", hint="run it again")
 

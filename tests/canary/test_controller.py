@@ -90,7 +90,8 @@ def test_weights_changed_from_outside_pause_the_canary_and_are_not_overwritten(s
     assert site.record().phase is Phase.PAUSED
     assert site.weights() == {"blue": 7_000, "green": 3_000}
     state, revision = site.router.read()
-    site.router.write(by_hand.model_copy(update={"weights": {"blue": 8_000, "green": 2_000}}), revision)
+    restored = {"weights": {"blue": 8_000, "green": 2_000}, "epoch": state.epoch}
+    site.router.write(by_hand.model_copy(update=restored), revision)
     assert site.step(50).verdict is Verdict.GO, "once the drift is gone it goes on"
 
 
