@@ -1,0 +1,56 @@
+"""The staging server of a place by hand: never under a release that is on its way."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_pipeline.claim_state import Claimant, ClaimState, LocalProcess
+from llm_pipeline.cli import main
+from llm_pipeline.errors import ConfigError, ExitCode
+from llm_pipeline.operations import staging
+
+
+@pytest.fixture(autouse=True)
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = iter(range(18581, 18600))
+    place = {name: {kind: next(ports) for kind in ("http", "grpc", "metrics")} for name in ("staging", "blue", "green")}
+    document = {
+        "store": f"file://{tmp_path}/store",
+        "work_root": str(tmp_path),
+        "state_root": str(tmp_path / "state"),
+        "environments": {},
+        "triton_home": str(tmp_path),
+        "places": {"cpu": {**place, "router": {"port": next(ports), "admin_port": next(ports)}}},
+    }
+    (tmp_path / "here.yaml").write_text(yaml.safe_dump(document))
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(tmp_path / "here.yaml"))
+
+
+def test_nothing_staged_is_stopped_as_often_as_one_likes(capsys) -> None:
+    for _ in range(2):
+        assert main(["stop", "cpu", "--staging"]) == ExitCode.GO
+        assert capsys.readouterr().out == "nothing was staged at cpu\n"
+
+
+def test_a_release_that_there_is_not_is_not_staged(capsys) -> None:
+    assert main(["start", "cpu", "--staging", "no-such"]) == ExitCode.BAD_INPUT
+    assert "no-such" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("parked", "place", "refused"), [(False, "cpu", True), (True, "cpu", False), (False, "x", False)]
+)
+def test_what_a_release_on_its_way_may_measure_is_left_alone(monkeypatch, capsys, parked, place, refused) -> None:
+    now = datetime.now(UTC)
+    holder = Claimant(
+        party=LocalProcess.here(), release="r", release_id="r-1", concurrency="wait", asked_at=now, since=now,
+        renewed_at=now, stale_after_hours=1.0, parked=parked,
+    )  # fmt: skip
+    monkeypatch.setattr(staging, "readable_claims", lambda _: ({"org/model": ClaimState(holder=holder)}, []))
+    monkeypatch.setattr(staging, "_places", lambda *_: {place})
+    assert main(["stop", "cpu", "--staging"]) == (ConfigError.exit_code if refused else ExitCode.GO)
+    assert ("r-1" in capsys.readouterr().err) is refused
