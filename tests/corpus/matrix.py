@@ -9,10 +9,12 @@ served by a real Triton, with the greedy text of the export that was read back. 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,7 +164,8 @@ class Matrix:
         repository, state = engine.parent / "repository", engine.parent / "slot"
         write_repository(engine, golden, {}, self._release.release.target("cpu"), repository,
                          engine_ref=ArtifactRef(kind="engine", digest="e" * 64))  # fmt: skip
-        ports = ServerPorts(http=FIRST_PORT + 40, grpc=FIRST_PORT + 41, metrics=FIRST_PORT + 42)
+        http, grpc, metrics = _free_ports(3)
+        ports = ServerPorts(http=http, grpc=grpc, metrics=metrics)
         try:
             server = start_server(repository, ports, triton_home=TRITON, python=MODEL_PYTHON, state=state)
             return _compare(server, expected, context)
@@ -170,6 +173,16 @@ class Matrix:
             return Outcome("", "", failed=f"serve: {error.message}")
         finally:
             stop_server(state)
+
+
+def _free_ports(count: int) -> list[int]:
+    found: list[int] = []
+    for port in range(FIRST_PORT + 40, FIRST_PORT + 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    return found[:count]
 
 
 def _environment() -> dict[str, str]:
