@@ -15,8 +15,8 @@ random weights, with every committed recipe that a CPU can make, for the engine 
 quantized, exported, validated, read back, built, and served by Triton with the greedy text of the read-back export on
 15 prompts, three of which fill the context to its last token; requests beyond it are refused. Where inputs are
 quantized, too, a sum in another order may round to the other side of a step: then at most {TOLERATED} of the 15
-may differ, and the table says how many did. A number is a refusal by `llm-pipeline plan`, before anything is
-fetched, in the words below. Real checkpoints of these architectures were not run: the table shows the path, the
+may differ, and the table says how many did; where more did, it says DIFFERS, and why is not known. A number is a
+refusal by `llm-pipeline plan`, before anything is fetched, in the words below. Real checkpoints of these architectures were not run: the table shows the path, the
 accuracy gate judges yours.
 
 """
@@ -51,6 +51,8 @@ def _cell(outcome: Outcome | None, reasons: Sequence[str], *, mixture: bool) -> 
         return f"[{reasons.index(_reason(outcome)) + 1}]"
     if outcome.failed:
         return f"FAILS: {outcome.failed[:80]}"
+    if outcome.differing > TOLERATED:
+        return f"DIFFERS ({outcome.differing})"
     return f"works ({outcome.differing} differ)" if outcome.differing else "works"
 
 
