@@ -16,7 +16,8 @@ quantized, exported, validated, read back, built, and served by Triton with the 
 15 prompts, three of which fill the context to its last token; requests beyond it are refused. Where inputs are
 quantized, too, a sum in another order may round to the other side of a step: then at most {TOLERATED} of the 15
 may differ, and the table says how many did; where more did, it says DIFFERS, and why is not known. A number is a
-refusal by `llm-pipeline plan`, before anything is fetched, in the words below. Real checkpoints of these architectures were not run: the table shows the path, the
+refusal by `llm-pipeline plan`, before anything is fetched, in the words below. Real
+checkpoints of these architectures were not run: the table shows the path, the
 accuracy gate judges yours.
 
 """
