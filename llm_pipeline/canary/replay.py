@@ -23,8 +23,6 @@ log = get_logger(__name__)
 _TIMEOUT_SECONDS = 60.0
 _MOST_AT_ONCE = 64
 _USERS_LOOK_SECONDS = 2.0
-_MOST_ATTEMPTS = 3
-"""Of one request: where a server fails, others are asked, and those attempts are no users'."""
 
 
 class Replay:
@@ -52,7 +50,7 @@ class Replay:
         self._url, self._prompts, self._rate = url, list(dict.fromkeys(prompts)), rate_per_second
         self._maximum_tokens, self._attempts, self._trusted = maximum_tokens, attempts, trusted
         self._sent: list[float] = []
-        self._quiet = True
+        self._quiet = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="replay", daemon=True)
 
@@ -94,14 +92,17 @@ class Replay:
         await client.stream(GenerationRequest(prompt, self._maximum_tokens, allow_empty=True))
 
     async def _watch_users(self) -> None:
-        """Whether users send less than is asked for."""
+        """Whether users send less than is asked for.
+
+        Where a server fails, one request is several attempts, which look like users for one look; the next one, without
+        requests of ours, knows better.
+        """
         before, sent = await asyncio.to_thread(self._attempts), len(self._sent)
         while True:
             await asyncio.sleep(_USERS_LOOK_SECONDS)
             now, mine = await asyncio.to_thread(self._attempts), len(self._sent)
-            if before is not None and now is not None:
-                users = now - before - _MOST_ATTEMPTS * (mine - sent)
-                self._quiet = users < self._rate * _USERS_LOOK_SECONDS
+            users = 0 if before is None or now is None else now - before - (mine - sent)
+            self._quiet = users < self._rate * _USERS_LOOK_SECONDS
             before, sent = now, mine
 
     def _context(self) -> ssl.SSLContext | None:
