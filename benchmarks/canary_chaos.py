@@ -42,12 +42,12 @@ from canary_chaos_faults import Faults, say, since_beginning
 from production_site import MODEL
 
 from llm_pipeline.bounded_http import call
-from llm_pipeline.canary.agreement import look_at_place
 from llm_pipeline.canary.envoy import RouterFiles
 from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.guard import guard_once
 from llm_pipeline.canary.record import Phase, current_canary, read_record
 from llm_pipeline.errors import ExitCode, PipelineError
+from llm_pipeline.operations.status import look_at
 from llm_pipeline.runners import detached
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.stages.contract import StageRequest
@@ -171,7 +171,7 @@ class Chaos(Faults):
         """What does not fit together now."""
         pointers = read_pointers(self.site.store, MODEL, "cpu")[0]
         placed = PlacedPointers(model_id=MODEL, target="cpu", pointers=pointers)
-        return look_at_place(self.site.store, self.site.deployment, placed) or []
+        return [*look_at(self.site.store, self.site.deployment, "cpu", [placed]).problems]
 
     def _fit(self) -> set[str]:
         """Slots whose servers may answer users."""
