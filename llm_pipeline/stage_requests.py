@@ -221,7 +221,7 @@ def _server_slot(flow: Flow, target: str) -> dict[str, Any]:
     place = flow.place(target).staging
     here: dict[str, str] = {}
     if isinstance(place, LocalServer):
-        here = {"triton_home": flow.deployment.triton_home, "python": _serving_interpreter(flow, target)}
+        here = _server_software(flow, target)
     return {
         "place": place,
         "state": flow.state_directory(target, "staging"),
@@ -296,8 +296,11 @@ def _load_test(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
     return config, inputs
 
 
-def _serving_interpreter(flow: Flow, target: str) -> str:
-    return flow.deployment.serving_interpreter(flow.record.place_of(target))
+def _server_software(flow: Flow, target: str) -> dict[str, Any]:
+    """What servers of this host run."""
+    deployment = flow.deployment
+    python = deployment.serving_interpreter(flow.record.place_of(target))
+    return {"triton_home": deployment.triton_home, "python": python}
 
 
 def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
@@ -309,8 +312,7 @@ def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
         return None
     return ComparisonPlace(
         ports=ports,
-        triton_home=flow.deployment.triton_home,
-        python=_serving_interpreter(flow, target),
+        **_server_software(flow, target),
         state=flow.state_directory(target, "comparison"),
     )
 
@@ -340,8 +342,7 @@ def _canary(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         step_percent=float(percent),
         policy=flow.release.policy.canary,
         place=flow.place(target),
-        triton_home=flow.deployment.triton_home,
-        python=_serving_interpreter(flow, target),
+        **_server_software(flow, target),
         state_root=flow.deployment.state_root,
         drill=flow.release.drill,
         workload=flow.release.workload,
@@ -361,8 +362,7 @@ def _rollback(flow: Flow, subject: str) -> tuple[BaseModel, Inputs]:
         target=flow.record.place_of(subject),
         place=flow.place(subject),
         state_root=flow.deployment.state_root,
-        triton_home=flow.deployment.triton_home,
-        python=_serving_interpreter(flow, subject),
+        **_server_software(flow, subject),
     )
     return config, {}
 

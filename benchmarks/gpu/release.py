@@ -140,13 +140,16 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     command += ["--prompts", configs / "workloads" / "prompts.jsonl"]
     started = time.monotonic()
     with _background(command, options.work / "users.log"):
-        yield _released(options, configs, SECOND)
+        released = _released(options, configs, SECOND)
+    yield released
     minutes = (time.monotonic() - started) / 60.0
     users = json.loads(record.read_text(encoding="utf-8"))
     print(f"users: {users['sent']} requests, {users['failed']} lost {users['reasons']}", flush=True)
     yield goal("release_lost_requests", f"{users['failed']} of {users['sent']}", "0", met=not users["failed"])
     yield at_most("release_hub_to_settled", minutes, _WHOLE_MINUTES, "min")
-    yield from _beside_the_plan(_write_result(options, {"users": users, "minutes": minutes}))
+    document = _write_result(options, {"users": users, "minutes": minutes})
+    if released and not options.smoke:
+        yield from _beside_the_plan(document)
 
 
 def _released(options: argparse.Namespace, configs: Path, name: str) -> bool:
@@ -166,50 +169,66 @@ def _released(options: argparse.Namespace, configs: Path, name: str) -> bool:
 
 def _beside_the_plan(document: dict[str, Any]) -> Iterator[bool]:
     """The KV cache, which is the memory that weights and runtime leave, and stage times that the first plan had."""
-    (second,) = (results for name, results in document["releases"].items() if name.startswith(f"{SECOND}-"))
-    measured = {f"{result['stage']} {result['subject']}": result for result in second}
-    memory = document["plans"][f"plan-{SECOND}"]["targets"][0]["recipes"][0]["memory"]
+    releases = (stages for name, stages in document["releases"].items() if name.startswith(f"{SECOND}-"))
+    measured = max(releases, key=lambda stages: stages["resolve"]["started_at"])  # it may have been tried before
+    plan = document["plans"][SECOND]
+    memory = plan["memory"]
     build = measured[f"build {TARGET}"]
     tokens = build["metrics"]["kv_cache_blocks"] * build["metrics"]["block_tokens"]
     planned = memory["kv_available"] / memory["kv_per_token"]
     print(f"KV cache: {planned:,.0f} tokens planned, {tokens:,} measured", flush=True)
     yield at_most("release_memory_error", abs(planned / tokens - 1.0), _MEMORY_ERROR, "")
     worst = 1.0
-    for step in document["plans"][f"plan-{SECOND}"]["stages"]:
-        result = measured.get(f"{step['stage']} {step['subject']}")
-        planned, taken = step["cost"]["seconds"], result["timings"]["total_seconds"] if result else None
-        if planned and taken and not result["reused"] and max(planned, taken) > _SHORT_SECONDS:
-            print(f"{step['stage']} {step['subject']}: {planned:.1f} s planned, {taken:.1f} s measured", flush=True)
-            worst = max(worst, planned / taken, taken / planned)
+    for name, seconds in plan["seconds"].items():
+        taken = measured[name]["seconds"] if name in measured and not measured[name]["reused"] else None
+        if seconds and taken and max(seconds, taken) > _SHORT_SECONDS:
+            print(f"{name}: {seconds:.1f} s planned, {taken:.1f} s measured", flush=True)
+            worst = max(worst, seconds / taken, taken / seconds)
     yield at_most("release_time_factor", worst, _TIME_FACTOR, "x")
 
 
 def _write_result(options: argparse.Namespace, figures: dict[str, Any]) -> dict[str, Any]:
     """Print the time of each stage, and write what was measured and planned, and where, to `release.json`."""
-    releases = {}
-    for directory in sorted((options.work / "store" / "releases").iterdir()):
-        results = [json.loads(path.read_text(encoding="utf-8"))["value"] for path in directory.glob("results/*.json")]
-        releases[directory.name] = sorted(results, key=lambda result: result["timings"]["started_at"])
-        print(f"\n{directory.name}")
-        for result in releases[directory.name]:
-            verdict = (result["judgement"] or {}).get("verdict", "")
-            print(
-                f"  {result['stage']:16}{result['subject']:10}{result['timings']['total_seconds']:8.1f} s  {verdict}"
-                f"{'reused' if result['reused'] else ''}"
-            )
-    plans = {
-        path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in options.work.glob("plan-*/*.json")
-    }
+    releases = {path.name: _stages(path) for path in sorted((options.work / "store" / "releases").iterdir())}
+    for name, stages in releases.items():
+        print(f"\n{name}")
+        for stage, told in stages.items():
+            reused = "reused" if told["reused"] else ""
+            print(f"  {stage:26}{told['seconds']:8.1f} s  {told['verdict']:8}{reused}", flush=True)
     document = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(sys.argv),
         "machine": {"gpu": _nvidia(), "processors": os.cpu_count(), "system": platform.platform()},
         **figures,
         "releases": releases,
-        "plans": plans,
+        "plans": {name: _plan(options.work / f"plan-{name}" / "plan.json") for name in (FIRST, SECOND)},
     }
     (options.work / "release.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return document
+
+
+def _stages(release: Path) -> dict[str, dict[str, Any]]:
+    """What became of each stage, in their order."""
+    results = [json.loads(path.read_text(encoding="utf-8"))["value"] for path in release.glob("results/*.json")]
+    return {
+        f"{result['stage']} {result['subject']}".rstrip(): {
+            "started_at": result["timings"]["started_at"],
+            "seconds": round(result["timings"]["total_seconds"], 1),
+            "verdict": (result["judgement"] or {}).get("verdict", ""),
+            "why": (result["judgement"] or {}).get("summary", ""),
+            "reused": result["reused"],
+            "metrics": result["metrics"],
+            "tools": result["tools"],
+        }
+        for result in sorted(results, key=lambda result: result["timings"]["started_at"])
+    }
+
+
+def _plan(path: Path) -> dict[str, Any]:
+    """What `plan` said of memory and time."""
+    plan = json.loads(path.read_text(encoding="utf-8"))
+    seconds = {f"{step['stage']} {step['subject']}".rstrip(): step["cost"]["seconds"] for step in plan["stages"]}
+    return {"memory": plan["targets"][0]["recipes"][0]["memory"], "seconds": seconds}
 
 
 def _nvidia() -> str:

@@ -11,6 +11,7 @@ import random
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -49,7 +50,7 @@ class Replay:
     ) -> None:
         self._url, self._prompts, self._rate = url, list(dict.fromkeys(prompts)), rate_per_second
         self._maximum_tokens, self._attempts, self._trusted = maximum_tokens, attempts, trusted
-        self._sent: list[float] = []
+        self._sent: Counter[int] = Counter()  # by whole seconds since 1970: a canary may take days
         self._quiet = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="replay", daemon=True)
@@ -69,7 +70,7 @@ class Replay:
 
     def sent_since(self, moment: float) -> int:
         """How many were sent since a moment, in seconds since 1970."""
-        return sum(at >= moment for at in self._sent)
+        return sum(count for second, count in list(self._sent.items()) if second >= int(moment))
 
     async def _run(self) -> None:
         draws, asked = random.Random(0), set[asyncio.Task[None]]()  # noqa: S311 - an order of prompts
@@ -88,7 +89,7 @@ class Replay:
 
     async def _ask(self, client: GenerationClient, prompt: str) -> None:
         """What becomes of it the router's log tells."""
-        self._sent.append(time.time())
+        self._sent[int(time.time())] += 1
         await client.stream(GenerationRequest(prompt, self._maximum_tokens, allow_empty=True))
 
     async def _watch_users(self) -> None:
@@ -97,10 +98,10 @@ class Replay:
         Where a server fails, one request is several attempts, which look like users for one look; the next one, without
         requests of ours, knows better.
         """
-        before, sent = await asyncio.to_thread(self._attempts), len(self._sent)
+        before, sent = await asyncio.to_thread(self._attempts), self._sent.total()
         while True:
             await asyncio.sleep(_USERS_LOOK_SECONDS)
-            now, mine = await asyncio.to_thread(self._attempts), len(self._sent)
+            now, mine = await asyncio.to_thread(self._attempts), self._sent.total()
             users = 0 if before is None or now is None else now - before - (mine - sent)
             self._quiet = users < self._rate * _USERS_LOOK_SECONDS
             before, sent = now, mine

@@ -174,10 +174,8 @@ class Starting(Holding):
         return record.with_event(EventKind.STOOD_IN, words, by=self._owner)
 
     def _wait_for_traffic(self, record: CanaryRecord, seen: int) -> CanaryRecord:
-        answers = record.stable is None or self._slots.alive(record.stable)
-        if (
-            answers and record.watched_seconds > self._policy.maximum_bake_seconds
-        ):  # or else nobody but the candidate does
+        answered = record.stable is None or self._slots.alive(record.stable)  # or else the candidate alone is there
+        if answered and record.watched_seconds > self._policy.maximum_bake_seconds:
             record = self._told_stood_in(record)
             return self._condemn(record, findings.too_little_traffic(seen, self._policy.minimum_requests))
         time.sleep(self._policy.look_seconds)
