@@ -323,7 +323,7 @@ class _WithoutKey:
         return _verified(verifier, hashes, signature, Error)
 
 
-_KEY_HINT = "see the README on how to make a pair of keys"
+_KEY_HINT = "docs/store.md says how to make a pair of keys"
 _SERVICES_HINT = "Fulcio, Rekor and sigstore's TUF repository must be reachable; sign with keys where they are not"
 
 

@@ -1,4 +1,4 @@
-"""What the README promises, run. The tests share one site and go in the order of a user's day."""
+"""What README.md and docs/ promise, run. The tests share one site and go in the order of a user's day."""
 
 import os
 import signal

@@ -29,7 +29,7 @@ def _openssl(*arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs of keys as the README makes them: ours, another one, and one with a password; and one of no use."""
+    """Pairs of keys as docs/store.md makes them: ours, another one, and one with a password; and one of no use."""
     directory = tmp_path_factory.mktemp("keys")
     for name, curve in (("ours", "P-256"), ("other", "P-384"), ("locked", "P-256")):
         private = str(directory / f"{name}.pem")

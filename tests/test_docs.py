@@ -1,0 +1,129 @@
+"""The pages of documentation: their links, commands, options, configuration and error texts are real."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llm_pipeline.cli import _parser
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_yaml
+from llm_pipeline.config.policy import Policy
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.release import ReleaseConfig
+from llm_pipeline.config.target import Target
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")])
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+FRAGMENTS = {
+    "release": (ReleaseConfig, "releases/demo.yaml"),
+    "policy": (Policy, "policies/demo.yaml"),
+    "deployment": (Deployment, "deployments/local.yaml"),
+    "target": (Target, "targets/cpu.yaml"),
+    "recipe": (QuantizationRecipe, None),
+}
+"""What a block of YAML is a part of, by the second word of its fence, and the file that it is put into."""
+
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_FENCED = re.compile(r"^ *```(\S*) ?([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"llm-pipeline +([a-z][a-z-]*)([^`\n|#;,]*)")
+_OPTION = re.compile(r"--?[a-z][a-z-]*")
+
+
+def _anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = _HEADING.findall(re.sub(_FENCED, "", text))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_link_leads_to_a_file_and_an_anchor(page: str) -> None:
+    for target in _LINK.findall(TEXTS[page]):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in _anchors(file.read_text()), target
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = set(_LINK.findall(TEXTS["docs/README.md"]))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= index
+
+
+def test_the_readme_stays_short() -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= 150
+
+
+@cache
+def _commands() -> dict[str, argparse.ArgumentParser]:
+    (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(commands.choices)
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_command_of_a_page_exists_with_its_options(page: str) -> None:
+    for name, rest in _COMMAND.findall(TEXTS[page]):
+        assert name in _commands(), f"llm-pipeline {name}"
+        known = _commands()[name]._option_string_actions
+        assert not [option for option in _OPTION.findall(re.sub(r"\S+/\S+", "", rest)) if option not in known], (
+            f"llm-pipeline {name}{rest}"
+        )
+
+
+def test_every_command_is_on_the_page_of_commands() -> None:
+    assert set(_commands()) == {name for name, _ in _COMMAND.findall(TEXTS["docs/commands.md"])}
+
+
+def _fragments() -> list[tuple[str, str, str]]:
+    return [
+        (page, kind.strip(), block)
+        for page, text in TEXTS.items()
+        for language, kind, block in _FENCED.findall(text)
+        if language == "yaml"
+    ]
+
+
+@pytest.mark.parametrize(("page", "kind", "block"), _fragments())
+def test_every_block_of_configuration_loads(page: str, kind: str, block: str, tmp_path: Path) -> None:
+    model, file = FRAGMENTS[kind]
+    whole = yaml.safe_load((ROOT / "configs" / file).read_text()) if file else {}
+    for key, value in yaml.safe_load(block).items():
+        whole[key] = whole[key] | value if isinstance(value, dict) and isinstance(whole.get(key), dict) else value
+    if kind == "release":  # the demo's ranges are for its own tasks
+        tasks = whole["evaluation"]["tasks"]
+        whole["baseline"]["expected"] = {} if "evaluation" in block else whole["baseline"]["expected"]
+        whole["evaluation"]["tasks"] = [*tasks, *(set(whole["baseline"]["expected"]) - set(tasks))]
+    written = tmp_path / "example.yaml"
+    written.write_text(yaml.safe_dump(whole))
+    assert load_yaml(written, model, name="example")
+
+
+@cache
+def _sources() -> str:
+    files = (file for folder in ("llm_pipeline", "plugins") for file in (ROOT / folder).rglob("*.py"))
+    joined = "\n".join(file.read_text() for file in files)
+    return re.sub(r'"\s*\n\s*f?"', "", joined)  # a message of several lines of source
+
+
+def test_every_error_of_the_troubleshooting_page_is_one_that_we_raise() -> None:
+    rows = re.findall(r"^\| (.+?) \| ", TEXTS["docs/troubleshooting.md"], re.MULTILINE)
+    quoted = [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
+    foreign = {"Stub process ... is not healthy", "scheduled", "queued", "_SIGNATURE.json: missing"}
+    assert foreign <= set(quoted)
+    missing = [
+        part.strip(" :;")
+        for text in set(quoted) - foreign
+        for part in text.split("...")
+        if part.strip(" :;") not in _sources()
+    ]
+    assert not missing
