@@ -16,15 +16,15 @@ from signing_keys import signing_with_new_keys
 from store_history import GO, MODEL, NO_GO, TARGET, History
 
 from llm_pipeline.canary.moving import Patience
-from llm_pipeline.canary.place_now import ServedPlace
 from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.canary.way_back import roll_back
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.store import Signing
 from llm_pipeline.errors import IntegrityError
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.verification import verify_reference
+from llm_pipeline.operations.place_now import ServedPlace
+from llm_pipeline.operations.rollback import roll_back
 from llm_pipeline.operations.switching import start_production
 from llm_pipeline.release_record import record_name as release_name
 from llm_pipeline.release_record import trusted_record

@@ -53,9 +53,9 @@ def _approve(options: argparse.Namespace) -> int:
 
 
 def _guard(options: argparse.Namespace) -> int:
-    from llm_pipeline.canary.guard import guard_once
     from llm_pipeline.notifications.channels import secrets_here
     from llm_pipeline.notifications.outbox import notify_of_targets
+    from llm_pipeline.operations.guard import guard_once
     from llm_pipeline.operations.place_status import named_deployment
     from llm_pipeline.operations.status import deployment_status
     from llm_pipeline.store import open_store

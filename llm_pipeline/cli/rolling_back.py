@@ -40,9 +40,9 @@ def add_commands(commands: Commands) -> None:
 
 
 def _roll_back(options: argparse.Namespace) -> int:
-    from llm_pipeline.canary.served_place import roll_back_at
     from llm_pipeline.notifications.channels import secrets_here
     from llm_pipeline.notifications.outbox import notify_of_targets
+    from llm_pipeline.operations.served_place import roll_back_at
     from llm_pipeline.store import open_store
 
     deployment = deployment_of(options)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import open_router
-from llm_pipeline.canary.promotion import settle_production
 from llm_pipeline.canary.router import all_to
-from llm_pipeline.canary.settling import give_all_traffic
 from llm_pipeline.canary.slots import slot_ports
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
+from llm_pipeline.operations.promotion import settle_production
+from llm_pipeline.operations.settling import give_all_traffic
 from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from canary_site import free_ports
 
 from llm_pipeline.canary.envoy_process import find_router, stop_router
-from llm_pipeline.canary.served_place import roll_back_at
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo.traffic import TrafficRecord
+from llm_pipeline.operations.served_place import roll_back_at
 from llm_pipeline.runners import detached
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.triton_server import find_server, stop_server

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from test_one_way_back import Served, in_the_middle, settled
 
-from llm_pipeline.canary import moving, way_back
+from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import take_over
+from llm_pipeline.operations import rollback as way_back
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from simulated import PATIENCE, Killed, Site
 from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import all_to
-from llm_pipeline.canary.settling import give_all_traffic
 from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.operations.settling import give_all_traffic
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ import pytest
 from production_site import MODEL, MODEL_PYTHON, ROOT, SECOND, TRITON_HOME, Production, result, verdict
 
 from llm_pipeline.canary.envoy_process import find_router
-from llm_pipeline.canary.guard import guard_once
 from llm_pipeline.canary.record import Phase, read_record
 from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.cli import main
+from llm_pipeline.operations.guard import guard_once
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.stages.contract import StageFailure
 from llm_pipeline.store.places import PlaceTaken, hand_over

@@ -17,19 +17,19 @@ from llm_pipeline.canary.guard_sign import GuardSign, leave_sign
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.overdue import overdue
-from llm_pipeline.canary.place_now import ServedPlace
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
-from llm_pipeline.canary.retirement import have_standby, retire_previous, warm_again
 from llm_pipeline.canary.rollback import LEASE_SECONDS, UNRECORDED, end_canary, move_unrecorded
 from llm_pipeline.canary.router import ALL, RouterUnavailable, TrafficRouter
-from llm_pipeline.canary.settling import give_all_traffic
 from llm_pipeline.canary.sightings import HostTime, is_driven, silent_seconds
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.stable_server import NoWayBack, have_answering
-from llm_pipeline.canary.way_back import carry_on, roll_back
-from llm_pipeline.canary.way_back_unrecorded import is_left_unrecorded
 from llm_pipeline.errors import Transient, Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.logging import get_logger
+from llm_pipeline.operations.place_now import ServedPlace
+from llm_pipeline.operations.retirement import have_standby, retire_previous, warm_again
+from llm_pipeline.operations.rollback import carry_on, roll_back
+from llm_pipeline.operations.rollback_unrecorded import is_left_unrecorded
+from llm_pipeline.operations.settling import give_all_traffic
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood

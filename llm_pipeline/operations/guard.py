@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from llm_pipeline.canary.guarded_site import GuardAction, GuardedSite, failed
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.sightings import HostTime
 from llm_pipeline.canary.slots import slot_ports, slots_of
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite, failed
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.references import PlacedPointers, readable_pointers
 
