@@ -19,11 +19,11 @@ import yaml
 from production_site import MODEL, Production
 from stepped_clock import clock_of_this_run
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.canary.envoy import RouterFiles
 from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.router import RouterUnavailable
-from llm_pipeline.errors import PipelineError
-from llm_pipeline.runners import detached
 
 STORE_MIB = 96
 FARTHEST_SECONDS = 900

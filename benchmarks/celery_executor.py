@@ -29,12 +29,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.goals import at_most, goal
+from llm_pipeline.base import detached
 from llm_pipeline.demo.airflow_client import AirflowAccess
 from llm_pipeline.demo.airflow_services import start_airflow
 from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.layout import TARGET, DemoLayout
 from llm_pipeline.demo.releases import Demo
-from llm_pipeline.runners import detached
 
 POSTGRES_PORT, REDIS_PORT, AIRFLOW_PORT = 18932, 18979, 18090
 WORKERS = {"worker-1": "default", "worker-2": "default", "worker-of-target": "target-host"}

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineBuilderName, Target
 from llm_pipeline.engines.builder import EngineDescription, EngineFacts
 from llm_pipeline.engines.llm_args.checking import check_llm_args
@@ -20,7 +21,6 @@ from llm_pipeline.serving.kubernetes_manifests import (
     to_yaml,
 )
 from llm_pipeline.serving.model_repository import write_repository
-from llm_pipeline.stages.contract import ArtifactRef
 
 _ENGINE = ArtifactRef(kind="engine", digest="0" * 64)
 _CHECKPOINT = ArtifactRef(kind="checkpoint", digest="1" * 64)

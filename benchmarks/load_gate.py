@@ -30,13 +30,13 @@ from load_gate_extended import extended_cells
 from load_gate_rare import rare_cells
 from load_gate_servers import Differing, Independent, Queue, Seconds, Server, by_chance, records_of
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.attainment import SERVICE_LEVEL_MET
 from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import needed_requests
 from llm_pipeline.loadtest.summary import QUANTILES, latency
-from llm_pipeline.verdict import Verdict
 
 _MLPERF = {0.99: (459, 662, 1307, 2010), 0.9: (44, 64, 127, 197)}
 

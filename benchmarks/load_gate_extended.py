@@ -23,11 +23,11 @@ import numpy as np
 from goals import at_least, at_most
 from load_gate_servers import Queue, Seconds, by_chance, records_of
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.design_effect import autocorrelation_time
 from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.sample_size import confidence_of_a_look, share_bounds
-from llm_pipeline.verdict import Verdict
 
 _SERVER = Queue(4, 0.7, 1.0)
 _WINDOWS, _LOOKS = 5, 4

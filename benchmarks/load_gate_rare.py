@@ -18,12 +18,12 @@ import numpy as np
 from goals import at_least, at_most
 from load_gate_servers import Spells, Stops, by_chance, records_of
 
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel, Soak
 from llm_pipeline.loadtest.gate import judge_windows, probe_verdict
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import looks_at_most, shown_above
-from llm_pipeline.verdict import Judgement, Verdict
 
 _WINDOWS = 5
 _RATE = 4.0

@@ -32,9 +32,9 @@ import numpy as np
 from goals import at_least, at_most, goal
 from numpy.typing import NDArray
 
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.errors import PipelineError
 from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.client.rows import RowReader, RowWriter
 from llm_pipeline.loadtest.measure import LoadClient, client_lag_seconds

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
-from llm_pipeline.stages.contract import ArtifactRef
 
 WEIGHT_FORMATS = ("fp32", "int8")
 

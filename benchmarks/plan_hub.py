@@ -17,8 +17,8 @@ from pathlib import Path
 
 import yaml
 
+from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.demo.hub_repository import HubCommit, HubEntry
-from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
 from llm_pipeline.model_facts.layout import Shaped, expected_tensors
 from llm_pipeline.model_facts.words import ConfigWords

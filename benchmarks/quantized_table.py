@@ -15,6 +15,8 @@ from typing import Literal
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.paired import PairedAccuracy
+from llm_pipeline.base.records import ArtifactRef, Metric
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.quantization import QuantizationRecipe
@@ -22,11 +24,10 @@ from llm_pipeline.config.release import Evaluation
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.stages.accuracy import AccuracyConfig
 from llm_pipeline.stages.baseline import BaselineConfig
-from llm_pipeline.stages.contract import ArtifactRef, Metric, StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
 from llm_pipeline.stages.quantize import QuantizeConfig
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.verdict import Verdict
 
 Dtype = Literal["float16", "bfloat16"]
 

@@ -35,8 +35,8 @@ from pathlib import Path
 import transfer_data
 from transfer_process import Compared, Measured, compare, run, seconds
 
+from llm_pipeline.base.interruption import interruptible
 from llm_pipeline.demo.hub_repository import publish_revision
-from llm_pipeline.interruption import interruptible
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))

@@ -42,14 +42,14 @@ def publish(store: str, directory: str) -> None:
 
 def fetch(store: str, digest: str) -> None:
     """Bring an artifact to this machine, verified."""
-    from llm_pipeline.stages.contract import ArtifactRef
+    from llm_pipeline.base.records import ArtifactRef
 
     print(_open(store).fetch(ArtifactRef(kind=KIND, digest=digest)))
 
 
 def verify(store: str, digest: str) -> None:
     """Read and hash every byte of an artifact."""
-    from llm_pipeline.stages.contract import ArtifactRef
+    from llm_pipeline.base.records import ArtifactRef
 
     if found := _open(store).verify(ArtifactRef(kind=KIND, digest=digest)):
         raise SystemExit(f"not whole: {found[:3]}")

@@ -11,9 +11,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import ConfigError
 
 _UNLIMITED = -1
 _ANSWER_SECONDS = 120

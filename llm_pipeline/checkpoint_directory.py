@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.json_document import read, read_object
 from llm_pipeline.hub.files import unsafe_reason
-from llm_pipeline.json_document import read, read_object
 from llm_pipeline.loader_keys import followed_keys
 
 INDEX_SUFFIX = ".safetensors.index.json"

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from llm_pipeline.base.confinement import confined
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.checkpoint_directory import check_directory
-from llm_pipeline.confinement import confined
-from llm_pipeline.errors import IntegrityError
 
 _Result = TypeVar("_Result")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}

@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from llm_pipeline.base.detached import process_start_ticks, visible_processes
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.release import ReleaseConfig
-from llm_pipeline.runners.detached import process_start_ticks, visible_processes
-from llm_pipeline.stages.contract import Frozen
 
 RENEWED_EVERY = timedelta(minutes=5)
 

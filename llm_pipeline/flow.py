@@ -12,23 +12,24 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from llm_pipeline.accuracy.choice import recipes_in_words
+from llm_pipeline.base.errors import Terminal
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import Terminal
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.time_limits import time_limit_seconds
 from llm_pipeline.release_record import ReleaseRecord, trusted_record
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.stage_requests import REQUESTS
-from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import failure_name, read_stage_record, results_name, trusted_stage_record
 from llm_pipeline.stages.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.signed_documents import refusal, require_signed
-from llm_pipeline.verdict import Judgement, Verdict
 
 _ANEW = "remove this document and run the release again: finished work is kept"
 

@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
 
+from llm_pipeline.base.errors import ExitCode, PipelineError, Terminal, Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.claim_state import RENEWED_EVERY, AirflowRun, Claimant, ClaimState, LocalProcess, Party
-from llm_pipeline.errors import ExitCode, PipelineError, Terminal, Transient
-from llm_pipeline.logging import get_logger
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import DamagedDocument, understood
 from llm_pipeline.store.model_documents import ModelDocument, is_shared, model_of_release, models_of_part

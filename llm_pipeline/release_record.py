@@ -6,12 +6,12 @@ from datetime import datetime
 
 from pydantic import Field, ValidationError
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.release import ResolvedRelease
-from llm_pipeline.errors import ConfigError, IntegrityError
 from llm_pipeline.hub.pinned import PinnedModel, Sha1
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.artifact_store import Document
 from llm_pipeline.store.signed_documents import refusal, require_signed

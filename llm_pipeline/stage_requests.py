@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from llm_pipeline.accuracy.choice import RecipeAttempt
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import KubernetesServer, LocalServer
 from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import Target
 from llm_pipeline.release_record import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
-from llm_pipeline.stages.contract import ArtifactRef, StageResult
+from llm_pipeline.stages.contract import StageResult
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow

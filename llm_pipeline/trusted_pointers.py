@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.release_record import trusted_record
-from llm_pipeline.stages.contract import ArtifactRef, StageResult
+from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.stages.execute import results_name
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.pointers import Pointer, pointers_name

@@ -13,8 +13,8 @@ from typing import Literal, TypeVar
 
 from pydantic import AwareDatetime, ValidationError
 
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.measure import MeasuredWindow
@@ -24,7 +25,6 @@ from llm_pipeline.loadtest.records import GAP_EDGES, Records, write_records
 from llm_pipeline.loadtest.search import highest_passed
 from llm_pipeline.loadtest.summary import summarize_window
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 LEVEL = ServiceLevel(
     first_token_milliseconds=250.0,

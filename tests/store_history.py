@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.record import record_name as canary_name
 from llm_pipeline.claim_state import Claimant, ClaimState, LocalProcess
@@ -21,14 +23,13 @@ from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.release_claim import claim_name
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.release_record import record_name as release_name
-from llm_pipeline.stages.contract import ArtifactRef, StageResult, Timings
+from llm_pipeline.stages.contract import StageResult, Timings
 from llm_pipeline.stages.execute import KeyContent, concluded, record_name, replace_document, results_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signed_documents import write_signed
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 MODEL = "demo/tiny"
 TARGET = "cpu"

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.base.entry import entry_point
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.engines.tool_process import run_tool
-from llm_pipeline.entry import entry_point
 from llm_pipeline.loadtest.client.connection import Answer, Connections
 from llm_pipeline.loadtest.client.target import Target
 from llm_pipeline.loadtest.server_metrics import ServerSampler

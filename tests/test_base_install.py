@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import Unsupported
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.store import signing
 
 ROOT = Path(__file__).parents[1]

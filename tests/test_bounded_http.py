@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.bounded_http import AnswerTooLong, call
+from llm_pipeline.base.bounded_http import AnswerTooLong, call
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError, ExitCode, IntegrityError, Transient, unless_io
 from llm_pipeline.cli import main
-from llm_pipeline.errors import ConfigError, ExitCode, IntegrityError, Transient, unless_io
 from llm_pipeline.stages import execute as execution
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput, StageRequest
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import llm_pipeline
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.checkpoint_loading import load_confined
-from llm_pipeline.errors import IntegrityError
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline import confinement
-from llm_pipeline.confinement import confined, landlock_version
+from llm_pipeline.base import confinement
+from llm_pipeline.base.confinement import confined, landlock_version
 
 needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
 
@@ -188,7 +188,7 @@ def test_it_needs_no_root(tmp_path_factory):
 
 def _read_as_nobody(inside, outside):
     script = (
-        "import json, os, pathlib, sys; from llm_pipeline.confinement import confined\n"
+        "import json, os, pathlib, sys; from llm_pipeline.base.confinement import confined\n"
         "os.setgid(65534); os.setuid(65534); inside, outside = map(pathlib.Path, sys.argv[1:])\n"
         "def read():\n    try: return outside.read_text()\n    except PermissionError: return 'denied'\n"
         "print(json.dumps([outside.read_text(), confined((inside / 'file').read_text, [inside]), "

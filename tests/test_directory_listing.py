@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from unprivileged import directory_for_everyone, mode, without_root
 
-from llm_pipeline.directory_listing import list_directories, list_directory, refuse_unreadable, walk_files
-from llm_pipeline.errors import PipelineError, Transient
+from llm_pipeline.base.directory_listing import list_directories, list_directory, refuse_unreadable, walk_files
+from llm_pipeline.base.errors import PipelineError, Transient
 from llm_pipeline.hub.directory_source import DirectorySource
 
 LISTINGS: dict[str, Callable[[Path], object]] = {

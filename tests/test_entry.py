@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.base.entry import ArgumentParser, entry_point
+from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 from llm_pipeline.cli import main as command_line
-from llm_pipeline.entry import ArgumentParser, entry_point
-from llm_pipeline.errors import ConfigError, ExitCode, Transient
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "llm_pipeline"
@@ -96,7 +96,7 @@ def run(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 _SAYS_MUCH = """
 import sys
-from llm_pipeline.entry import ArgumentParser, entry_point
+from llm_pipeline.base.entry import ArgumentParser, entry_point
 @entry_point
 def main():
     {body}
@@ -153,7 +153,7 @@ def test_termination_ends_the_blocks_of_a_command_and_is_told_from_an_interrupti
 def programs() -> Iterator[tuple[str, Any]]:
     """Modules that a person or a process of ours runs, and how pytest names them; not what runs below Triton."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        own = path != PACKAGE / "entry.py" and PACKAGE / "serving" / "models" not in path.parents
+        own = path != PACKAGE / "base" / "entry.py" and PACKAGE / "serving" / "models" not in path.parents
         if own and '__name__ == "__main__"' in path.read_text():
             yield ".".join(path.relative_to(ROOT).with_suffix("").parts), path
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import (
+from llm_pipeline.base.errors import (
     ConfigError,
     ExitCode,
     InternalError,
@@ -21,7 +21,7 @@ from llm_pipeline.errors import (
     as_pipeline_error,
     traceback_of,
 )
-from llm_pipeline.optional_packages import EXTRAS
+from llm_pipeline.base.optional_packages import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 MACHINE_TROUBLES = [

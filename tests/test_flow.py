@@ -6,23 +6,24 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.deployment import Deployment, ServerPorts
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.errors import Unsupported
 from llm_pipeline.flow import Flow, MissingResult
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.stages.canary import CanaryConfig
-from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageResult, Timings
+from llm_pipeline.stages.contract import StageFailure, StageResult, Timings
 from llm_pipeline.stages.execute import KeyContent, StageRecord, failure_name, record_name, results_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
-from llm_pipeline.verdict import Evidence, Verdict, judge
 
 MORNING = datetime(2026, 1, 5, 9, tzinfo=UTC)
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)

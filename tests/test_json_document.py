@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from llm_pipeline import json_document
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base import json_document
+from llm_pipeline.base.errors import IntegrityError
 
 
 def _file(tmp_path, data):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from llm_pipeline.errors import Terminal
-from llm_pipeline.logging import (
+from llm_pipeline.base.errors import Terminal
+from llm_pipeline.base.logging import (
     Lines,
     LogRelay,
     ReadableFormatter,

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from llm_pipeline.errors import Transient
-from llm_pipeline.redaction import without_credentials
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.redaction import without_credentials
 
 SECRET = "0123456789abcdef0123456789ABCDEFsecret"
 S3 = f"https://bucket.s3.amazonaws.com/file?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Signature={SECRET}"

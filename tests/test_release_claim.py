@@ -17,9 +17,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from llm_pipeline.base.detached import process_start_ticks
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.claim_state import AirflowRun, Claimant, ClaimState, LocalProcess
 from llm_pipeline.cli import claiming
-from llm_pipeline.errors import ExitCode
 from llm_pipeline.release_claim import (
     ClaimLost,
     ReleaseClaim,
@@ -29,7 +30,6 @@ from llm_pipeline.release_claim import (
     read_claim,
     read_claims,
 )
-from llm_pipeline.runners.detached import process_start_ticks
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import Conflict, Document
 

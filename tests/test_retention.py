@@ -16,13 +16,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from store_history import MODEL, TARGET, History
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.calibration_store import calibration_document
 from llm_pipeline.retention.collection import collect_garbage
 from llm_pipeline.retention.report import RetentionReport
-from llm_pipeline.runners import detached
 from llm_pipeline.stages.execute import read_stage_record, record_name
 from llm_pipeline.store.condemned import RETENTION_LEASE
 from llm_pipeline.store.lease import Lease, LeaseHeld

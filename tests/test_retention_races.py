@@ -16,10 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from store_history import History
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.release_record import record_name as release_name
 from llm_pipeline.retention import collection
 from llm_pipeline.retention.collection import collect_garbage
-from llm_pipeline.stages.contract import ArtifactRef, StageResult, Timings
+from llm_pipeline.stages.contract import StageResult, Timings
 from llm_pipeline.stages.execute import read_stage_record, replace_document, results_name
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store import condemned as condemned_artifacts

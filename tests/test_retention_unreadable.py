@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_history import MODEL, TARGET, History
 from unprivileged import directory_for_everyone, mode, without_root
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
 from llm_pipeline.cli import main
-from llm_pipeline.errors import IntegrityError, PipelineError, Transient
 from llm_pipeline.retention.collection import collect_garbage
 from llm_pipeline.retention.limit import TooMuchToRemove
-from llm_pipeline.runners import detached
 from llm_pipeline.store.condemned import RETENTION_LEASE
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import pointers_name

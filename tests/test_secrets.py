@@ -31,6 +31,10 @@ from urllib.parse import quote
 
 import pytest
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.logging import JsonLineFormatter
 from llm_pipeline.canary.envoy_process import start_router, stop_router
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.config.deployment import Deployment, HubAccess, ServerPorts
@@ -38,13 +42,9 @@ from llm_pipeline.config.release import ModelSource
 from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
-from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.errors import PipelineError
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.sources import open_source
-from llm_pipeline.logging import JsonLineFormatter
-from llm_pipeline.runners import detached
 from llm_pipeline.runners.process import ProcessRunner
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.stages.contract import StageRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.timed_connection import AnswerTooLong, Deadline, MinimumRate, TooSlow, passed_limit
+from llm_pipeline.base.timed_connection import AnswerTooLong, Deadline, MinimumRate, TooSlow, passed_limit
 
 
 def test_a_slow_but_steady_side_is_never_too_slow() -> None:

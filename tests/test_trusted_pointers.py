@@ -15,12 +15,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from signing_keys import signing_with_new_keys
 from store_history import GO, MODEL, NO_GO, TARGET, History
 
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.store import Signing
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.place_now import ServedPlace
@@ -28,12 +30,10 @@ from llm_pipeline.operations.rollback import roll_back
 from llm_pipeline.operations.switching import start_production
 from llm_pipeline.release_record import record_name as release_name
 from llm_pipeline.release_record import trusted_record
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.stages.execute import record_name, replace_document, results_name
 from llm_pipeline.store.pointers import Pointer, Pointers, pointers_name, read_pointers, write_pointers
 from llm_pipeline.store.references import resolve_reference
 from llm_pipeline.trusted_pointers import pointer_problem, require_served
-from llm_pipeline.verdict import Judgement
 
 OTHER_MODEL = "other/model"
 NO_SLOTS = cast("SlotControl", object())

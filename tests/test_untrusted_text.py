@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from markdown_it import MarkdownIt
 
-from llm_pipeline.untrusted_text import QUOTE_MARK, html, markdown, one_line, quoted, several_lines
+from llm_pipeline.base.untrusted_text import QUOTE_MARK, html, markdown, one_line, quoted, several_lines
 
 from .poisoned_text import HIDING, poisoned_strings
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_pipeline import yaml_document
-from llm_pipeline.errors import ConfigError, ExitCode
-from llm_pipeline.yaml_document import YamlBounds, parse_yaml
+from llm_pipeline.base import yaml_document
+from llm_pipeline.base.errors import ConfigError, ExitCode
+from llm_pipeline.base.yaml_document import YamlBounds, parse_yaml
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
 LOADERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if hasattr(yaml, "CSafeLoader") else [])]

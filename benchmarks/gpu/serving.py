@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.goals import at_most, goal
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
@@ -43,8 +45,6 @@ from llm_pipeline.planning.speed import Tokens
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
-from llm_pipeline.stages.contract import ArtifactRef
-from llm_pipeline.verdict import Verdict
 
 PORTS = ServerPorts(http=18700, grpc=18701, metrics=18702)
 PROMPT_TOKENS, OUTPUT_TOKENS = (192, 320), (48, 80)

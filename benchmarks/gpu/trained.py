@@ -29,10 +29,10 @@ from benchmarks.goals import at_least, goal
 from benchmarks.gpu import trained_tasks
 from benchmarks.gpu.processes import start_compilers, wait_for
 from benchmarks.quantized_table import Attempt, Model, format_table
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.verdict import Verdict
 
 BOS, EOS, PAD = 0, 1, 2
 BASELINE_ACCURACY = 0.7

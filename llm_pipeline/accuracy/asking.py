@@ -10,9 +10,9 @@ from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.saved_items import Place, SavedItems
 from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.accuracy.sequential import judge_look
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.logging import get_logger
-from llm_pipeline.verdict import Judgement
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM

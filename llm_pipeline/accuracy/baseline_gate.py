@@ -33,9 +33,9 @@ from llm_pipeline.accuracy.losses import LossSample, group_numbers
 from llm_pipeline.accuracy.paired import TaskPairs, pair_items, pool
 from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.accuracy.score_test import SCORE_TEST
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.release import ExpectedScore
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 CONFIDENCE = 0.99
 """Of each one-sided bound: a model on the very edge of its range is called ANOMALOUS once in a hundred times."""

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 
 from llm_pipeline.accuracy.token_rows import Row
-from llm_pipeline.errors import Unsupported
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.logging import get_logger
 
 log = get_logger(__name__)
 

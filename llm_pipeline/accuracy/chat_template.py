@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.digest import sha256_json
-from llm_pipeline.errors import ConfigError, IntegrityError, unless_io
+from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
 
 CHAT_TEMPLATE_FILE = "chat_template.json"
 _DAY = datetime(2024, 7, 26, tzinfo=UTC)

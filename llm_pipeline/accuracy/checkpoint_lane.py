@@ -24,12 +24,12 @@ from llm_pipeline.accuracy.looks import LookPlan, evaluation_order, plan_looks
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.accuracy.score_scale import Scoring
+from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import Metric
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.digest import sha256_json
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.stages.contract import Metric
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 if TYPE_CHECKING:
     from llm_pipeline.accuracy.lm_eval_checkpoint import HarnessModel

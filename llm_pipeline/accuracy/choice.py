@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.model import ConfigModel, Name
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 
 class RecipeAttempt(ConfigModel):

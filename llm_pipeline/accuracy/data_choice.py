@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from llm_pipeline.accuracy.dataset_calls import DatasetCall, RepositoryName
 from llm_pipeline.accuracy.eval_data import CARD, arguments_of, data_failure, lay_out
-from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.hub.pinned import HubFile, PinnedDataSet
 
 CARD_FILES = frozenset({CARD, ".huggingface.yaml", "dataset_infos.json"})

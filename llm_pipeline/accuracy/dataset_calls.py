@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import Field, JsonValue, ValidationError
 
 from llm_pipeline.accuracy.task_data import KINDS
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.model import DataSetName
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.stages.contract import Frozen
 
 SPLIT_FIELDS = ("test_split", "validation_split", "training_split", "fewshot_split")
 _OF_THE_CALLER = frozenset(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from llm_pipeline.accuracy.evaluation import Divergence
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 
 REFERENCE_FILE = "divergence.npz"
 _KEPT = 64

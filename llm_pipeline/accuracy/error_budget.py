@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from llm_pipeline.accuracy.gate import ERROR_FACT
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
-from llm_pipeline.verdict import Evidence, Judgement, Verdict
 
 FIRST_SHARE = 0.8
 """Of the error, what the first gate of a candidate may spend; each later one has this share of what is left."""

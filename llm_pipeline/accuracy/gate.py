@@ -30,8 +30,8 @@ from llm_pipeline.accuracy.paired import (
 from llm_pipeline.accuracy.power import TYPICAL_FLIPS, items_needed
 from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.accuracy.score_test import SCORE_TEST, LossTest
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 _WORST_PARTS = 3
 

@@ -32,10 +32,10 @@ from llm_pipeline.accuracy.evaluation import EvaluationSummary, summarise
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.shared_prefix import score_continuations, why_not_shared
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.checkpoint_loading import load_tokenizer
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
-from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.readback import load_model
 
 log = get_logger(__name__)

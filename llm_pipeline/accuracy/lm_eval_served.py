@@ -19,9 +19,9 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 
 from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.progress import Progress
+from llm_pipeline.base.errors import Transient, Unsupported
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.errors import Transient, Unsupported
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
 _ATTEMPTS = 3

@@ -16,8 +16,8 @@ from llm_pipeline.accuracy.task_data import data_files, read_documents
 from llm_pipeline.accuracy.task_files import TaskCode, TaskDirectory, TaskFile, inside, read_task_directory
 from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.accuracy.task_metrics import TaskMetric
+from llm_pipeline.base.errors import ConfigError, PipelineError, unless_io
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.errors import ConfigError, PipelineError, unless_io
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager

@@ -21,7 +21,7 @@ from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.losses import LossSample, group_numbers
 from llm_pipeline.accuracy.score_scale import PLAIN, SHARES, ScoreScale, Scoring
 from llm_pipeline.accuracy.score_test import SCORE_TEST, LossTest
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 
 POOLED = "all tasks"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.logging import get_logger
 
 log = get_logger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import Evaluation, TaskOptions
-from llm_pipeline.errors import ConfigError
 
 
 @dataclass(frozen=True)

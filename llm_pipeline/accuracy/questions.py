@@ -35,9 +35,9 @@ from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, load_tasks, task_fa
 from llm_pipeline.accuracy.prompt_style import PromptStyle, prompt_style
 from llm_pipeline.accuracy.saved_items import Place
 from llm_pipeline.accuracy.task_metrics import ItemScore
+from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.digest import sha256_json
-from llm_pipeline.errors import ConfigError, IntegrityError
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

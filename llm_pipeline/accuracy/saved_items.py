@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.logging import get_logger
 
 log = get_logger(__name__)
 

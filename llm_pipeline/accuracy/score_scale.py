@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from llm_pipeline.accuracy.evaluation import EvaluationSummary
 from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.accuracy.task_metrics import TaskMetric
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 
 _SHARE = TaskMetric(metric="score", minimum=0.0, maximum=1.0)
 

@@ -30,8 +30,8 @@ from llm_pipeline.accuracy.losses import LossSample
 from llm_pipeline.accuracy.paired import TaskPairs, pair_items, pool
 from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.accuracy.spending import IMPROBABLE, early, late, nominal_level
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.verdict import Evidence, Judgement, Verdict
 
 
 def judge_look(

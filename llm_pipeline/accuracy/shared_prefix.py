@@ -21,7 +21,7 @@ from torch import Tensor
 
 from llm_pipeline.accuracy.batch_size import BatchSize, out_of_memory_halves
 from llm_pipeline.accuracy.token_rows import Batch, Row, Tokens, batch_of, pack_rows
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.logging import get_logger
 
 log = get_logger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, TaskSummary
 from llm_pipeline.accuracy.paired import Comparison, Interval, PairedAccuracy
 from llm_pipeline.accuracy.task_metrics import TaskMetric
+from llm_pipeline.base.verdict import Evidence, Judgement
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.verdict import Evidence, Judgement
 
 _TASK_HEAD = ("task", "items", "score", "metric", "filter", "examples", "prompts")
 _BASELINE_HEAD = ("fact", "items", "measured", "bounds", "limit", "verdict")

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from llm_pipeline.config.plain_files import DATA_FILE_BYTES, problem_of_plain_file
-from llm_pipeline.errors import ConfigError, unless_io
+from llm_pipeline.base.errors import ConfigError, unless_io
+from llm_pipeline.base.plain_files import DATA_FILE_BYTES, problem_of_plain_file
 
 KINDS = ("json", "csv", "parquet", "text")
 _PLACE_OPTIONS = ("data_files", "data_dir", "trust_remote_code")

@@ -11,7 +11,7 @@ from typing import Any
 from llm_pipeline.accuracy.dataset_calls import DatasetCall, call_of_task, splits_of_task
 from llm_pipeline.accuracy.task_data import data_files
 from llm_pipeline.accuracy.task_files import TaskDirectory
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 
 _PATH, _NAME = "DATASET_PATH", "DATASET_NAME"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from llm_pipeline.accuracy.task_data import count_documents, data_files
-from llm_pipeline.config.plain_files import read_plain_file
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.yaml_document import CONFIG_BOUNDS, Tagged, parse_yaml
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.plain_files import read_plain_file
+from llm_pipeline.base.yaml_document import CONFIG_BOUNDS, Tagged, parse_yaml
 
 _DEFAULT_OUTPUT_TYPE = "generate_until"
 """What lm-eval takes a task for that does not say."""

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 
 FIELD: Mapping[str, tuple[str | None, str | None]] = {
     "coqa": ("f1", None),

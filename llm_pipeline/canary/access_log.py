@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.observations import ObservedRequest, SlotOfAddress, parse_line
-from llm_pipeline.errors import Transient
-from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.record import CanaryRecord, Phase, read_record
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from llm_pipeline.base.errors import Fenced, Unsupported
 from llm_pipeline.canary.aws_client import aws_client
 from llm_pipeline.canary.router import (
     ALL,
@@ -31,7 +32,6 @@ from llm_pipeline.canary.router import (
     rounded,
 )
 from llm_pipeline.config.router_place import AwsAlbPlace
-from llm_pipeline.errors import Fenced, Unsupported
 
 _LARGEST_WEIGHT = 999
 _TAG = "llm-pipeline/epoch/"

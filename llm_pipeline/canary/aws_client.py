@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from llm_pipeline.bounded_aws import AnswerLimits, bound_answers
-from llm_pipeline.errors import ConfigError, Unsupported
+from llm_pipeline.base.bounded_aws import AnswerLimits, bound_answers
+from llm_pipeline.base.errors import ConfigError, Unsupported
 
 _CONNECT_SECONDS = 3
 _LIMITS = AnswerLimits(headers_seconds=10.0, whole_seconds=30.0, posted_seconds=30.0)

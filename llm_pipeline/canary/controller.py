@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import time
 
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary import analysis, attempts, findings
 from llm_pipeline.canary.approvals import StepApproval
 from llm_pipeline.canary.epochs import epoch_above
@@ -36,9 +39,6 @@ from llm_pipeline.canary.router import (
 from llm_pipeline.canary.starting import Starting
 from llm_pipeline.canary.transitions import tests_of
 from llm_pipeline.canary.watching import Watching
-from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.verdict import Judgement, Verdict
 
 log = get_logger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary import evidence
 from llm_pipeline.canary.analysis import AnalysisState, StepState, parity_proven_here
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.stages.contract import Frozen
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 
 class Outcome(StrEnum):

@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
-from llm_pipeline.bounded_http import call
+from llm_pipeline.base.bounded_http import call
+from llm_pipeline.base.errors import Fenced
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.endpoint_statistics import EndpointStatistics, endpoint_statistics
 from llm_pipeline.canary.router import (
     RouterConflict,
@@ -31,8 +33,6 @@ from llm_pipeline.canary.xds.messages import LOCAL_HOST, address_text
 from llm_pipeline.canary.xds.names import ROUTES, STAT_PREFIX, candidate_of, plain_name, standby_of
 from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace
 from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.errors import Fenced
-from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 

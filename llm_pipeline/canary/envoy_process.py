@@ -19,15 +19,15 @@ from typing import cast
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.envoy import EnvoyRouter, RouterFiles
 from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName
 from llm_pipeline.canary.xds.files import replace_json
 from llm_pipeline.canary.xds.messages import LOCAL_HOST
 from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.logging import get_logger
-from llm_pipeline.runners import detached
 
 log = get_logger(__name__)
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from enum import StrEnum
 
-from llm_pipeline.stages.contract import Frozen
-from llm_pipeline.verdict import Verdict
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.verdict import Verdict
 
 MOST_EVENTS = 200
 """A record keeps so many, the newest."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.canary.analysis import AnalysisState, StepState, parity_proven
 from llm_pipeline.canary.eprocess import RateTest
 from llm_pipeline.canary.metric_tests import LimitState, MetricState
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
 from llm_pipeline.canary.units import CONTENTS
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.verdict import Evidence, Verdict
 
 SPLIT_ALPHA = 0.001
 """A wrong split is a broken router or a wrong label: rare enough to ask for strong evidence."""

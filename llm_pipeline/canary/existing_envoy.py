@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.envoy import EnvoyRouter, RouterFiles
 from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName
 from llm_pipeline.config.router_place import ExistingEnvoyPlace
 from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.errors import ConfigError
 
 _POLL_SECONDS = 0.1
 

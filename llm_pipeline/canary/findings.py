@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.eprocess import SplitTest
 from llm_pipeline.canary.evidence import MOST_MISSED, SPLIT_ALPHA, stable_is_bad
 from llm_pipeline.canary.router import RouteState
 from llm_pipeline.canary.slots import WarmUp
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 
 def answers_nothing(warm_up: WarmUp) -> Judgement:

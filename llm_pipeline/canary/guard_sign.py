@@ -7,7 +7,7 @@ import time
 
 from pydantic import ValidationError
 
-from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 
 RECENT_SECONDS = 900.0

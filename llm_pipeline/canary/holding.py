@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import time
 
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import analysis, evidence, findings
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.rollback import UNRECORDED, move_unrecorded
 from llm_pipeline.canary.router import RouterConflict, RouterUnavailable
 from llm_pipeline.canary.stable_server import NoWayBack
 from llm_pipeline.canary.transitions import Transitions, tests_of
-from llm_pipeline.errors import Transient
-from llm_pipeline.logging import get_logger
 from llm_pipeline.store.lease import LeaseHeld, LeaseLost
-from llm_pipeline.verdict import Judgement
 
 log = get_logger(__name__)
 

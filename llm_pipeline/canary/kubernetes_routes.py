@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 
 from pydantic import ValidationError
 
+from llm_pipeline.base.errors import Fenced, Unsupported
 from llm_pipeline.canary.kubernetes_object import Document, KubernetesObject
 from llm_pipeline.canary.router import (
     ALL,
@@ -28,7 +29,6 @@ from llm_pipeline.canary.router import (
     rounded,
 )
 from llm_pipeline.config.router_place import GatewayApiPlace, IstioPlace
-from llm_pipeline.errors import Fenced, Unsupported
 
 OWNER = "llm-pipeline/owner"
 EPOCH = "llm-pipeline/epoch"

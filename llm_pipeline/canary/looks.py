@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.analysis import AnalysisState
-from llm_pipeline.stages.contract import Frozen
 
 MOST_LOOKS = 120
 """A record keeps so many, spread over the canary's time; more cannot be told apart in a plot."""

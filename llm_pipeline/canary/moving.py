@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, RouteState, SlotName, TrafficRouter
 from llm_pipeline.config.router_place import RouterPlace
-from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 

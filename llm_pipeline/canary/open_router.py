@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName, TrafficRouter
 from llm_pipeline.config.router_place import (
@@ -16,8 +18,6 @@ from llm_pipeline.config.router_place import (
     RouterPlace,
 )
 from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.errors import Unsupported
-from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.pointers import Pointer
 
 

@@ -10,6 +10,11 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_pipeline.base.errors import Fenced
+from llm_pipeline.base.file_lock import HolderStopped
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
@@ -17,14 +22,9 @@ from llm_pipeline.canary.in_flight import NOTHING_IN_FLIGHT, InFlight
 from llm_pipeline.canary.looks import Look
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor
-from llm_pipeline.errors import Fenced
-from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
-from llm_pipeline.store.file_lock import HolderStopped
 from llm_pipeline.store.lease import lease_of
-from llm_pipeline.verdict import Evidence, Judgement, Verdict
 
 log = get_logger(__name__)
 

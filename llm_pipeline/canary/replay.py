@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
 log = get_logger(__name__)

@@ -11,6 +11,9 @@ import random
 import time
 from collections.abc import Callable
 
+from llm_pipeline.base.errors import Fenced, Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.epochs import epoch_above
@@ -28,12 +31,9 @@ from llm_pipeline.canary.router import (
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.stable_server import NoWayBack, have_answering
 from llm_pipeline.canary.standby import is_standby, stand_down
-from llm_pipeline.errors import Fenced, Transient
-from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
-from llm_pipeline.verdict import Judgement
 
 log = get_logger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from llm_pipeline.errors import Terminal, Transient, Unsupported
+from llm_pipeline.base.errors import Terminal, Transient, Unsupported
 
 SlotName = Literal["blue", "green"]
 ALL = 10_000

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 from pydantic import Field
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.units import Unit, joined
-from llm_pipeline.stages.contract import Frozen
 
 _BITS = 2**17
 

@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.shadow_evidence import Pair, compare_answers
 from llm_pipeline.canary.slots import slot_ports
@@ -20,10 +22,8 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.shadow import ShadowPolicy
 from llm_pipeline.loadtest.prompts import read_prompts
-from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.ports import LOOPBACK
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 log = get_logger(__name__)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from llm_pipeline.base.detached import boot_id
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.guard_sign import GuardSign, Sighting, leave_sign, read_sign
 from llm_pipeline.canary.record import CanaryRecord, lease_name, record_name
-from llm_pipeline.errors import Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.runners.detached import boot_id
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import LeaseState, lease_of
 

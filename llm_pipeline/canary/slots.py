@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.config.deployment import Deployment, ServerPorts, TargetPlace
 from llm_pipeline.config.release import Drill
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 if TYPE_CHECKING:

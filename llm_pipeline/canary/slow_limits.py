@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.kinds import rare_kinds
 from llm_pipeline.canary.observations import ObservedRequest, quantile
 from llm_pipeline.canary.sessions import by_session
@@ -30,7 +31,6 @@ from llm_pipeline.canary.units import (
 )
 from llm_pipeline.canary.votes import Voters, vote_of
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.stages.contract import Frozen
 
 SLOW_FACTORS = (2.0, 4.0, 8.0)
 """A request is judged against multiples of stable's highest quantile, too. The quantiles alone are blind when the

@@ -32,7 +32,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.base.records import Frozen
 
 BLOCK_SECONDS = 10.0
 """The unit of evidence on latencies: long enough for the stall of a garbage collection or a compaction."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+from llm_pipeline.base.errors import Fenced, PipelineError, Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import analysis, findings
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.holding import Holding
@@ -22,9 +25,6 @@ from llm_pipeline.canary.router import (
 from llm_pipeline.canary.shadow import shadow_judgement
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.canary.standby import stand_down
-from llm_pipeline.errors import Fenced, PipelineError, Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.verdict import Verdict
 
 log = get_logger(__name__)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.evidence import SPLIT_ALPHA, limit_in_words, metric_compared, regression_limit, split_ratio
 from llm_pipeline.canary.metric_tests import MetricState
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.stages.contract import Frozen
-from llm_pipeline.verdict import Verdict
 
 
 class MetricSummary(Frozen):

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.analysis import AnalysisState, StepState
 from llm_pipeline.canary.evidence import SPLIT_ALPHA, limit_in_words, regression_limit
 from llm_pipeline.canary.metric_tests import MetricState
 from llm_pipeline.canary.observations import ArmPoint, ObservedRequest, arm_point
 from llm_pipeline.canary.router import SlotName, other_slot
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.verdict import Judgement
 
 _NOTHING = "-"
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
-from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.base.records import Frozen
 
 Logs = tuple[float, ...]
 

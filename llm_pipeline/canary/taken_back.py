@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.moving import wait
 from llm_pipeline.canary.record import CanaryRecord, Phase, read_record
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.verdict import Judgement
 
 RECORDED_WITHIN_SECONDS = 10.0
 """Whoever takes a canary back fences its controller first and writes down what they do a moment later."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.verdict import Evidence
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.evidence import SPLIT_ALPHA, regression_limit
@@ -17,8 +19,6 @@ from llm_pipeline.canary.record import CanaryRecord, PastAttempt
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.step_summary import StepSummary, summarise_step
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.errors import IntegrityError, unless_io
-from llm_pipeline.verdict import Evidence
 
 TIMELINE_FILE = "timeline.jsonl"
 SUMMARY_FILE = "canary.json"

@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.access_log import AccessLog, LogCursor
 from llm_pipeline.canary.in_flight import NOTHING_IN_FLIGHT
 from llm_pipeline.canary.observations import ObservedRequest
@@ -19,8 +21,6 @@ from llm_pipeline.canary.sources.counts import thresholds_from_counts, window_fr
 from llm_pipeline.canary.step_table import StepArms
 from llm_pipeline.canary.windows import Window, window
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.errors import Transient
-from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 

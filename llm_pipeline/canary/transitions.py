@@ -6,6 +6,9 @@ import os
 import socket
 import time
 
+from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import analysis, findings
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.events import EventKind
@@ -31,11 +34,8 @@ from llm_pipeline.canary.shadow import Shadow
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.canary.watch_clock import WatchClock
-from llm_pipeline.errors import ConfigError, Fenced, PipelineError, Transient
-from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.verdict import Judgement
 
 log = get_logger(__name__)
 

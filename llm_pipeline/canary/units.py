@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.kinds import kinds_of
 from llm_pipeline.canary.observations import ObservedRequest
-from llm_pipeline.stages.contract import Frozen
 
 MetricName = Literal[
     "errors",

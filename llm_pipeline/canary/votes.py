@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.units import Unit, client_of, group_of
-from llm_pipeline.stages.contract import Frozen
 
 _BITS = 2**15
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+from llm_pipeline.base.errors import PipelineError, Transient
+from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import analysis, evidence, findings
 from llm_pipeline.canary.decision import Decision, Outcome, decide
 from llm_pipeline.canary.events import EventKind
@@ -18,9 +21,6 @@ from llm_pipeline.canary.record import (
 from llm_pipeline.canary.router import other_slot
 from llm_pipeline.canary.step_table import format_step, step_in_numbers
 from llm_pipeline.canary.transitions import tests_of
-from llm_pipeline.errors import PipelineError, Transient
-from llm_pipeline.logging import Lines, get_logger
-from llm_pipeline.verdict import Judgement
 
 log = get_logger(__name__)
 

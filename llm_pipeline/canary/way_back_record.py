@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from llm_pipeline.stages.contract import ArtifactRef, Frozen
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.model_documents import ModelDocument

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.in_flight import NOTHING_IN_FLIGHT, InFlight, Sighting
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.router import SlotName
@@ -12,7 +13,6 @@ from llm_pipeline.canary.sessions import SessionRequest
 from llm_pipeline.canary.slow_limits import Thresholds
 from llm_pipeline.canary.units import MetricLimits, MetricName, Unit, beyond, client_of, unit_of, values_of
 from llm_pipeline.canary.votes import Vote, vote_of
-from llm_pipeline.stages.contract import Frozen
 
 
 class ArmCounts(Frozen):

@@ -28,6 +28,9 @@ import logging
 from collections.abc import Sequence
 
 from llm_pipeline import __version__
+from llm_pipeline.base.entry import ArgumentParser, entry_point
+from llm_pipeline.base.interruption import interruptible
+from llm_pipeline.base.logging import write_readable_lines
 from llm_pipeline.cli import (
     claiming,
     diagnosing,
@@ -44,9 +47,6 @@ from llm_pipeline.cli import (
     rolling_back,
     tuning,
 )
-from llm_pipeline.entry import ArgumentParser, entry_point
-from llm_pipeline.interruption import interruptible
-from llm_pipeline.logging import write_readable_lines
 
 
 @entry_point

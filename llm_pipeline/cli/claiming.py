@@ -6,9 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
 from llm_pipeline.cli.texts import write_lines
-from llm_pipeline.errors import ExitCode
 
 if TYPE_CHECKING:
     from llm_pipeline.claim_state import Claimant

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 
 if TYPE_CHECKING:
+    from llm_pipeline.base.entry import ArgumentParser
     from llm_pipeline.config.deployment import Deployment
-    from llm_pipeline.entry import ArgumentParser
 
 DEPLOYMENT_VARIABLE = "LLM_PIPELINE_DEPLOYMENT"
 _CHECKOUT = Path("configs/deployments/local.yaml")

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
 from llm_pipeline.cli.texts import write_lines
-from llm_pipeline.errors import ExitCode
 
 if TYPE_CHECKING:
     from llm_pipeline.doctor import Check

@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli.deployment_option import Commands
 from llm_pipeline.cli.texts import sentence
-from llm_pipeline.errors import ExitCode
 
 
 def add_commands(commands: Commands) -> None:

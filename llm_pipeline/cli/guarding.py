@@ -8,9 +8,9 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
 from llm_pipeline.cli.texts import write_lines
-from llm_pipeline.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from llm_pipeline.config.deployment import Deployment

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
 from llm_pipeline.cli.texts import sentence, write_lines
-from llm_pipeline.errors import ExitCode
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -8,9 +8,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli.deployment_option import Commands
 from llm_pipeline.cli.texts import sentence, write_lines
-from llm_pipeline.errors import ExitCode
 
 
 def add_commands(commands: Commands) -> None:

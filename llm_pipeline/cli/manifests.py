@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
 from llm_pipeline.cli.texts import sentence, write_files
-from llm_pipeline.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from llm_pipeline.serving.kubernetes_manifests import ServedRelease, ServingManifestOptions

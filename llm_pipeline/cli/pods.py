@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli.deployment_option import Commands
-from llm_pipeline.errors import ConfigError, ExitCode
 
 
 def add_commands(commands: Commands) -> None:
@@ -29,9 +29,9 @@ def add_commands(commands: Commands) -> None:
 def _lay_out(options: argparse.Namespace) -> int:
     from pydantic import ValidationError
 
+    from llm_pipeline.base.records import ArtifactRef
     from llm_pipeline.config.store import StoreConfig
     from llm_pipeline.serving.pod_setup import lay_out_view
-    from llm_pipeline.stages.contract import ArtifactRef
     from llm_pipeline.store import open_store
 
     kind, _, digest = options.repository.partition("/")

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from llm_pipeline.base.errors import ExitCode, from_document
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
 from llm_pipeline.cli.texts import write_files, write_lines
-from llm_pipeline.errors import ExitCode, from_document
 
 _REPLACE = "take the release's places over from the models that hold them; their users get this one once it is promoted"
 

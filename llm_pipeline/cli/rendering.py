@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from llm_pipeline.base.errors import ExitCode
+from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.cli.deployment_option import Commands
 from llm_pipeline.cli.texts import sentence
-from llm_pipeline.errors import ExitCode
-from llm_pipeline.untrusted_text import one_line
 
 
 def add_commands(commands: Commands) -> None:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from llm_pipeline.errors import ConfigError, unless_io
-from llm_pipeline.untrusted_text import one_line
+from llm_pipeline.base.errors import ConfigError, unless_io
+from llm_pipeline.base.untrusted_text import one_line
 
 
 def sentence(summary: str) -> str:

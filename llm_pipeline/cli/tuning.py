@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.errors import ConfigError, ExitCode
+from llm_pipeline.base.untrusted_text import quoted
 from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, deployment_of
 from llm_pipeline.cli.texts import sentence, write_lines
-from llm_pipeline.errors import ConfigError, ExitCode
-from llm_pipeline.untrusted_text import quoted
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, PrivateAttr, StringConstraints, ValidationInfo, field_validator, model_validator
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.environment import Environment, Interpreter, VariableNames
 from llm_pipeline.config.metric_source import MetricSource
 from llm_pipeline.config.model import (
@@ -26,7 +27,6 @@ from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.config.server_place import ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError
 
 __all__ = [
     "Deployment", "GuardSchedule", "HubAccess", "QuantizationHost", "Retention", "RouterPlace", "ServerPorts",

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model import ConfigModel, HostPath, PlainUrl, VariableName, Word
-from llm_pipeline.errors import ConfigError
 
 
 class Endpoint(ConfigModel):

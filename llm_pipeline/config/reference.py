@@ -16,6 +16,8 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from llm_pipeline.base.entry import entry_point
+from llm_pipeline.base.yaml_document import CONFIG_BOUNDS
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.model import host_path
 from llm_pipeline.config.policy import Policy
@@ -24,8 +26,6 @@ from llm_pipeline.config.ranges import nested_models, range_of
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.triton_names import TRITON_NAMES
-from llm_pipeline.entry import entry_point
-from llm_pipeline.yaml_document import CONFIG_BOUNDS
 
 _FILES: dict[str, type[BaseModel]] = {
     "releases": ReleaseConfig,

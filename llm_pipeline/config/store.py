@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from llm_pipeline.base.redaction import without_credentials
 from llm_pipeline.config.model import (
     ConfigModel,
     HostPath,
@@ -19,7 +20,6 @@ from llm_pipeline.config.model import (
     Word,
     host_path,
 )
-from llm_pipeline.redaction import without_credentials
 
 _FILE_SCHEME = "file://"
 _LOCAL = re.compile(r"file:///[^?#]*")

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
-from llm_pipeline.errors import ConfigError, Transient
+from llm_pipeline.base.errors import ConfigError, Transient
 
 _SECONDS_TO_PARK = 5.0
 _PAUSES_SECONDS = (0.5, 2.0, 5.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from airflow.__main__ import main as airflow
 from llm_pipeline_airflow import discovery
 
-from llm_pipeline.entry import entry_point
+from llm_pipeline.base.entry import entry_point
 from llm_pipeline.stages.registry import STAGE_NAMES, load_stage
 
 IMPORTED_BEFORE = (discovery, *map(load_stage, STAGE_NAMES))

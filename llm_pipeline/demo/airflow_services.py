@@ -23,10 +23,10 @@ from pathlib import Path
 
 import httpx
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.demo.airflow_client import AirflowAccess
-from llm_pipeline.errors import ConfigError, StageCrashed, Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.runners import detached
 
 log = get_logger(__name__)
 

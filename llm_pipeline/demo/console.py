@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from llm_pipeline.logging import write_readable_lines
+from llm_pipeline.base.logging import write_readable_lines
 
 
 class Console:

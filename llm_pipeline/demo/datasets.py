@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.demo.tasks import TRAINING_WEIGHTS, Item, distinct, stream
-from llm_pipeline.entry import ArgumentParser, entry_point
 
 GENERATE_ITEMS = 3000
 CHOICE_ITEMS = 600

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo.airflow_client import AirflowClient, TaskState
 from llm_pipeline.demo.console import Console
-from llm_pipeline.errors import Transient
 from llm_pipeline.flow import Flow
 from llm_pipeline.stages.contract import StageResult
 

@@ -14,7 +14,7 @@ from typing import Literal
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 
 _CHUNK = 16 * 1024
 _STALL_SECONDS = 1.0

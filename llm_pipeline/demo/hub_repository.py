@@ -16,8 +16,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.digest import sha256_bytes, sha256_file
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.digest import sha256_bytes, sha256_file
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
 
 _LARGE_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".model", ".zip", ".gz"}

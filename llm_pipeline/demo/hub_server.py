@@ -19,10 +19,10 @@ from urllib.parse import urlencode
 import yaml
 from aiohttp import web
 
+from llm_pipeline.base.entry import ArgumentParser, entry_point
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.demo.hub_faults import BLOB, ENTITY_TAG, Faults, Handler, fault_middleware
 from llm_pipeline.demo.hub_repository import HubCommit, HubEntry, HubRepository, publish_revision
-from llm_pipeline.entry import ArgumentParser, entry_point
-from llm_pipeline.errors import ConfigError
 
 __all__ = ["create_application", "main", "publish_revision"]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from llm_pipeline.base.errors import ExitCode, Transient
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.demo import services
@@ -12,13 +14,11 @@ from llm_pipeline.demo.airflow_services import start_airflow
 from llm_pipeline.demo.console import Console
 from llm_pipeline.demo.follow import FollowedRun, verdict_rows
 from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
-from llm_pipeline.errors import ExitCode, Transient
 from llm_pipeline.flow import Flow
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.stages.report import report_name
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointer, read_pointers
-from llm_pipeline.verdict import Verdict
 
 _QUESTION = "7 + 5 ="
 _FIRST_RELEASE_TRIES = 3

@@ -21,11 +21,11 @@ from urllib.parse import quote
 import aiohttp
 import numpy as np
 
+from llm_pipeline.base.entry import ArgumentParser, entry_point
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
 from llm_pipeline.demo.airflow_services import read_access
-from llm_pipeline.entry import ArgumentParser, entry_point
-from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 

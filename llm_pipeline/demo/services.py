@@ -14,15 +14,15 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
+from llm_pipeline.base.logging import LogRelay, get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.demo.airflow_services import stop_airflow
 from llm_pipeline.demo.hub_repository import publish_revision
 from llm_pipeline.demo.layout import MODEL_ID, TARGET, DemoLayout
-from llm_pipeline.errors import ConfigError, StageCrashed, Transient
-from llm_pipeline.logging import LogRelay, get_logger
-from llm_pipeline.runners import detached
 from llm_pipeline.serving.ports import require_free_port
 
 log = get_logger(__name__)

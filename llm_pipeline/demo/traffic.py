@@ -21,9 +21,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.entry import ArgumentParser, entry_point
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.logging import get_logger, write_json_lines
+from llm_pipeline.base.entry import ArgumentParser, entry_point
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.logging import get_logger, write_json_lines
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 
 log = get_logger(__name__)

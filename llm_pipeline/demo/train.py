@@ -24,13 +24,13 @@ from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
+from llm_pipeline.base.entry import ArgumentParser, entry_point
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.logging import get_logger, write_json_lines, write_readable_lines
 from llm_pipeline.demo.model_card import model_card
 from llm_pipeline.demo.muon import Muon
 from llm_pipeline.demo.tasks import TRAINING_WEIGHTS, Item, distinct, stream
 from llm_pipeline.demo.tokenizer import BOS, EOS, PAD, train_tokenizer
-from llm_pipeline.entry import ArgumentParser, entry_point
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.logging import get_logger, write_json_lines, write_readable_lines
 
 log = get_logger(__name__)
 

@@ -17,12 +17,12 @@ from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llm_pipeline.base.errors import IntegrityError, Unsupported, unless_io
+from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.config.target import EngineBuilderName, Target
 from llm_pipeline.engines.host_facts import HostFacts
 from llm_pipeline.engines.offline import refuse_telemetry
-from llm_pipeline.errors import IntegrityError, Unsupported, unless_io
 from llm_pipeline.serving.golden import GoldenPrompt
-from llm_pipeline.stages.contract import ArtifactRef, Metric
 
 ENGINE_FILE = "engine.json"
 

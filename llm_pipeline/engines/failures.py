@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llm_pipeline.errors import PipelineError, StageCrashed, Terminal, Transient
+from llm_pipeline.base.errors import PipelineError, StageCrashed, Terminal, Transient
 
 _SHOWN_LINES = 12
 

@@ -9,8 +9,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from llm_pipeline.errors import Transient, Unsupported
-from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.base.errors import Transient, Unsupported
+from llm_pipeline.base.records import Frozen
 
 CONTAINER_VARIABLE = "LLM_PIPELINE_CONTAINER"
 """Set by the runners: the image, with its digest, that this process runs in."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import EngineDescription
 from llm_pipeline.engines.host_facts import HostFacts, read_host_facts
-from llm_pipeline.errors import Unsupported
 from llm_pipeline.planning.catalog import find_container, find_gpu
 
 _MEMORY_TOLERANCE = 0.06

@@ -25,14 +25,14 @@ from optimum.exporters.openvino import main_export
 from optimum.exporters.tasks import TasksManager
 from transformers.utils import logging as transformers_logging
 
+from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.checkpoint_loading import load_confined
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, EngineDescription, EngineFacts
 from llm_pipeline.engines.openvino_exporter import newest_transformers
 from llm_pipeline.engines.openvino_graph import NativeWeights, count_quantized_weights
 from llm_pipeline.engines.openvino_throughput import measure_throughput
-from llm_pipeline.errors import Unsupported
-from llm_pipeline.logging import get_logger
 from llm_pipeline.model_facts.context import stated_context
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_files import read_json

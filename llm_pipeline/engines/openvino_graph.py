@@ -21,7 +21,7 @@ import openvino as ov
 import torch
 from openvino import opset15 as op
 
-from llm_pipeline.errors import Unsupported
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.quantization.activations import FP8_MAXIMUM
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.formats import SQUARE, ActivationFormat, unpack_int4

@@ -11,9 +11,9 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.checkpoint_loading import load_confined
 from llm_pipeline.config.target import EngineLimits
-from llm_pipeline.errors import Unsupported
 
 _OUTPUT_TOKENS = 32
 _PROMPT_TOKENS = 16

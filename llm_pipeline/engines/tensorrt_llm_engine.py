@@ -16,6 +16,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from llm_pipeline.base.errors import IntegrityError, Unsupported
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Parallelism, Target
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts
 from llm_pipeline.engines.failures import BuildFailed
@@ -34,8 +36,6 @@ from llm_pipeline.engines.trtllm_build.foreseen import foresee, refuse_lost_feat
 from llm_pipeline.engines.trtllm_build.output_check import check_engine, engine_rank_bytes
 from llm_pipeline.engines.trtllm_build.progress import BuildProgress
 from llm_pipeline.engines.trtllm_build.timing_cache import TimingCache
-from llm_pipeline.errors import IntegrityError, Unsupported
-from llm_pipeline.logging import get_logger
 from llm_pipeline.planning.runtime_versions import engine_problem, release_numbers
 from llm_pipeline.quantization.checkpoint_files import copy_companions
 from llm_pipeline.serving.repository_layout import TOKENIZER_DIRECTORY

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts
 from llm_pipeline.engines.golden_match import golden_match
@@ -26,8 +28,6 @@ from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
 from llm_pipeline.engines.llmapi_smoke import SmokeReport
 from llm_pipeline.engines.offline import OFFLINE
 from llm_pipeline.engines.tool_process import run_tool
-from llm_pipeline.errors import ConfigError, IntegrityError, unless_io
-from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.serving.golden import GOLDEN_FILE, write_golden
 

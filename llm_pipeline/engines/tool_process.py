@@ -20,10 +20,10 @@ from typing import IO
 
 import psutil
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.plain_environment import plain_environment
 from llm_pipeline.engines.failures import BuildFailed, classify_failure
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.logging import get_logger
-from llm_pipeline.plain_environment import plain_environment
 
 log = get_logger(__name__)
 

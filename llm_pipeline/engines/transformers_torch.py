@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from llm_pipeline.base.errors import ConfigError, Unsupported
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.checkpoint_loading import load_confined
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.batcher_smoke import Rates, Smoke
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts
 from llm_pipeline.engines.host_facts import HostFacts
 from llm_pipeline.engines.host_match import require_target_host
-from llm_pipeline.errors import ConfigError, Unsupported
-from llm_pipeline.logging import get_logger
 from llm_pipeline.model_facts.context import stated_context
 from llm_pipeline.quantization.checkpoint_files import read_json
 from llm_pipeline.quantization.checkpoint_metadata import read_quantization

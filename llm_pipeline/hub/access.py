@@ -27,7 +27,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers
 
 from llm_pipeline import __version__
-from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError
+from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError
+from llm_pipeline.base.logging import quiet_third_parties
 from llm_pipeline.hub.address import PUBLIC_ENDPOINT, hub_address
 from llm_pipeline.hub.bounded_answers import (
     LIBRARY_NAME,
@@ -37,7 +38,6 @@ from llm_pipeline.hub.bounded_answers import (
     headers_came,
 )
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
-from llm_pipeline.logging import quiet_third_parties
 
 TIMEOUT_SECONDS = max(30, HF_HUB_ETAG_TIMEOUT)
 _TRANSIENT_STATUSES = {408, 425, 429}

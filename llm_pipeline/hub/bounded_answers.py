@@ -17,7 +17,7 @@ from typing import Any
 from huggingface_hub.errors import HTTPError
 from huggingface_hub.utils import get_session
 
-from llm_pipeline.timed_connection import Deadline, TooSlow
+from llm_pipeline.base.timed_connection import Deadline, TooSlow
 
 LIBRARY_NAME = "llm-pipeline"
 """How our requests name themselves in their user agent."""

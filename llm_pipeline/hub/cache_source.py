@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llm_pipeline.directory_listing import refuse_unreadable
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.directory_listing import refuse_unreadable
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.hub.files import Selection, select_files, unsafe_reason
 from llm_pipeline.hub.git_ids import blob_id, lfs_pointer
 from llm_pipeline.hub.local_files import license_of, open_body, read_part

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.json_document import read, read_object
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.checkpoint_directory import check_document
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.hub.files import WEIGHTS_SUFFIX
 from llm_pipeline.hub.model_config import check_model_config
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.hub.safetensors_header import TensorEntry, read_header
 from llm_pipeline.hub.sampled_values import check_values
-from llm_pipeline.json_document import read, read_object
-from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_pipeline.directory_listing import refuse_unreadable
-from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.base.directory_listing import refuse_unreadable
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.hub.files import Selection, select_files, unsafe_reason
 from llm_pipeline.hub.git_ids import blob_hasher, blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.local_files import license_of, open_body, read_part

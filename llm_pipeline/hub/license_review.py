@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llm_pipeline.errors import Unsupported
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.hub.pinned import PinnedModel
 
 _NO_LICENSE = "not stated"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.yaml_document import YamlBounds, parse_yaml
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.yaml_document import YamlBounds, parse_yaml
 
 CARD_FILE = "README.md"
 MAXIMUM_CARD_BYTES = 4_000_000

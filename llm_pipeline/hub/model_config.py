@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.json_document import read_object
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.safetensors_header import TensorEntry
-from llm_pipeline.json_document import read_object
-from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 

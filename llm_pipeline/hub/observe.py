@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, HubRefused, malformed_answer
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.hub.watch import Head, Reference, content_digest, counted_files

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from llm_pipeline.base.errors import IntegrityError, PipelineError, Terminal, Transient
+from llm_pipeline.base.timed_connection import AnswerTooLong
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import IntegrityError, PipelineError, Terminal, Transient
 from llm_pipeline.hub.directory_source import LARGE_BYTES, require_revision
 from llm_pipeline.hub.files import WEIGHTS_SUFFIX, select_files
 from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
@@ -20,7 +21,6 @@ from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fiel
 from llm_pipeline.hub.pinned import HubFile, ObjectVersion, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
 from llm_pipeline.hub.source import Body, ModelLook, SourceRefused, SourceTooSlow, SourceUnavailable, WrongBytes
-from llm_pipeline.timed_connection import AnswerTooLong
 
 _CHUNK = 256 * 1024
 _ASKED_AT_ONCE = 8

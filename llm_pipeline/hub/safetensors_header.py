@@ -13,8 +13,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.json_document import parse
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.json_document import parse
 
 MAXIMUM_HEADER_BYTES = 100_000_000
 """The limit of the reference implementation."""

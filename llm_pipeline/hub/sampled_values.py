@@ -13,7 +13,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.hub.safetensors_header import TensorEntry
 
 _RUN = 64

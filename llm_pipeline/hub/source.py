@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from llm_pipeline.errors import IntegrityError, Terminal, Transient
+from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 
 

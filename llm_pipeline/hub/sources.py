@@ -7,9 +7,9 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.cache_source import CacheSource, default_cache
 from llm_pipeline.hub.directory_source import DirectorySource

@@ -26,9 +26,9 @@ from typing import Literal
 
 from pydantic import AwareDatetime
 
+from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
-from llm_pipeline.digest import sha256_json
 from llm_pipeline.hub.files import select_files
 
 DAY = timedelta(hours=24)

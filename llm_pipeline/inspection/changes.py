@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.inspection.table import shortened
-from llm_pipeline.stages.contract import Frozen
 
 _ABSENT = "(none)"
 

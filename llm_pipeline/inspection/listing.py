@@ -12,18 +12,19 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from llm_pipeline.errors import PipelineError
+from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.damage import DamagedRow
 from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
 from llm_pipeline.release_record import read_record
-from llm_pipeline.stages.contract import ArtifactRef, Frozen, StageResult
+from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.stages.execute import read_stage_record, record_name
 from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
 from llm_pipeline.store.lease import LeaseState, lease_of
 from llm_pipeline.store.places import place_state
 from llm_pipeline.store.references import readable_pointers, release_ids, stage_keys
-from llm_pipeline.verdict import Verdict
 
 _READERS = 8
 _SHOWN_DIGITS = 12

@@ -10,14 +10,15 @@ from typing import Any
 import yaml
 from pydantic import JsonValue
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.damage import DamagedRow
 from llm_pipeline.inspection.release_artifacts import readable_results, release_artifacts, users_of
 from llm_pipeline.inspection.table import aligned, labelled, readable_bytes, readable_time, shortened
 from llm_pipeline.release_record import read_record
-from llm_pipeline.stages.contract import ArtifactRef, Frozen, StageResult
+from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.stages.execute import KeyContent, read_stage_record
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore

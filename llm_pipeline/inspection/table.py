@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
-from llm_pipeline.untrusted_text import one_line
+from llm_pipeline.base.untrusted_text import one_line
 
 _KILO = 1000.0
 _LONGEST_VALUE = 72

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.release_artifacts import release_artifacts, results_in_order
 from llm_pipeline.release_record import read_record, trusted_record
 from llm_pipeline.release_record import record_name as release_name
-from llm_pipeline.stages.contract import ArtifactRef, Frozen
 from llm_pipeline.stages.execute import read_stage_record, record_name, results_name, trusted_stage_record
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.pointers import pointers_name

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.floor import FloorTimes, seconds_from_send
@@ -17,7 +18,6 @@ from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.physics import TOLERANCE, PhysicalLimits
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import shown_above
-from llm_pipeline.verdict import Evidence, Verdict
 
 FASTER_THAN_ALONE = 1.0 / 3.0
 """Share of the time alone below which an answer was not computed; hosts that others use are twice as fast at times."""

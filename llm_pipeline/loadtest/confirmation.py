@@ -12,6 +12,8 @@ from itertools import count
 
 import numpy as np
 
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.loadtest.floor import FloorTimes
 from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.outcome import ServerUse
@@ -19,8 +21,6 @@ from llm_pipeline.loadtest.physics import PhysicalLimits
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import MOST_RATES, looks_at_most
 from llm_pipeline.loadtest.windows import Windows
-from llm_pipeline.logging import get_logger
-from llm_pipeline.verdict import Judgement, Verdict
 
 _log = get_logger(__name__)
 

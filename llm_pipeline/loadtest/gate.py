@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest import anomalies
 from llm_pipeline.loadtest.attainment import (
@@ -51,7 +52,6 @@ from llm_pipeline.loadtest.sample_size import (
 from llm_pipeline.loadtest.spells import upper_share
 from llm_pipeline.loadtest.stalls import not_excluded, rare_stalls
 from llm_pipeline.loadtest.void import client_facts, void_reason
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 __all__ = ["judge_windows", "probe_verdict", "void_reason"]
 

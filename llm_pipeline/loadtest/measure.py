@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.errors import Transient
 from llm_pipeline.loadtest.client.children import Children
 from llm_pipeline.loadtest.client.share import shares
 from llm_pipeline.loadtest.client.target import Target
@@ -30,7 +31,6 @@ from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.server_metrics import ServerSampler
 from llm_pipeline.loadtest.traffic import Traffic
-from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.repository_layout import MODEL_NAME
 
 _REQUEST_SECONDS = 100e-6

@@ -11,9 +11,9 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from llm_pipeline.errors import IntegrityError, unless_io
-from llm_pipeline.stages.contract import Frozen
-from llm_pipeline.verdict import Judgement, Verdict
+from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.verdict import Judgement, Verdict
 
 OUTCOME_FILE = "load_test.json"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.stages.contract import Frozen
 
 TOLERANCE = 0.95
 """Catalog figures are rounded: a time is impossible below this share of the least one."""

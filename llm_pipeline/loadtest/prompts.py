@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llm_pipeline.errors import ConfigError, unless_io
+from llm_pipeline.base.errors import ConfigError, unless_io
 from llm_pipeline.loadtest.draws import Draws, Integers
 
 CountTokens = Callable[[str], int]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.errors import IntegrityError, unless_io
+from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.loadtest.faults import Fault
 
 _GAP_BINS_A_DECADE = 115  # neighbouring edges are 2 % apart

@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 
 from llm_pipeline.accuracy.intervals import critical_value
 from llm_pipeline.accuracy.spending import early, nominal_level
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, Regression
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.loadtest.answer_lengths import compare_lengths
 from llm_pipeline.loadtest.gate import void_reason
 from llm_pipeline.loadtest.outcome import Ratio, RegressionOutcome
 from llm_pipeline.loadtest.pairs import same_requests
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import share_bounds, shown_above
-from llm_pipeline.logging import get_logger
-from llm_pipeline.verdict import Evidence, Verdict
 
 if TYPE_CHECKING:
     from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow

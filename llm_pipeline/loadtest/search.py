@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import RateSearch
 from llm_pipeline.loadtest.outcome import RatePoint
-from llm_pipeline.verdict import Verdict
 
 _STEP = 2.0
 _LOWEST_SHARE = 1 / 16

@@ -23,7 +23,9 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.errors import Transient
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.verdict import Verdict, judge
 from llm_pipeline.loadtest.confirmation import Decision, Limits, confirm
 from llm_pipeline.loadtest.duration import alone_seconds
 from llm_pipeline.loadtest.floor import FloorTimes
@@ -35,8 +37,6 @@ from llm_pipeline.loadtest.search import highest_passed, search_highest_rate
 from llm_pipeline.loadtest.soak import judge_soak
 from llm_pipeline.loadtest.steady import FEWEST, steady_from
 from llm_pipeline.loadtest.windows import Windows
-from llm_pipeline.logging import get_logger
-from llm_pipeline.verdict import Verdict, judge
 
 _WARMUP_SLICES = 5
 _WARMUP_SECONDS = 60.0

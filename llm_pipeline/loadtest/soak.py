@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, Soak
 from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.outcome import WindowSummary
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.verdict import Evidence, Verdict
 
 _NAME = "memory growth in the soak"
 _FEWEST_SAMPLES = 20

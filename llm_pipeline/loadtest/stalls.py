@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.verdict import Evidence, Verdict
 
 _MINUTE = 60.0
 _LONG_SECONDS = 120.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.findings import Table, findings, rates_in_words
 from llm_pipeline.loadtest.outcome import LoadTestOutcome
-from llm_pipeline.verdict import Evidence, Judgement, Verdict
 
 WIDTH = 120
 _FACTS = ("verdict", "fact", "measured", "bounds", "limit", "n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from llm_pipeline.errors import ConfigError, IntegrityError
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.serving.golden import GoldenPrompt, read_golden
 from llm_pipeline.serving.repository_layout import TOKENIZER_FILE
 

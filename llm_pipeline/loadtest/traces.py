@@ -19,8 +19,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from llm_pipeline.base.errors import ConfigError, unless_io
 from llm_pipeline.config.workload import Trace
-from llm_pipeline.errors import ConfigError, unless_io
 from llm_pipeline.loadtest.draws import Floats, Integers
 
 BLOCK_TOKENS = 512

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.digest import sha256_json
+from llm_pipeline.base.digest import sha256_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.measure import client_lag_seconds, rate_share
 from llm_pipeline.loadtest.records import Records
-from llm_pipeline.verdict import Evidence, Verdict
 
 MINIMUM_RATE_SHARE = 0.98
 """A client that sent less than this share of the offered rate has not offered it."""

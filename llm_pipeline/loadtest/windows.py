@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.measure import LoadClient
@@ -14,7 +15,6 @@ from llm_pipeline.loadtest.summary import summarize_window
 from llm_pipeline.loadtest.traffic import Traffic
 from llm_pipeline.loadtest.void import void_reason
 from llm_pipeline.loadtest.workload import TrafficSource
-from llm_pipeline.logging import get_logger
 
 _SEEDS_APART = 1000
 _log = get_logger(__name__)

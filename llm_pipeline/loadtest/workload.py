@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.workload import PoissonArrivals, RecordedLengths, Workload
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.loadtest.arrivals import arrival_times
 from llm_pipeline.loadtest.draws import Draws, Floats, Integers
 from llm_pipeline.loadtest.lengths import assign, cut, draw_lengths, longest

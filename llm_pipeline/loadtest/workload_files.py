@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.errors import ConfigError
 
 
 def workload_files(workload: Workload) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model_sizes import ModelSizes
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.model_facts.caches import caches, head_size, kv_heads
 from llm_pipeline.model_facts.context import context_length
 from llm_pipeline.model_facts.defaults import with_defaults

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model_sizes import ModelSizes
-from llm_pipeline.errors import ConfigError
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from llm_pipeline.base.errors import Terminal, Transient
 from llm_pipeline.config.notifications import Notifications
-from llm_pipeline.errors import Terminal, Transient
 from llm_pipeline.notifications.message import Message
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from llm_pipeline.base.redaction import without_credentials
+from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.config.notifications import NotificationKind
-from llm_pipeline.redaction import without_credentials
-from llm_pipeline.untrusted_text import one_line
 
 _KINDS: Mapping[EventKind, NotificationKind] = {
     EventKind.STARTED: "start",

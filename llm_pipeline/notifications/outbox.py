@@ -10,15 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+from llm_pipeline.base.errors import PipelineError, places_of
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.record import current_canary, read_events
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.notifications import Notifications
-from llm_pipeline.errors import PipelineError, places_of
-from llm_pipeline.logging import get_logger
 from llm_pipeline.notifications.channels import Channel, NotSent, Refused, Secrets, channels
 from llm_pipeline.notifications.message import kind_of, message_of
-from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 

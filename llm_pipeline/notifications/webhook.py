@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
-from llm_pipeline.bounded_http import call
+from llm_pipeline.base.bounded_http import call
 from llm_pipeline.notifications.channels import NotSent, Refused
 from llm_pipeline.notifications.message import Message
 

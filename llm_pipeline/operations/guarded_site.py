@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from llm_pipeline.base.errors import Transient, Unsupported, as_pipeline_error, is_unexpected
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
 from llm_pipeline.canary.epochs import epoch_above
@@ -23,8 +25,6 @@ from llm_pipeline.canary.router import ALL, RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.sightings import HostTime, is_driven, silent_seconds
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.stable_server import NoWayBack, have_answering
-from llm_pipeline.errors import Transient, Unsupported, as_pipeline_error, is_unexpected
-from llm_pipeline.logging import get_logger
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.retirement import have_standby, retire_previous, warm_again
 from llm_pipeline.operations.rollback import carry_on, roll_back

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.record import CanaryRecord, Phase, current_canary, read_record
 from llm_pipeline.canary.router import SlotName, TrafficRouter, other_slot
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.way_back_record import read_way_back
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.model_documents import model_of_release
 from llm_pipeline.store.places import serving_at

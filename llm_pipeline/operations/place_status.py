@@ -7,10 +7,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal
 
+from llm_pipeline.base.errors import ExitCode
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.guard_sign import RECENT_SECONDS
-from llm_pipeline.errors import ExitCode
 from llm_pipeline.inspection.table import labelled, readable_time
-from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.store.pointers import Pointer
 
 ServerCondition = Literal["answers", "runs and answers nothing", "has ended", "stopped"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from llm_pipeline.base.errors import Terminal
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import Phase, read_record
-from llm_pipeline.errors import Terminal
-from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.places import claim_place, serving_at, settle_place
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers

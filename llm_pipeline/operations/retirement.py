@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.moving import Patience, traffic_to
@@ -13,7 +14,6 @@ from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.standby import stand_down
-from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld

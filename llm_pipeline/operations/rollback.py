@@ -20,6 +20,9 @@ import random
 import time
 from datetime import UTC, datetime
 
+from llm_pipeline.base.errors import ConfigError, Fenced, Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.epochs import epoch_above
@@ -39,12 +42,9 @@ from llm_pipeline.canary.rollback import LEASE_SECONDS, end_canary
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.stable_server import NoWayBack, have_answering
 from llm_pipeline.canary.way_back_record import WayBack, read_way_back, write_way_back
-from llm_pipeline.errors import ConfigError, Fenced, Transient
-from llm_pipeline.logging import get_logger
 from llm_pipeline.operations.place_now import ServedPlace, free_slot, left_for, newest, on_trial
 from llm_pipeline.operations.rollback_unrecorded import leave_unrecorded
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 from llm_pipeline.store.places import refuse_stranger

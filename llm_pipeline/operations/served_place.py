@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llm_pipeline.base.errors import ConfigError, PipelineError
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import open_router, router_as_it_is
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_ports, slots_of
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.errors import ConfigError, PipelineError
-from llm_pipeline.logging import get_logger
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.rollback import roll_back
 from llm_pipeline.store.artifact_store import ArtifactStore

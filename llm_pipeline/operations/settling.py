@@ -5,12 +5,12 @@ What served before stands by from then on, for as long as it is kept warm.
 
 from __future__ import annotations
 
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.moving import Patience, traffic_to
 from llm_pipeline.canary.record import CanaryJournal, Phase, lease_name
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
 from llm_pipeline.canary.standby import standby_after
-from llm_pipeline.logging import get_logger
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
 

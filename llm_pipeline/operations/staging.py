@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llm_pipeline.base.errors import ConfigError, PipelineError, from_document
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.errors import ConfigError, PipelineError, from_document
 from llm_pipeline.flow import Flow
 from llm_pipeline.operations.status import STAGING
 from llm_pipeline.release_claim import readable_claims

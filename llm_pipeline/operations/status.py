@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.guard_sign import RECENT_SECONDS, read_sign
@@ -21,7 +23,6 @@ from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.router_place import EnvoyPlace, users_address
 from llm_pipeline.config.server_ports import ServerPorts
-from llm_pipeline.errors import ConfigError, PipelineError
 from llm_pipeline.operations.place_status import (
     DeploymentStatus,
     Health,
@@ -31,7 +32,6 @@ from llm_pipeline.operations.place_status import (
     ServerCondition,
     ServerStatus,
 )
-from llm_pipeline.runners import detached
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.artifact_store import ArtifactStore

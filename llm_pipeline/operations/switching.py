@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.agreement import is_moving
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.envoy_process import StartedEnvoy, stop_router
@@ -22,11 +25,8 @@ from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, Traffic
 from llm_pipeline.canary.slots import TritonSlots, slot_ports, slot_state, slots_of
 from llm_pipeline.canary.stable_server import have_answering
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.serving.triton_server import find_server
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.places import Serving, serving_at

@@ -16,12 +16,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.plain_environment import plain_environment
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import Unsupported
-from llm_pipeline.plain_environment import plain_environment
 from llm_pipeline.planning.speed import PUBLISHED, Tokens
-from llm_pipeline.stages.contract import Frozen
 
 TIME_LIMIT_SECONDS = 30.0
 

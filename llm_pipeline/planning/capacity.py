@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.target_memory import judge_memory
-from llm_pipeline.stages.contract import Frozen
 
 _LENGTHS = (2048, 8192, 32_768, 131_072)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 
 Column = Literal["engine_1_2", "pytorch_1_2", "pytorch_main"]
 """A TensorRT-LLM backend and version range of the support matrix."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.catalog import Column, containers, find_family, find_gpu, first_reader_version
@@ -48,7 +49,6 @@ from llm_pipeline.planning.runtime_versions import (
 )
 from llm_pipeline.planning.target_checks import target_problem
 from llm_pipeline.planning.weight_storage import bits_per_weight
-from llm_pipeline.stages.contract import Frozen
 
 _OLDEST_TRANSFORMERS, _NEWEST_TRANSFORMERS = (5, 5), (5, 17)
 """Continuous batching has changed its interface with many versions; these are the ends of what it was run with."""

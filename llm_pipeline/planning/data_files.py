@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.loadtest.workload import check_workload, longest_request
 from llm_pipeline.quantization.calibration import choose_samples
 from llm_pipeline.quantization.calibration_samples import read_source

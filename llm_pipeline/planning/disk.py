@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.memory import weight_bytes
-from llm_pipeline.stages.contract import Frozen
 
 _COPIES = 2
 """The engine, and the model repository that holds it."""

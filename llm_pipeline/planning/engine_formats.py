@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import Unsupported
 from llm_pipeline.planning.formats import Support
 from llm_pipeline.planning.target_checks import features_problem, ranks_problem
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint

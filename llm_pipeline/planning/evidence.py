@@ -13,10 +13,10 @@ from llm_pipeline.accuracy.gate import is_only_for_harm
 from llm_pipeline.accuracy.looks import LookPlan, plan_looks
 from llm_pipeline.accuracy.power import TYPICAL_FLIPS, expected_items, items_needed
 from llm_pipeline.accuracy.rehearsal import Rehearsal, parts_of, rehearse
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.planning.task_pool import TaskItems
-from llm_pipeline.stages.contract import Frozen
 
 FLIPS = (0.02, 0.05, 0.08)
 POWER = 0.9

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.errors import PipelineError
 from llm_pipeline.planning.history import History, read_history
 from llm_pipeline.planning.model import Comparison
 from llm_pipeline.planning.patience import Asked

@@ -13,8 +13,8 @@ from functools import partial
 
 from pydantic import ValidationError
 
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.planning.patience import side_by_side
 from llm_pipeline.release_record import ReleaseRecord, read_record, record_name
 from llm_pipeline.stages.contract import StageResult

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.directory_listing import list_directory
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import Interpreter
-from llm_pipeline.directory_listing import list_directory
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.runners import detached
 from llm_pipeline.serving.ports import require_free_port
 from llm_pipeline.stages.contract import EnvironmentName
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from math import ceil
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe
 from llm_pipeline.config.runtime_options import KvCacheOptions
 from llm_pipeline.config.target import EngineLimits, Parallelism
@@ -27,7 +28,6 @@ from llm_pipeline.planning.weight_storage import (
     mixture,
     stored_bytes,
 )
-from llm_pipeline.stages.contract import Frozen
 
 _KV_BYTES: dict[KvCacheFormat, float] = {"fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + 1 / 16}
 """Bytes of one element of a quantized KV cache, the scale of a block of 16 included."""

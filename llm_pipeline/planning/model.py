@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import WeightFormat
 from llm_pipeline.config.release import ExpectedScore
 from llm_pipeline.config.target import EngineBuilderName
@@ -22,7 +23,6 @@ from llm_pipeline.planning.stage_cost import TotalCost
 from llm_pipeline.planning.stage_graph import PlannedStage
 from llm_pipeline.planning.target_speed import SpeedFigures, Throughput
 from llm_pipeline.planning.task_pool import TaskItems
-from llm_pipeline.stages.contract import Frozen
 
 
 class RecipePlan(Frozen):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.workload import Lengths
-from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.formats import asked_by
 from llm_pipeline.planning.weight_storage import is_excluded

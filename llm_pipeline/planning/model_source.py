@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import NamedTuple
 
+from llm_pipeline.base.errors import ConfigError, PipelineError, Transient
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import ModelSource
-from llm_pipeline.errors import ConfigError, PipelineError, Transient
 from llm_pipeline.hub.address import require_listening
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.model_facts.facts import ModelFacts

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.interconnect import pcie_reason
 from llm_pipeline.planning.target_memory import judge_memory
-from llm_pipeline.stages.contract import Frozen
 
 _STEPS = (1, 2, 4, 8)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-from llm_pipeline.errors import Transient
+from llm_pipeline.base.errors import Transient
 
 _THREADS = 8
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.errors import PipelineError
 from llm_pipeline.planning.patience import Asked
 from llm_pipeline.store import open_store
 from llm_pipeline.store.places import Holder, PlaceTaken, require_place

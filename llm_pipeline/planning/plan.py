@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.release import ResolvedRelease
-from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.deployment import QuantizationHost
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Evaluation, ResolvedRelease
@@ -15,7 +16,6 @@ from llm_pipeline.planning.gpu_time import quantization_seconds, scoring_seconds
 from llm_pipeline.planning.quantization_memory import PeakMemory, devices_needed, fitting_batch, predict_peak
 from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.quantization.batch_limits import LARGEST_BATCH_TOKENS
-from llm_pipeline.stages.contract import Frozen
 
 _ASSUMED_BATCH = 32
 _EXPECTED_FLIPS = FLIPS[1]

@@ -14,13 +14,14 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.flow import Flow, MissingResult, passed
 from llm_pipeline.planning.datasets import expected_data_commits, expected_datasets
 from llm_pipeline.planning.history import History
 from llm_pipeline.release_record import ReleaseRecord
-from llm_pipeline.stages.contract import Frozen, Stage, StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.contract import Stage, StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import KeyContent, StageRecord, key_content, trusted_stage_record
 from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import ArtifactStore

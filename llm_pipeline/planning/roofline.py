@@ -19,6 +19,7 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
@@ -33,7 +34,6 @@ from llm_pipeline.planning.weight_storage import (
     mixture,
     stored_bytes,
 )
-from llm_pipeline.stages.contract import Frozen
 
 _FP8_BY_BF16 = 2.0
 """Peak of 8-bit tensor cores by that of the 16-bit ones, on every NVIDIA GPU that has them."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.metric_source import CloudWatchSource, EnvoySource
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.router_place import AwsAlbPlace, EnvoyPlace, ExistingEnvoyPlace
-from llm_pipeline.errors import ConfigError
 
 
 def check_routers(loaded: LoadedRelease) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Literal
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.history import History
 from llm_pipeline.planning.reuse import Step, StepReuse
-from llm_pipeline.stages.contract import Frozen
 from llm_pipeline.stages.registry import STAGE_NAMES
 
 _ON_QUANTIZATION_HOST = frozenset({"baseline", "quantize", "accuracy"})

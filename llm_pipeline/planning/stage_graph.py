@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.reuse import StepReuse
 from llm_pipeline.planning.stage_cost import StepCost
-from llm_pipeline.stages.contract import Frozen
 
 APPROVAL = "approve"
 """The human decision: a step of the flow that is no stage."""

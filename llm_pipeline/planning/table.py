@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.canary_table import canary_lines
 from llm_pipeline.planning.capacity import Capacity
@@ -13,7 +14,6 @@ from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.model import Plan, TargetPlan, format_bytes
 from llm_pipeline.planning.stage_table import stage_lines
 from llm_pipeline.planning.throughput_table import throughput_lines
-from llm_pipeline.untrusted_text import one_line
 
 _HEADER = ("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits")
 _NUMBERS_FROM = 3

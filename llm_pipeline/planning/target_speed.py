@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
@@ -14,7 +15,6 @@ from llm_pipeline.planning.ladder import decoded_together
 from llm_pipeline.planning.roofline import RooflineFigures, roofline_figures
 from llm_pipeline.planning.speed import PUBLISHED, Tokens, relative_speed, tokens_per_second
 from llm_pipeline.planning.weight_storage import bits_per_weight
-from llm_pipeline.stages.contract import Frozen
 
 
 class SpeedFigures(Frozen):

@@ -14,9 +14,9 @@ from typing import Any
 
 from llm_pipeline.accuracy.task_files import TaskCode, TaskDirectory, read_task_directory, task_code
 from llm_pipeline.accuracy.task_metrics import refuse_by_file
-from llm_pipeline.config.plain_files import read_plain_file
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.plain_files import read_plain_file
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.task_pool import known_facts
 
 _MODULE_BYTES = 2**20

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from llm_pipeline.accuracy.task_files import TaskDirectory, read_task_directory
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.stages.contract import Frozen
 
 
 class TaskItems(Frozen):

@@ -24,9 +24,9 @@ from modelopt.torch.quantization.algorithms import (
 from pydantic import JsonValue
 from torch import nn
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.quantization import QuantizationRecipe, Search
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.calibration import Tokens
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses, Progress, input_ids
 from llm_pipeline.quantization.modelopt_configs import disabled_layers, search_formats

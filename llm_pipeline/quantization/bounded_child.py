@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llm_pipeline.errors import Terminal
+from llm_pipeline.base.errors import Terminal
 
 T = TypeVar("T")
 

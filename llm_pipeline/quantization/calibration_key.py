@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.digest import sha256_json
 
 _FORMAT = 1
 _TOOLS = ("nvidia-modelopt", "torch", "transformers")

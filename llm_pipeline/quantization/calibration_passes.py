@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.quantization.calibration import CalibrationSet, Tokens
 
 log = get_logger(__name__)

@@ -21,11 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from llm_pipeline.digest import canonical_json
-from llm_pipeline.errors import IntegrityError, unless_io
+from llm_pipeline.base.digest import canonical_json
+from llm_pipeline.base.durable import sync_file_system
+from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.quantization.plain_data import from_json, to_json
 from llm_pipeline.quantization.quantizer_state import QuantizerState, rescale, restore
-from llm_pipeline.store.durable import sync_file_system
 
 _FORMAT = 1
 _DESCRIPTION, _TENSORS = "calibration.json", "calibration.safetensors"

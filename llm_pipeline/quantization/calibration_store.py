@@ -14,9 +14,9 @@ from typing import Literal
 
 from pydantic import JsonValue, ValidationError
 
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.condemned import publish_spared, spare
 from llm_pipeline.store.lease import Lease, LeaseHeld

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint_metadata import read_quantization
 from llm_pipeline.quantization.formats import ActivationFormat, LayerFormat, StoredWeight
 from llm_pipeline.quantization.stored_tensors import StoredTensors

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.json_document import read_object
+from llm_pipeline.base.json_document import read_object
 
 COMPANIONS = (
     "tokenizer.json",

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.checkpoint_loading import load_config
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
-from llm_pipeline.errors import Unsupported
 from llm_pipeline.quantization.whole_blocks import BLOCK, BLOCKWISE
 
 _SCALES_BY_ROW: frozenset[WeightFormat] = frozenset({"int8_smoothquant", "int8_weight_only"})

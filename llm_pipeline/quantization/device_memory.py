@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from llm_pipeline.errors import Terminal
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.errors import Terminal
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.quantization.batch_limits import LARGEST_BATCH_TOKENS, SHARE_USED
 
 log = get_logger(__name__)

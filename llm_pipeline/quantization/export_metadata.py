@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.checkpoint_loading import load_config
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_files import read_json
 from llm_pipeline.quantization.checkpoint_metadata import QUANTIZATION_FILE

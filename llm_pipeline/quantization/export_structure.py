@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint
 from llm_pipeline.quantization.exported_names import ALGORITHMS, FUSED_PROJECTIONS
 from llm_pipeline.quantization.model_tensors import empty_model

@@ -19,7 +19,7 @@ from math import prod
 
 import torch
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint
 from llm_pipeline.quantization.stored_tensors import StoredTensors
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 import torch
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.quantization.activations import MXFP4_BLOCK, NVFP4_BLOCK, quantize_fp8
 
 ActivationFormat = Literal["fp8", "int8", "fp8_per_token", "nvfp4", "mxfp4"]

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.checkpoint_loading import load_config
-from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.hub.checkpoint import read_tensors
 from llm_pipeline.quantization.checkpoint_metadata import read_quantization
 from llm_pipeline.quantization.known_extras import unknown_extras

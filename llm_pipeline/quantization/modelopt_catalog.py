@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
+from llm_pipeline.base.entry import entry_point
 from llm_pipeline.config.quantization import WEIGHT_BITS, KvCacheFormat, WeightFormat
-from llm_pipeline.entry import entry_point
 from llm_pipeline.quantization.modelopt_recipes import ModeloptRecipe
 
 TABLE = Path(__file__).parent / "data" / "modelopt_recipes.json"

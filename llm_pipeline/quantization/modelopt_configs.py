@@ -6,8 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
-from llm_pipeline.errors import Unsupported
 from llm_pipeline.quantization.modelopt_catalog import load_modelopt_recipe
 from llm_pipeline.quantization.modelopt_recipes import formats_of, known_modelopt_recipe
 

@@ -22,9 +22,9 @@ import modelopt.torch.quantization as mtq
 import torch
 from modelopt.torch.export import export_hf_checkpoint
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization import autoquantize
 from llm_pipeline.quantization.algorithms import memory_growth, only_rescales
 from llm_pipeline.quantization.calibration import CalibrationSet

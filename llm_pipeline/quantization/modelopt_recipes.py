@@ -10,6 +10,7 @@ import json
 from functools import cache
 from importlib.resources import files
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import (
     NEEDS_CUDA,
@@ -18,7 +19,6 @@ from llm_pipeline.config.quantization import (
     QuantizationRecipe,
     WeightFormat,
 )
-from llm_pipeline.errors import ConfigError
 
 _PARTS_OF_RECIPES = "configs/"
 

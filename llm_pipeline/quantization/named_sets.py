@@ -8,9 +8,9 @@ from functools import cache
 from importlib.resources import files
 from pathlib import PurePosixPath
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model import ConfigModel, HubId
 from llm_pipeline.config.quantization import NAMED_SET
-from llm_pipeline.errors import ConfigError
 
 _CHAT_FIELD = "messages"
 

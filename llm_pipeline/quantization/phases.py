@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.durable import replace_durably, sync_file_system
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Metric
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.logging import get_logger
 from llm_pipeline.quantization.calibration_store import Origin, shared_calibration
-from llm_pipeline.stages.contract import Metric
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.durable import replace_durably, sync_file_system
 from llm_pipeline.store.provenance import Provenance
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.checkpoint_loading import load_causal_model, load_config, load_confined
-from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.activations import (
     FP4_MAXIMUM,
     quantize_fp8,

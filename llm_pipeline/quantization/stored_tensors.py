@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from llm_pipeline.errors import IntegrityError, unless_io
+from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.quantization.checkpoint_files import read_json
 
 _KINDS = {

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from llm_pipeline.base.digest import sha256_file
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.digest import sha256_file
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_files import COMPANIONS, TOKENIZERS, read_json
 from llm_pipeline.quantization.export_metadata import check_metadata

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
-from llm_pipeline.errors import Unsupported
 from llm_pipeline.quantization.exported_names import ALGORITHMS
 from llm_pipeline.quantization.modelopt_recipes import formats_of
 

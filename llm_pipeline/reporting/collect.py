@@ -15,8 +15,8 @@ from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.items import ScoredItem, read_items
 from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.errors import PipelineError
 from llm_pipeline.flow import Flow
 from llm_pipeline.planning.model import TargetPlan
 from llm_pipeline.release_record import ReleaseRecord, read_record

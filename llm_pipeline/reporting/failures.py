@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llm_pipeline.errors import ErrorDocument
+from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.reporting.model import FailedStage
 from llm_pipeline.reporting.standing import Results, chosen_recipes
 from llm_pipeline.stages.contract import StageFailure

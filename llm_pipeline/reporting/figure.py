@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llm_pipeline.untrusted_text import html
-from llm_pipeline.verdict import Verdict
+from llm_pipeline.base.untrusted_text import html
+from llm_pipeline.base.verdict import Verdict
 
 _COLOURS = {
     "ink": "#010203",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from llm_pipeline.accuracy.choice import recipes_in_words
+from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.reporting.failures import failures_in_words
 from llm_pipeline.reporting.model import CanaryStudy, Fact, FailedStage, Headline, State, stage_label
@@ -13,7 +14,6 @@ from llm_pipeline.reporting.rolled_back import ended_in_rollback, rollback_in_wo
 from llm_pipeline.reporting.standing import UNQUANTIZED, Results, chosen_recipes, serves
 from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.store.pointers import Pointers
-from llm_pipeline.verdict import Verdict, worst
 
 _ALWAYS_RUN = ("staging_down", "rollback", "report")
 """Stages that run after the others whatever became of them: they say nothing of how far a release got."""

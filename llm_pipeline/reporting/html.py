@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from importlib import resources
 
+from llm_pipeline.base.untrusted_text import several_lines
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.loadtest.findings import Table, findings, rates_in_words
 from llm_pipeline.reporting.accuracy_plot import plot_accuracy
 from llm_pipeline.reporting.canary_evidence_plot import e_value, plot_evidence
@@ -18,8 +20,6 @@ from llm_pipeline.reporting.pareto_plot import pareto_points, plot_pareto
 from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
 from llm_pipeline.reporting.timeline_plot import plot_timeline
 from llm_pipeline.reporting.variants_plot import origins, plot_variants
-from llm_pipeline.untrusted_text import several_lines
-from llm_pipeline.verdict import Evidence, Verdict
 
 _TEMPLATE = "template.html.jinja"
 

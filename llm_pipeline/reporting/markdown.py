@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from llm_pipeline.base.untrusted_text import markdown, one_line
+from llm_pipeline.base.verdict import Evidence
 from llm_pipeline.reporting.failures import failure_in_words
 from llm_pipeline.reporting.model import EngineSpeed, Gate, ReportData, Trial, Variant, verdict_in_words
 from llm_pipeline.reporting.quantities import duration, measure, megabytes, points
-from llm_pipeline.untrusted_text import markdown, one_line
-from llm_pipeline.verdict import Evidence
 
 
 def render_markdown(data: ReportData) -> str:

@@ -9,13 +9,13 @@ from pydantic import Field
 
 from llm_pipeline.accuracy.evaluation import DataRead, Divergence, NoiseFloor
 from llm_pipeline.accuracy.paired import Comparison, PairedAccuracy
+from llm_pipeline.base.errors import ErrorDocument
+from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.canary.step_summary import StepSummary
 from llm_pipeline.canary.timeline import EvidenceSeries
 from llm_pipeline.config.policy import LoadTestPolicy
-from llm_pipeline.errors import ErrorDocument
 from llm_pipeline.loadtest.outcome import LoadTestOutcome
-from llm_pipeline.stages.contract import ArtifactRef, Frozen
-from llm_pipeline.verdict import Evidence, Judgement, Verdict
 
 State = Literal["in production", "replaced", "rolled back", "stopped", "failed", "on its way"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.loadtest.deciding import deciding_windows, quantile_of
 from llm_pipeline.loadtest.outcome import Latency, RatePoint, WindowSummary
 from llm_pipeline.reporting.figure import VERDICT_ROLE, Plot, colour, draw_plot, legend_below, milliseconds_axis
 from llm_pipeline.reporting.model import LoadStudy
 from llm_pipeline.reporting.quantities import measure
-from llm_pipeline.verdict import Verdict
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _SIZE = (5.2, 3.4)

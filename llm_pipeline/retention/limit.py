@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llm_pipeline.errors import Terminal
+from llm_pipeline.base.errors import Terminal
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.inspection.table import readable_bytes
 from llm_pipeline.retention.plan import RetentionPlan
-from llm_pipeline.stages.contract import ArtifactRef
 
 
 class TooMuchToRemove(Terminal):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.claim_state import Claimant
 from llm_pipeline.config.deployment import Retention
 from llm_pipeline.retention.state import (
@@ -18,7 +19,6 @@ from llm_pipeline.retention.state import (
     WorkDirectory,
     is_release_id,
 )
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import Leftover
 from llm_pipeline.store.condemned import Condemned
 

@@ -9,12 +9,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.deployment import Retention
 from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
 from llm_pipeline.retention.limit import FORCE
 from llm_pipeline.retention.plan import RetentionPlan
 from llm_pipeline.retention.state import ReleaseState
-from llm_pipeline.stages.contract import ArtifactRef, Frozen
 
 What = Literal[
     "release",

@@ -10,12 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.directory_listing import list_directories
+from llm_pipeline.base.durable import replace_durably
+from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import DockerEnvironment
-from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.directory_listing import list_directories
-from llm_pipeline.errors import ConfigError, StageCrashed, Transient
-from llm_pipeline.logging import get_logger
 from llm_pipeline.runners.docker_connection import connect, engine_answers
 from llm_pipeline.runners.docker_container import DIGEST_LABEL, container_mounts, container_options
 from llm_pipeline.runners.docker_image import resolve_image
@@ -32,7 +33,6 @@ from llm_pipeline.runners.job_names import job_base_name
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.stage_environment import withheld_secrets
 from llm_pipeline.stages.contract import StageRequest, StageResult
-from llm_pipeline.store.durable import replace_durably
 
 log = get_logger(__name__)
 

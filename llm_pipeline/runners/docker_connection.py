@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from llm_pipeline.errors import Transient, Unsupported
+from llm_pipeline.base.errors import Transient, Unsupported
 
 _TIMEOUT_SECONDS = 120
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.environment import DockerEnvironment, Mount
 from llm_pipeline.engines.host_facts import CONTAINER_VARIABLE
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.runners.docker_image import ResolvedImage
 from llm_pipeline.runners.job_directory import request_path
 from llm_pipeline.runners.job_names import LABEL_PREFIX, request_labels

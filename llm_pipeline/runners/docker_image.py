@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 
 log = get_logger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import DockerEnvironment, KubernetesEnvironment
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.runners.runner import Placement
 
 ContainerEnvironment = DockerEnvironment | KubernetesEnvironment

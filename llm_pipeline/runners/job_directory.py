@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from llm_pipeline.directory_listing import list_directory
-from llm_pipeline.errors import from_document
-from llm_pipeline.runners import detached
+from llm_pipeline.base import detached
+from llm_pipeline.base.directory_listing import list_directory
+from llm_pipeline.base.errors import from_document
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.stages.contract import OUTCOME, StageRequest, StageResult
 

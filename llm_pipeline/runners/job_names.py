@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llm_pipeline.digest import sha256_json
+from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.stages.contract import StageRequest
 
 LABEL_PREFIX = "llm-pipeline/"

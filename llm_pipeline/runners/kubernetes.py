@@ -13,11 +13,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient, from_document
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import KubernetesEnvironment
-from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.errors import PipelineError, StageCrashed, Transient, from_document
-from llm_pipeline.logging import get_logger
 from llm_pipeline.runners.environments import environment_of, image_of
 from llm_pipeline.runners.job_directory import last_lines
 from llm_pipeline.runners.job_names import job_base_name, job_name_prefix, work_hash

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, ClassVar, NoReturn
 
-from llm_pipeline.errors import ConfigError, Transient, Unsupported
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.runners.kubernetes_job import CONTAINER, DIGEST_ANNOTATION
 from llm_pipeline.runners.kubernetes_state import JobState, PodState, job_state, pod_state
 

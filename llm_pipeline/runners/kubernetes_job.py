@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.environment import ClaimMount, KubernetesEnvironment, Toleration
 from llm_pipeline.engines.host_facts import CONTAINER_VARIABLE
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.runners.job_names import LABEL_PREFIX, label_value, request_labels
 from llm_pipeline.runners.runner import STAGE_VARIABLES, Job
 from llm_pipeline.stages.contract import StageRequest

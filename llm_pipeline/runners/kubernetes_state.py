@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from llm_pipeline.errors import ConfigError, PipelineError, Transient
+from llm_pipeline.base.errors import ConfigError, PipelineError, Transient
 
 _NEVER_STARTS = ("InvalidImageName", "ErrImageNeverPull")
 _WRONG_CONFIGURATION = {

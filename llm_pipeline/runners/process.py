@@ -6,10 +6,10 @@ import contextlib
 import os
 from pathlib import Path
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.errors import ConfigError, StageCrashed
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.errors import ConfigError, StageCrashed
-from llm_pipeline.runners import detached
 from llm_pipeline.runners.job_directory import (
     last_lines,
     latest_number,

@@ -14,7 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Protocol
 
-from llm_pipeline.stages.contract import EnvironmentName, Frozen, StageRequest, StageResult
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.stages.contract import EnvironmentName, StageRequest, StageResult
 
 RunnerName = Literal["process", "docker", "kubernetes"]
 

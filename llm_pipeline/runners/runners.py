@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.runners.docker import DockerRunner
 from llm_pipeline.runners.kubernetes import KubernetesRunner
 from llm_pipeline.runners.process import ProcessRunner

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.repository_host import refuse_other_host
 from llm_pipeline.serving.repository_links import fetch_links
 from llm_pipeline.serving.triton_server import start_server, stop_server
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 

@@ -10,8 +10,8 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.errors import ConfigError
 
 
 def request_headers(endpoint: Endpoint) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 
 GOLDEN_FILE = "golden.jsonl"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 
+from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.errors import IntegrityError, Transient
 from llm_pipeline.serving.client import MODEL_PATH
 from llm_pipeline.serving.endpoint_access import request_headers, tls_context
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import Unsupported
 
 LaunchMode = Literal["single", "leader", "orchestrator", "multi_node_launcher"]
 

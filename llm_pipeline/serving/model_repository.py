@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_pipeline.base.errors import IntegrityError, Unsupported
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineBuilderName, Target
 from llm_pipeline.engines.builder import EngineDescription
-from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.serving import golden as golden_prompts
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.repositories import batched, llmapi, openvino
@@ -23,7 +24,6 @@ from llm_pipeline.serving.repositories.packaged import Fact, PackagedEngine
 from llm_pipeline.serving.repository_layout import FACTS_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.repository_lint import lint_repository
-from llm_pipeline.stages.contract import ArtifactRef
 
 __all__ = ["Fact", "RepositoryFacts", "lint_repository", "write_repository"]
 

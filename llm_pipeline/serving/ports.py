@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
@@ -27,7 +28,6 @@ from llm_pipeline.serving.probing.departures import departures_free
 from llm_pipeline.serving.probing.refusals import bad_requests_are_refused
 from llm_pipeline.serving.probing.repeats import repeats_are_generated
 from llm_pipeline.serving.probing.served import Served, context_length
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 
 async def probe(

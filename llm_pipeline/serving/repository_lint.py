@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.engines.builder import ENGINE_FILE, EngineDescription
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.serving.lint import lint_repository_directory
 from llm_pipeline.serving.lint.repository import ModelSource, read_repository
 from llm_pipeline.serving.repository_layout import (

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from llm_pipeline.errors import Fenced, IntegrityError
-from llm_pipeline.logging import get_logger
-from llm_pipeline.store.durable import replace_durably
-from llm_pipeline.store.file_lock import flocked
+from llm_pipeline.base.durable import replace_durably
+from llm_pipeline.base.errors import Fenced, IntegrityError
+from llm_pipeline.base.file_lock import flocked
+from llm_pipeline.base.logging import get_logger
 
 log = get_logger(__name__)
 

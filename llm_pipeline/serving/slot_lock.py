@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llm_pipeline.store.file_lock import flocked
+from llm_pipeline.base.file_lock import flocked
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.bounded_http import call
+from llm_pipeline.base import detached
+from llm_pipeline.base.bounded_http import call
+from llm_pipeline.base.confinement import confined
+from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.errors import ConfigError, Terminal, Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.confinement import confined
-from llm_pipeline.digest import sha256_json
-from llm_pipeline.errors import ConfigError, Terminal, Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.runners import detached
 from llm_pipeline.serving.identity import served_name
 from llm_pipeline.serving.ports import LOOPBACK, require_free
 from llm_pipeline.serving.repository_layout import MODEL_NAME

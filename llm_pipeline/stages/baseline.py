@@ -8,9 +8,9 @@ from pydantic import Field
 
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline
 from llm_pipeline.accuracy.table import format_evaluation
+from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Evaluation, TaskOptions
-from llm_pipeline.logging import Lines, get_logger
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 
 log = get_logger(__name__)

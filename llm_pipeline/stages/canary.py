@@ -6,6 +6,10 @@ import contextlib
 import time
 from pathlib import Path
 
+from llm_pipeline.base.errors import Fenced
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef, Metric
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.moving import Patience
@@ -27,17 +31,14 @@ from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
 from llm_pipeline.config.router_place import users_address
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.errors import Fenced
 from llm_pipeline.loadtest.lengths import longest
 from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.loadtest.workload_files import locate_files
-from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import ArtifactRef, Metric, Produced, Stage, StageContext, StageOutput
+from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.store.lease import Lease, LeaseLost
 from llm_pipeline.store.places import claim_place, serving_at
 from llm_pipeline.store.pointers import Pointer
 from llm_pipeline.trusted_pointers import require_served
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 log = get_logger(__name__)
 

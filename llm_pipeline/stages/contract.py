@@ -12,40 +12,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
+from pydantic import BaseModel, Field, JsonValue, TypeAdapter
 
+from llm_pipeline.base.errors import ErrorDocument
+from llm_pipeline.base.records import ArtifactRef, Frozen, Metric
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ErrorDocument
-from llm_pipeline.verdict import Judgement, Verdict
 
 if TYPE_CHECKING:
     from llm_pipeline.store.artifact_store import ArtifactStore
 
-Metric = float | int | str | None
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 EnvironmentName = str
 """`control`, `model`, or one that a target names."""
-
-
-class Frozen(BaseModel):
-    """Base of the immutable records that cross processes."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        hide_input_in_errors=True,
-        defer_build=True,  # a command uses few of the records: a plan starts with a fifth less to do
-    )
-
-
-class ArtifactRef(Frozen):
-    """An artifact's name: its kind and the digest of its content."""
-
-    kind: str
-    digest: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}/{self.digest[:12]}"
 
 
 class StageRequest(Frozen):
@@ -66,7 +45,7 @@ class StageRequest(Frozen):
     stage: str
     subject: str = ""
     config: dict[str, JsonValue]
-    inputs: dict[str, ArtifactRef] = {}
+    inputs: dict[str, ArtifactRef] = Field(default={})
     store: StoreConfig
     work_root: str
     time_limit_seconds: float = Field(default=24 * 3600.0, gt=0.0)
@@ -98,10 +77,10 @@ class StageResult(Frozen):
     subject: str
     key: str
     reused: bool = False
-    artifacts: dict[str, ArtifactRef] = {}
-    metrics: dict[str, Metric] = {}
+    artifacts: dict[str, ArtifactRef] = Field(default={})
+    metrics: dict[str, Metric] = Field(default={})
     judgement: Judgement | None = None
-    tools: dict[str, str] = {}
+    tools: dict[str, str] = Field(default={})
     timings: Timings
 
 

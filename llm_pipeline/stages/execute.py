@@ -18,8 +18,8 @@ from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
-from llm_pipeline.digest import sha256_json
-from llm_pipeline.errors import (
+from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.errors import (
     ConfigError,
     IntegrityError,
     InternalError,
@@ -28,10 +28,9 @@ from llm_pipeline.errors import (
     as_pipeline_error,
     is_unexpected,
 )
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.stages.contract import (
-    ArtifactRef,
-    Frozen,
     Stage,
     StageContext,
     StageFailure,

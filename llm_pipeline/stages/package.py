@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pydantic import Field
 
 from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.target import EngineBuilderName, Target
 from llm_pipeline.engines.builder import EngineDescription
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.golden import golden_from_items
 from llm_pipeline.serving.model_repository import Fact, write_repository
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput

@@ -15,14 +15,14 @@ from types import FrameType
 import psutil
 from pydantic import ValidationError
 
-from llm_pipeline.errors import ConfigError, ExitCode, PipelineError, StageCancelled, StageOutOfTime
-from llm_pipeline.logging import get_logger, write_json_lines
+from llm_pipeline.base.durable import replace_durably
+from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, StageCancelled, StageOutOfTime
+from llm_pipeline.base.logging import get_logger, write_json_lines
 from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute, replace_document
 from llm_pipeline.stages.registry import publishes
 from llm_pipeline.stages.time_limit import OutOfTime, ended_after
 from llm_pipeline.store import open_store
-from llm_pipeline.store.durable import replace_durably
 from llm_pipeline.store.signed_documents import write_signed
 
 IN_STORE = "store:"

@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from llm_pipeline.base.directory_listing import walk_files
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.base.records import Metric
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.directory_listing import walk_files
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.logging import Lines, get_logger
 from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.quantization.modelopt_configs import refuse_unsupported
 from llm_pipeline.quantization.phases import Steps
@@ -21,7 +22,7 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     check_tensorrt_llm_checkpoint,
     refuse_unsupported_tensorrt_llm_checkpoint,
 )
-from llm_pipeline.stages.contract import Metric, Produced, Stage, StageContext, StageOutput
+from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.store.provenance import Provenance, here
 
 if TYPE_CHECKING:

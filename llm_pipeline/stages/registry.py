@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.stages.contract import Stage
 
 STAGE_NAMES = (

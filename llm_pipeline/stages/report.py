@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.logging import get_logger
 from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 
 log = get_logger(__name__)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from llm_pipeline.base.digest import sha256_file, sha256_json
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.model import ConfigModel, Revision
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
-from llm_pipeline.digest import sha256_file, sha256_json
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.dataset_file import fetch_dataset_file
 from llm_pipeline.hub.disk_space import Place, require_space
@@ -22,7 +24,6 @@ from llm_pipeline.hub.license_review import license_change, require_license
 from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.hub.sources import open_source
 from llm_pipeline.loadtest.workload_files import workload_files
-from llm_pipeline.logging import get_logger
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.quantization.named_sets import named_set
 from llm_pipeline.release_record import (
@@ -33,7 +34,7 @@ from llm_pipeline.release_record import (
     read_record,
     record_name,
 )
-from llm_pipeline.stages.contract import ArtifactRef, Stage, StageContext, StageOutput
+from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 from llm_pipeline.stages.download import STAGE as DOWNLOAD
 from llm_pipeline.stages.download import download_config
 from llm_pipeline.stages.execute import key_content, read_stage_record, replace_document

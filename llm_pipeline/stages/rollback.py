@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llm_pipeline.base.records import Metric
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.record import Phase
@@ -11,7 +12,7 @@ from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
-from llm_pipeline.stages.contract import Metric, Stage, StageContext, StageOutput
+from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 
 
 class RollbackConfig(ConfigModel):

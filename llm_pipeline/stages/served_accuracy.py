@@ -20,12 +20,12 @@ from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_comparison
+from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.digest import sha256_json
-from llm_pipeline.logging import Lines, get_logger
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 

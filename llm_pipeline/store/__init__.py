@@ -2,8 +2,8 @@
 
 from pydantic import ValidationError
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.local import LocalStore
 

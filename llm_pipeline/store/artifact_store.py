@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydantic import JsonValue
 
-from llm_pipeline.errors import Transient
-from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.records import ArtifactRef
 
 if TYPE_CHECKING:
     from llm_pipeline.store.manifest import Manifest

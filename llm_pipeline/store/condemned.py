@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
-from llm_pipeline.stages.contract import ArtifactRef, Frozen
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Leftover
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import lease_of

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from llm_pipeline.errors import IntegrityError, PipelineError
+from llm_pipeline.base.errors import IntegrityError, PipelineError
 
 Model = TypeVar("Model", bound=BaseModel)
 

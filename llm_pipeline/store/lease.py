@@ -16,10 +16,10 @@ from typing import Self
 
 from pydantic import JsonValue
 
-from llm_pipeline.errors import Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.runners.detached import process_is_stopped, process_start_ticks, visible_processes
-from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.base.detached import process_is_stopped, process_start_ticks, visible_processes
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
 from llm_pipeline.store.documents import understood
 

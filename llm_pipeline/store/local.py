@@ -16,22 +16,22 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.digest import FileDigest, copy_file, sha256_bytes
-from llm_pipeline.directory_listing import list_directories, list_directory, walk_files
-from llm_pipeline.errors import ConfigError, IntegrityError, Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import ArtifactRef
-from llm_pipeline.store.artifact_store import Conflict, Difference, Document, Leftover, StoredArtifact
-from llm_pipeline.store.documents import unwrapped
-from llm_pipeline.store.durable import (
+from llm_pipeline.base.digest import FileDigest, copy_file, sha256_bytes
+from llm_pipeline.base.directory_listing import list_directories, list_directory, walk_files
+from llm_pipeline.base.durable import (
     make_directory,
     replace_durably,
     sync_directory,
     sync_file_system,
     write_durably,
 )
-from llm_pipeline.store.file_lock import flocked
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.file_lock import flocked
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.store.artifact_store import Conflict, Difference, Document, Leftover, StoredArtifact
+from llm_pipeline.store.documents import unwrapped
 from llm_pipeline.store.manifest import (
     COMPLETE_FILE,
     MANIFEST_FILE,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
 
 _SLASH = "--"

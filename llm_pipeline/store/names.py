@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]*(/[A-Za-z0-9_][A-Za-z0-9_.:+@-]*)*")
 

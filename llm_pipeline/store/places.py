@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from llm_pipeline.errors import ConfigError, IntegrityError, Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.pointers import Pointer, read_pointers, write_pointers

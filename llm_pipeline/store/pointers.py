@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from llm_pipeline.stages.contract import ArtifactRef, Frozen
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.model_documents import ModelDocument, is_shared, model_of_release, models_of_part

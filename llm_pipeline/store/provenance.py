@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 from pydantic import Field, JsonValue
 
 from llm_pipeline import __version__
-from llm_pipeline.stages.contract import ArtifactRef, Frozen
+from llm_pipeline.base.records import ArtifactRef, Frozen
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 CONTAINER_VARIABLE = "LLM_PIPELINE_CONTAINER"

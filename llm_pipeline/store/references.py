@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal, get_args
 
-from llm_pipeline.errors import ConfigError, PipelineError
-from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.base.errors import ConfigError, PipelineError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import DamagedDocument
 from llm_pipeline.store.model_documents import models_of_part

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError, IntegrityError, Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.artifact_store import Conflict, Difference, Document, Leftover, StoredArtifact
 from llm_pipeline.store.documents import unwrapped
 from llm_pipeline.store.manifest import COMPLETE_FILE, Manifest, ManifestFile, inventory

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, TypeVar
 
-from llm_pipeline.errors import Transient
-from llm_pipeline.timed_connection import AnswerTooLong
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.timed_connection import AnswerTooLong
 
 ATTEMPTS = 8
 """Of one request, and of a transfer that gets nowhere; botocore's own of requests without an answer come below it."""

@@ -15,8 +15,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
+from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
+from llm_pipeline.base.timed_connection import AnswerTooLong, passed_limit
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import IntegrityError, Terminal, Transient
 from llm_pipeline.store.s3_answers import (
     ATTEMPTS,
     back_off,
@@ -33,7 +34,6 @@ from llm_pipeline.store.s3_session import (
     require_boto3,
     translated,
 )
-from llm_pipeline.timed_connection import AnswerTooLong, passed_limit
 
 WORKERS = 8
 """Requests in flight at once."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from llm_pipeline.errors import Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import Difference
 from llm_pipeline.store.manifest import Manifest, ManifestFile, differences
 

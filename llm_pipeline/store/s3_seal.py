@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.errors import IntegrityError, Transient
-from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.errors import IntegrityError, Transient
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import Difference
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest, Seal, Sealed
 from llm_pipeline.store.s3_answers import back_off

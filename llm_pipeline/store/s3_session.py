@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from llm_pipeline.bounded_aws import AnswerLimits, bound_answers
+from llm_pipeline.base.bounded_aws import AnswerLimits, bound_answers
+from llm_pipeline.base.errors import ConfigError, PipelineError, Terminal, Transient, Unsupported
+from llm_pipeline.base.timed_connection import passed_limit
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError, PipelineError, Terminal, Transient, Unsupported
-from llm_pipeline.timed_connection import passed_limit
 
 CONNECTIONS = 16
 """Connections that one client keeps open; at least as many as there are threads that use it."""

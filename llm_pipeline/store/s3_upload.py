@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.errors import IntegrityError, PipelineError, Transient
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.store.manifest import ManifestFile
 from llm_pipeline.store.s3_answers import back_off
 from llm_pipeline.store.s3_bucket import (

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
 
 _SIGNATURE = "signature"

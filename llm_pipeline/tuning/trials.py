@@ -11,9 +11,11 @@ import os
 import time
 from pathlib import Path
 
+from llm_pipeline.base.errors import RemoteStageError, StageCrashed, Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import RemoteStageError, StageCrashed, Transient
 from llm_pipeline.flow import Flow, placement
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.search import highest_passed
@@ -21,14 +23,13 @@ from llm_pipeline.loadtest.session import search, warm_up
 from llm_pipeline.loadtest.token_counter import open_counter
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
-from llm_pipeline.logging import get_logger
 from llm_pipeline.release_record import PROMPTS_DATASET
 from llm_pipeline.runners.runner import StageRunner
 from llm_pipeline.serving.control.opening import open_control
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.repository_links import fetch_links
 from llm_pipeline.serving.triton_server import ServerFailed
-from llm_pipeline.stages.contract import ArtifactRef, StageRequest, StageResult
+from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.tuning.knobs import Settings, knobs_of, with_settings
 from llm_pipeline.tuning.sweep import Trial
 from llm_pipeline.tuning.trouble import trouble_in_text, trouble_in_window

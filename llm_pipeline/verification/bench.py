@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.json_document import read_object
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.engine_options import EngineBuildOptions
 from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions
 from llm_pipeline.config.target import EngineBuilderName, EngineLimits, Target
-from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription
 from llm_pipeline.engines.host_facts import HostFacts
-from llm_pipeline.errors import Unsupported
-from llm_pipeline.json_document import read_object
 from llm_pipeline.model_facts.context import context_length
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.planning.catalog import Gpu, find_container, gpus
 from llm_pipeline.serving.golden import GoldenPrompt, read_golden
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.verification.installed import InstalledRuntime
 from llm_pipeline.verification.prepared import (
     CHECKPOINT_DIRECTORY,

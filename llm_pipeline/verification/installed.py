@@ -16,10 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from llm_pipeline.base.entry import ArgumentParser, entry_point
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.engines.tool_process import run_tool
-from llm_pipeline.entry import ArgumentParser, entry_point
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.stages.contract import Frozen
 
 _CLASSES = ("TorchLlmArgs", "LlmArgs")
 _TIME_LIMIT_SECONDS = 600.0

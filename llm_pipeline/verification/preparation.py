@@ -12,11 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.quantization import CALIBRATED, Calibration, CalibrationSource, QuantizationRecipe
 from llm_pipeline.demo.tasks import distinct, stream
 from llm_pipeline.engines.builder import BaselinePrecision
-from llm_pipeline.errors import PipelineError
-from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.golden import GoldenPrompt, write_golden
 from llm_pipeline.verification.prepared import (
     CHECKPOINT_DIRECTORY,

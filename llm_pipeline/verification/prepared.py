@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.engines.builder import BaselinePrecision
-from llm_pipeline.errors import IntegrityError, unless_io
-from llm_pipeline.stages.contract import Frozen
 
 PREPARED_FILE = "prepared.json"
 CHECKPOINT_DIRECTORY = "checkpoint"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llm_pipeline.errors import PipelineError
-from llm_pipeline.logging import get_logger
-from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import Frozen
 
 log = get_logger(__name__)
 

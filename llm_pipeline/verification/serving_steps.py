@@ -9,19 +9,19 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from llm_pipeline.bounded_http import call
+from llm_pipeline.base.bounded_http import call
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
-from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.engines.golden_match import LEAST_GOLDEN_MATCH
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_links import read_links
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
-from llm_pipeline.stages.contract import ArtifactRef
-from llm_pipeline.verdict import Judgement, Verdict
 from llm_pipeline.verification.bench import Bench
 from llm_pipeline.verification.prepared import PreparedCheckpoint
 from llm_pipeline.verification.report import Seen, Skipped

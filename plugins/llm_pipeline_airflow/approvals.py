@@ -11,12 +11,12 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from llm_pipeline.accuracy.choice import recipes_in_words
+from llm_pipeline.base.errors import Terminal
+from llm_pipeline.base.logging import Lines
+from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.errors import Terminal
 from llm_pipeline.flow import Flow
 from llm_pipeline.license_question import license_change_to_review
-from llm_pipeline.logging import Lines
-from llm_pipeline.untrusted_text import markdown, one_line
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.evidence import markdown_table
 from llm_pipeline_airflow.logs import get_logger

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from llm_pipeline.base.errors import ExitCode, StageCrashed
+from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.loading import load_deployment
-from llm_pipeline.errors import ExitCode, StageCrashed
-from llm_pipeline.logging import LogRelay
 from llm_pipeline.runners.stage_environment import command_environment
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.telling import tell

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 from airflow.sdk.exceptions import AirflowSkipException
 from pydantic import ValidationError
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import Watch
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.hub.watch import Reference, Start
 from llm_pipeline.release_record import read_record
 from llm_pipeline.store import ArtifactStore, open_store

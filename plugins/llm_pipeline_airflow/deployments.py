@@ -8,9 +8,9 @@ from pathlib import Path
 
 from airflow.sdk import DAG, get_parsing_context
 
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.errors import PipelineError
 from llm_pipeline_airflow.faults import attempt
 from llm_pipeline_airflow.runs import releases_directory
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, get_parsing_context
 
-from llm_pipeline.errors import ConfigError, PipelineError
+from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.deployments import used_deployments
 from llm_pipeline_airflow.faults import attempt

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from llm_pipeline.errors import PipelineError, as_pipeline_error, is_unexpected, traceback_of
-from llm_pipeline.logging import Lines
+from llm_pipeline.base.errors import PipelineError, as_pipeline_error, is_unexpected, traceback_of
+from llm_pipeline.base.logging import Lines
 from llm_pipeline_airflow.logs import get_logger
 
 _P = ParamSpec("_P")

@@ -9,7 +9,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
-from llm_pipeline.errors import PipelineError
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline_airflow.faults import known_fault
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from llm_pipeline.logging import OURS, THIRD_PARTIES, clean_records, quiet_third_parties
+from llm_pipeline.base.logging import OURS, THIRD_PARTIES, clean_records, quiet_third_parties
 
 quiet_third_parties()
 clean_records((*(name for name in OURS if name != "__main__"), *THIRD_PARTIES), with_traceback=True)

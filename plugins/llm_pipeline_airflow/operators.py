@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, ResumableJobMixin
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from llm_pipeline.base.errors import Terminal, Transient
+from llm_pipeline.base.logging import Lines, LogRelay
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.errors import Terminal, Transient
 from llm_pipeline.flow import Flow, passed, placement
-from llm_pipeline.logging import Lines, LogRelay
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.stages.contract import StageRequest, StageResult

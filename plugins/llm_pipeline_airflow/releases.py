@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.inspection.damage import DamagedRow
 from llm_pipeline.inspection.listing import ReleaseRow, release_rows
-from llm_pipeline.logging import get_logger
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.watch_record import read_status
 

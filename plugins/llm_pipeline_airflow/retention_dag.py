@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, BaseOperator, Param
 
+from llm_pipeline.base.logging import Lines
 from llm_pipeline.config.loading import load_deployment
-from llm_pipeline.logging import Lines
 from llm_pipeline_airflow.deployments import UsedDeployment, deployment_dags
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.retries import task_defaults

@@ -41,12 +41,12 @@ def _error_family_policy() -> ExceptionRetryPolicy:
     return ExceptionRetryPolicy(
         rules=[
             RetryRule(
-                exception="llm_pipeline.errors.Transient",
+                exception="llm_pipeline.base.errors.Transient",
                 action=RetryAction.RETRY,
                 reason="a transient error: it may pass when tried again",
             ),
             RetryRule(
-                exception="llm_pipeline.errors.Terminal",
+                exception="llm_pipeline.base.errors.Terminal",
                 action=RetryAction.FAIL,
                 reason="a terminal error: trying again cannot help",
             ),

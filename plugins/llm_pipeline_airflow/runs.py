@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.store import ArtifactStore, open_store
 
 DAG_PREFIX = "release__"

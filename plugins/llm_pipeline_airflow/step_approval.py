@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException
 
+from llm_pipeline.base.untrusted_text import markdown
 from llm_pipeline.flow import Flow, canary_subject
 from llm_pipeline.store.places import serving_at
-from llm_pipeline.untrusted_text import markdown
 from llm_pipeline_airflow.approvals import DecisionOperator
 from llm_pipeline_airflow.evidence import facts_table
 from llm_pipeline_airflow.logs import get_logger

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
-from llm_pipeline.errors import places_of
-from llm_pipeline.logging import Lines
+from llm_pipeline.base.errors import places_of
+from llm_pipeline.base.logging import Lines
 from llm_pipeline.notifications.channels import MailServer, Secrets, secrets_here
 from llm_pipeline_airflow.logs import get_logger
 

@@ -20,11 +20,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError, Airflo
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from pydantic import ValidationError
 
+from llm_pipeline.base.errors import ConfigError, PipelineError, as_pipeline_error
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError, PipelineError, as_pipeline_error
 from llm_pipeline.hub.watch import DAY, Decision, Outcome, Reference, Trouble, WatchState, decide
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.watch_record import (

@@ -18,10 +18,10 @@ from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_da
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse
 
-from llm_pipeline.errors import ConfigError, InternalError, PipelineError, Transient
+from llm_pipeline.base.errors import ConfigError, InternalError, PipelineError, Transient
+from llm_pipeline.base.untrusted_text import html
 from llm_pipeline.inspection.listing import ReleaseRow
 from llm_pipeline.stages.report import report_name
-from llm_pipeline.untrusted_text import html
 from llm_pipeline_airflow.faults import attempt
 from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.releases import WatchSummary, releases_of, watch_of

@@ -10,8 +10,8 @@ from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.verdict import Verdict
 
 POLICY = AccuracyPolicy(margin=0.02, task_margin=0.02, minimum_items=100)
 ORDER = [("a", number) for number in range(1000)]

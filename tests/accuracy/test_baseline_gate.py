@@ -20,8 +20,8 @@ from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_baseline
 from llm_pipeline.accuracy.task_groups import TaskGroup
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.release import ExpectedScore
-from llm_pipeline.verdict import Judgement, Verdict
 
 CARD = ExpectedScore(minimum=0.93, maximum=0.97, source="model card, 2026-05")
 

@@ -20,10 +20,10 @@ from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.questions import NotFinite, Questions
 from llm_pipeline.accuracy.table import format_evaluation
+from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation, ExpectedScore
-from llm_pipeline.errors import ConfigError, IntegrityError
-from llm_pipeline.verdict import Verdict
 
 TASKS = Path(__file__).parents[2] / "configs" / "tasks" / "demo"
 EVALUATION = Evaluation(

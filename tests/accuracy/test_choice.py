@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe, recipes_in_words
-from llm_pipeline.verdict import Verdict
+from llm_pipeline.base.verdict import Verdict
 
 
 def attempt(recipe: str, verdict: Verdict, size: int, *, quantized: bool = True) -> RecipeAttempt:

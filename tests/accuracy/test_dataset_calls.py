@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from llm_pipeline.accuracy.dataset_calls import RepositoryName, call_of_task, splits_of_task
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 
 ADDRESS = "hf://datasets/demo/lines@v1/data/a.jsonl"
 

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from llm_pipeline.accuracy.divergence import REFERENCE_FILE, Reference, divergence_from, reference_of
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.quantization.readback import load_model
 
 TEXTS = [(0, 5, 9, 30, 7), (0, 11, 200, 300, 100, 41, 8), (0, 4)]

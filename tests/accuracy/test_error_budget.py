@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.accuracy.error_budget import GateLedger, ladder_error, policy_at, share_of_error
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.verdict import Verdict
 
 
 @pytest.fixture

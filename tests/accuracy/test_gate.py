@@ -18,9 +18,9 @@ from llm_pipeline.accuracy.sequential import judge_look
 from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.accuracy.task_metrics import TaskMetric
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.verdict import Judgement, Verdict
 
 POLICY = AccuracyPolicy(margin=0.01, task_margin=0.03, confidence=0.95, minimum_items=500, anomalous_gain=0.05)
 

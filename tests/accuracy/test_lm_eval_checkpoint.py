@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from llm_pipeline.accuracy.lm_eval_checkpoint import evaluate_checkpoint
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.errors import ConfigError
 
 TASKS = Path(__file__).parents[2] / "configs" / "tasks" / "demo"
 EVALUATION = Evaluation(

@@ -15,8 +15,8 @@ from lm_eval.api.model import LM
 
 from llm_pipeline.accuracy.questions import Questions
 from llm_pipeline.accuracy.task_groups import TaskGroup
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import Evaluation, TaskOptions
-from llm_pipeline.errors import ConfigError
 
 PACKAGE = Path(lm_eval.__file__).parent / "tasks"
 GSM8K = {"question": "What is 9 times 2?", "answer": "9 * 2 is 18.\n#### 18"}

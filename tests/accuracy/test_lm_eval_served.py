@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from llm_pipeline.accuracy.lm_eval_served import ServedModel, served_questions
+from llm_pipeline.base.errors import Transient, Unsupported
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.errors import Transient, Unsupported
 from llm_pipeline.serving.triton_server import start_server, stop_server
 
 pytestmark = pytest.mark.slow

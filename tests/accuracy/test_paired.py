@@ -6,7 +6,7 @@ import pytest
 
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.paired import POOLED, Comparison, compare, pair_items
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 
 
 def item(number: int, score: float | None, task: str = "a") -> ScoredItem:

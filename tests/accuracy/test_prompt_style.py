@@ -23,10 +23,10 @@ from llm_pipeline.accuracy.lm_eval_tasks import task_manager
 from llm_pipeline.accuracy.questions import Questions
 from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.accuracy.task_groups import read_groups
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation, TaskOptions
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.verdict import Verdict
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}"

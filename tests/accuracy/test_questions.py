@@ -12,8 +12,8 @@ from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_eval
 from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.questions import NotFinite, Questions
 from llm_pipeline.accuracy.task_groups import TaskGroup, read_groups
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.errors import ConfigError, IntegrityError
 
 CHOICE = {
     "task": "choose", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}},

@@ -12,8 +12,8 @@ from llm_pipeline.accuracy.paired import TaskPairs
 from llm_pipeline.accuracy.rehearsal import Part, parts_of, rehearse
 from llm_pipeline.accuracy.sequential import decision_rule
 from llm_pipeline.accuracy.task_groups import TaskGroup
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.verdict import Verdict
 
 POLICY = AccuracyPolicy(minimum_items=500, anomalous_gain=1.0)
 SUBJECTS = {f"subject{number:02}": 246 for number in range(57)}

@@ -19,8 +19,8 @@ from llm_pipeline.accuracy.looks import LookPlan, plan_looks
 from llm_pipeline.accuracy.paired import pair_items
 from llm_pipeline.accuracy.sequential import decision_rule, judge_look
 from llm_pipeline.accuracy.spending import stopping_chances
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
-from llm_pipeline.verdict import Judgement, Verdict
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

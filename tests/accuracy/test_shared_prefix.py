@@ -16,8 +16,8 @@ from llm_pipeline.accuracy.batch_size import BatchSize, out_of_memory_halves, se
 from llm_pipeline.accuracy.lm_eval_checkpoint import HarnessModel
 from llm_pipeline.accuracy.shared_prefix import score_continuations, why_not_shared
 from llm_pipeline.accuracy.token_rows import pack_rows
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.errors import Unsupported
 from llm_pipeline.quantization import readback
 from llm_pipeline.quantization.readback import load_model
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.accuracy.task_files import read_task_directory
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 
 
 def task_output_types(directory):

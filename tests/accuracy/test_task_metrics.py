@@ -5,7 +5,7 @@ import math
 import pytest
 
 from llm_pipeline.accuracy.task_metrics import Described, choose_filter, choose_metric
-from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 
 
 def described(values, *, task="a", aggregations=None, higher=None):

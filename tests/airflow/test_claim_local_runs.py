@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base.errors import ExitCode, Terminal
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.errors import ExitCode, Terminal
 from llm_pipeline.flow import Flow
 from llm_pipeline.local_run import LocalRun, ask_on_terminal
 from llm_pipeline.release_claim import ClaimState, read_claim
 from llm_pipeline.store import open_store
-from llm_pipeline.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from llm_pipeline_airflow.guard_dag import guard_dags
 from llm_pipeline_airflow.retention_dag import retention_dags
 from llm_pipeline_airflow.rollback_dag import rollback_dags
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
 HEAVY = {

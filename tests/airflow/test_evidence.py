@@ -10,9 +10,9 @@ from llm_pipeline_airflow.evidence import facts_table, log_table, markdown_table
 from llm_pipeline_airflow.runs import release_of_run, remember_run
 from markdown_it import MarkdownIt
 
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.store import open_store
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

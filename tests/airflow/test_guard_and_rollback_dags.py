@@ -14,10 +14,10 @@ from llm_pipeline_airflow.guard_dag import GuardOperator, guard_dags
 from llm_pipeline_airflow.rollback_dag import RollBackOperator, rollback_dags
 from llm_pipeline_airflow.telling import secrets_of
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.config.notifications import Notifications
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
 

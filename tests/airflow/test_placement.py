@@ -19,9 +19,9 @@ from llm_pipeline_airflow import cluster_policy
 from llm_pipeline_airflow.dag_factory import release_dag
 from sqlalchemy import select
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.doctor import examine
-from llm_pipeline.errors import ConfigError
 
 GPU_TARGET = """
 accelerator: H100-SXM-80GB

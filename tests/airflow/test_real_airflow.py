@@ -17,12 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
 from llm_pipeline.demo.airflow_services import read_access, start_airflow, stop_airflow
-from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.runners import detached
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
 

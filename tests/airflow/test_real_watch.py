@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
+from llm_pipeline.base import detached
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.demo.airflow_client import AirflowClient
 from llm_pipeline.demo.airflow_services import start_airflow, stop_airflow
 from llm_pipeline.demo.hub_repository import publish_revision
-from llm_pipeline.runners import detached
 from llm_pipeline.store import open_store
 from llm_pipeline.watch_record import read_claim, read_status
 

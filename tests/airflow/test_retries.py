@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk import RetryAction
 from llm_pipeline_airflow.retries import task_defaults
 
-from llm_pipeline.errors import ConfigError, InternalError, StageCrashed, Transient
+from llm_pipeline.base.errors import ConfigError, InternalError, StageCrashed, Transient
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from airflow.sdk.exceptions import AirflowFailException
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.step_approval import StepApprovalOperator
 
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.canary.approvals import answer, read_approval
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
 from llm_pipeline.flow import Flow
-from llm_pipeline.stages.contract import ArtifactRef, StageResult, Timings
+from llm_pipeline.stages.contract import StageResult, Timings
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
-from llm_pipeline.verdict import Evidence, Verdict, judge
 
 OLD, NEW = (ArtifactRef(kind="model_repository", digest=letter * 64) for letter in "ab")
 RUN = datetime(2026, 11, 1, tzinfo=UTC)

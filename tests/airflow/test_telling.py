@@ -10,9 +10,9 @@ import pytest
 from llm_pipeline_airflow import promotion
 from llm_pipeline_airflow.dag_factory import release_dag
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "notifications"))

@@ -26,15 +26,15 @@ from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.releases import watch_of
 from llm_pipeline_airflow.watch import STATE_KEY, HubRevisionTrigger, release_schedule, watched_asset
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.loading import LoadedRelease, load_release
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.hub import watch as policy
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.observe import list_commit
 from llm_pipeline.hub.resolve import resolve_revision
 from llm_pipeline.hub.watch import Start
 from llm_pipeline.release_record import ReleaseRecord, record_name
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
 from llm_pipeline.watch_record import Claim, call_webhook, claim_commit, read_status

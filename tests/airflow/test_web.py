@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from llm_pipeline_airflow import web
 
-from llm_pipeline.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 
 REPORT = "/dags/release__tiny/runs/manual/report"
 

@@ -13,16 +13,16 @@ from typing import Any
 
 from http_slots import HttpSlots
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.envoy_process import start_router, stop_router
 from llm_pipeline.canary.record import CanaryRecord, read_record
 from llm_pipeline.canary.router import SlotName, all_to
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.router_place import EnvoyPlace
-from llm_pipeline.runners import detached
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.local import LocalStore
-from llm_pipeline.verdict import Judgement
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)

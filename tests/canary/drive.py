@@ -13,6 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from http_slots import HttpSlots
 
+from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.logging import write_json_lines
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.envoy_process import find_router
@@ -24,10 +27,7 @@ from llm_pipeline.canary.shadow import Shadow
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.errors import PipelineError
-from llm_pipeline.logging import write_json_lines
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointers import Pointer

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.runners import detached
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.serving.slot_lock import exclusive
-from llm_pipeline.stages.contract import ArtifactRef
 
 UPSTREAM = Path(__file__).with_name("upstream.py")
 

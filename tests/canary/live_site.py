@@ -15,6 +15,8 @@ from typing import Any
 from canary_site import CANDIDATE, STABLE, Site
 from http_slots import HttpSlots
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.moving import Patience
@@ -24,10 +26,8 @@ from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.router import ALL, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.runners import detached
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import Pointer
-from llm_pipeline.verdict import Judgement
 
 USERS = Path(__file__).with_name("mixed_users.py")
 RATE = 100.0

@@ -16,6 +16,9 @@ from typing import Any
 from pydantic import JsonValue
 from simulated_log import AccessLog
 
+from llm_pipeline.base.errors import ConfigError, Fenced, Transient
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.plan import CanaryPlan
@@ -24,13 +27,10 @@ from llm_pipeline.canary.router import ALL, RouterConflict, RouteState, SlotName
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.errors import ConfigError, Fenced, Transient
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
-from llm_pipeline.verdict import Judgement
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)

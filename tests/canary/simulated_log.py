@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.router import ALL, SlotName
-from llm_pipeline.errors import Transient
 
 if TYPE_CHECKING:
     from simulated import Site

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.canary.way_back_record import WayBack
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.pointers import Pointer, Pointers
 
 NOW = datetime.now(UTC)

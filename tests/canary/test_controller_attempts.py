@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import all_to
-from llm_pipeline.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

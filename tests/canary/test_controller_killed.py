@@ -8,10 +8,10 @@ import time
 
 import pytest
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.rollback import ensure_rolled_back
-from llm_pipeline.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

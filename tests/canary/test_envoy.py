@@ -11,12 +11,12 @@ from collections import Counter
 import aiohttp
 import pytest
 
+from llm_pipeline.base.errors import ConfigError, Fenced
 from llm_pipeline.canary.access_log import AccessLog, LogCursor
 from llm_pipeline.canary.envoy_process import find_router, stop_router
 from llm_pipeline.canary.router import RouterConflict, RouterRejected, RouteState, all_to
 from llm_pipeline.canary.xds.files import replace_json
 from llm_pipeline.canary.xds.names import BACKED_SUFFIX
-from llm_pipeline.errors import ConfigError, Fenced
 
 pytestmark = pytest.mark.slow
 

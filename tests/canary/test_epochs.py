@@ -12,8 +12,8 @@ import pytest
 from simulated import Killed, Site
 from test_one_way_back import fast  # noqa: F401 - a fixture
 
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.canary.record import read_record
-from llm_pipeline.errors import PipelineError
 
 
 def frozen_at(root: Path, boundary: int, distance: int) -> tuple[Site, int]:

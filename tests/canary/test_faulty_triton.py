@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from production_site import MODEL_PYTHON, TRITON_HOME, Production, verdict
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import Phase, read_record
-from llm_pipeline.runners import detached
-from llm_pipeline.stages.contract import ArtifactRef
-from llm_pipeline.verdict import Verdict
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serving" / "faulty_model"))
 

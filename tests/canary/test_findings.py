@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.eprocess import SplitTest
 from llm_pipeline.canary.findings import does_not_answer
-from llm_pipeline.verdict import Verdict
 
 
 def split_of(candidate: int, stable: int, share: float = 0.25) -> StepState:

@@ -8,8 +8,8 @@ import pytest
 from simulated import Site
 from test_one_way_back import fast  # noqa: F401 - a fixture
 
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.errors import Transient
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 
+from llm_pipeline.base.detached import process_is_stopped, process_start_ticks
 from llm_pipeline.canary import moving
 from llm_pipeline.canary.approvals import answer
 from llm_pipeline.canary.record import Phase, lease_name
@@ -21,7 +22,6 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations import guard as guard_module
 from llm_pipeline.operations.guard import guard_once
 from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite
-from llm_pipeline.runners.detached import process_is_stopped, process_start_ticks
 from llm_pipeline.store.lease import Lease, LeaseState
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
 

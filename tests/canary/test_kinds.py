@@ -8,13 +8,13 @@ import pytest
 from looking import watched
 from test_analysis_of_answers import request
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import begin, begin_step
 from llm_pipeline.canary.decision import Decision, decide
 from llm_pipeline.canary.kinds import LONG, STREAMED, WHOLE, kinds_of, rare_kinds
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.verdict import Verdict
 
 POLICY = CanaryPolicy(minimum_bake_seconds=60, maximum_bake_seconds=3600, slow_quantiles=(0.5, 0.9))
 

@@ -10,6 +10,7 @@ from kubernetes_api import Refused
 from pydantic import ValidationError
 from router_contract import GATEWAY_PLACE, ISTIO_PLACE, KubernetesSubject, gateway_subject, istio_subject, split
 
+from llm_pipeline.base.errors import ConfigError, Fenced, Unsupported
 from llm_pipeline.canary.gateway_api import GatewayApiRouter
 from llm_pipeline.canary.router import (
     Mirror,
@@ -18,7 +19,6 @@ from llm_pipeline.canary.router import (
     RouterUnavailable,
     all_to,
 )
-from llm_pipeline.errors import ConfigError, Fenced, Unsupported
 
 
 @pytest.fixture(params=["gateway_api", "istio"])

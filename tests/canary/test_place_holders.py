@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from simulated import PATIENCE, POLICY, STABLE, Killed, Site
 
+from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.attempts import first_attempt
 from llm_pipeline.canary.plan import CanaryPlan
@@ -16,11 +18,10 @@ from llm_pipeline.canary.sightings import HostTime
 from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.errors import PipelineError
 from llm_pipeline.operations.guarded_site import GuardedSite
 from llm_pipeline.operations.promotion import settle_production
 from llm_pipeline.operations.served_place import roll_back_at
-from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest
+from llm_pipeline.stages.contract import StageFailure, StageRequest
 from llm_pipeline.stages.execute import execute
 from llm_pipeline.store.places import PlaceTaken, claim_place, hand_over, holder_of, place_state, serving_at
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from production_site import MODEL, MODEL_PYTHON, ROOT, SECOND, TRITON_HOME, Production, result, verdict
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.record import Phase, read_record
 from llm_pipeline.canary.timeline import read_timeline
@@ -25,7 +26,6 @@ from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.stages.contract import StageFailure
 from llm_pipeline.store.places import PlaceTaken, hand_over
 from llm_pipeline.store.pointers import read_pointers
-from llm_pipeline.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 

@@ -4,12 +4,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.operations.promotion import NotPromoted, settle_production
 from llm_pipeline.operations.served_place import roll_back_at
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 

@@ -6,9 +6,9 @@ import pytest
 from test_guard import LATER, guard
 from test_one_way_back import Served, fast  # noqa: F401 - a fixture
 
+from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.stable_server import NoWayBack
-from llm_pipeline.errors import ConfigError, Transient
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from router_contract import (
 )
 from test_aws_alb import endpoint, place  # noqa: F401 - fixtures
 
+from llm_pipeline.base.errors import Fenced, Transient, Unsupported
 from llm_pipeline.canary.moving import Patience, traffic_to
 from llm_pipeline.canary.router import ALL, RouterConflict, RouterUnavailable, all_to
-from llm_pipeline.errors import Fenced, Transient, Unsupported
 
 
 @pytest.fixture(scope="module")

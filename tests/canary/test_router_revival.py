@@ -12,6 +12,7 @@ import pytest
 from hostile_client import ask, generation
 from test_envoy import both_up, shift, split
 
+from llm_pipeline.base import detached
 from llm_pipeline.canary.envoy_process import find_router, stop_router, stopped_router
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import router_as_it_is
@@ -19,7 +20,6 @@ from llm_pipeline.canary.router import RouterUnavailable, all_to
 from llm_pipeline.canary.sightings import HostTime
 from llm_pipeline.canary.xds.files import replace_json
 from llm_pipeline.operations.guarded_site import GuardedSite
-from llm_pipeline.runners import detached
 
 pytestmark = pytest.mark.slow
 

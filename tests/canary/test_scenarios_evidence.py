@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import approvals
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import ALL
-from llm_pipeline.errors import Transient
-from llm_pipeline.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from live_site import SHORT
 
+from llm_pipeline.base.errors import Fenced, PipelineError, Transient
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import approvals
 from llm_pipeline.canary.record import Phase, current_canary, take_over
 from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.router import ALL, RouterRejected, RouterUnavailable, RouteState
-from llm_pipeline.errors import Fenced, PipelineError, Transient
 from llm_pipeline.store.lease import LeaseLost
-from llm_pipeline.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

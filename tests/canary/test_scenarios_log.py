@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.runners import detached
-from llm_pipeline.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.runners import detached
-from llm_pipeline.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import approvals
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import ALL, all_to, other_slot
-from llm_pipeline.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from live_site import LiveSite
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.verdict import Verdict
+from llm_pipeline.base.verdict import Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from canary_site import FAST_POLICY
 
-from llm_pipeline.verdict import Verdict
+from llm_pipeline.base.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 

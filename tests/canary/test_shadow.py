@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.canary.shadow import MOST_AT_ONCE, sample, shadow_compare, shadow_judgement, shadow_of
 from llm_pipeline.canary.shadow_evidence import Pair, agreement, compare_answers
 from llm_pipeline.config.deployment import ServerPorts, TargetPlace
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.shadow import Matches, NotMatches, ShadowPolicy
-from llm_pipeline.errors import Transient
 from llm_pipeline.serving.client import Generation
-from llm_pipeline.verdict import Evidence, Verdict
 
 PROMPTS = [f"question {number}" for number in range(40)]
 FAST = ShadowPolicy(prompts=40, requests_per_second=100.0, timeout_seconds=2.0, maximum_tokens=16)

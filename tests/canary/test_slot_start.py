@@ -8,11 +8,11 @@ from typing import Any
 
 import yaml
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.slots import TritonSlots
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.serving import triton_server
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.stages.contract import ArtifactRef
 
 PRODUCTION = Path(__file__).parents[2] / "configs" / "policies" / "production.yaml"
 

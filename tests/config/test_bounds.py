@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.loading import load_release
@@ -18,7 +19,6 @@ from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.ranges import nested_models
 from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import ConfigError
 
 FILES = (Deployment, Policy, QuantizationRecipe, ReleaseConfig, ResolvedRelease, ServingManifestOptions, Target)
 NUMBERED = {"priorities", "priority_queues"}

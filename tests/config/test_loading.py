@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.config.loading import load_deployment, load_release
-from llm_pipeline.errors import ConfigError, ExitCode
 
 COMMITTED = sorted((Path(__file__).parents[2] / "configs" / "releases").glob("*.yaml"))
 

@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from written_out import write_out
 
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.ranges import range_at
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.planning.plan import plan_release
 
 CONFIGS = Path(__file__).parents[2] / "configs"

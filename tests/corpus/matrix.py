@@ -24,10 +24,11 @@ from typing import Any, Self
 
 import yaml
 
+from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.quantization import NEEDS_CUDA, QuantizationRecipe
-from llm_pipeline.errors import PipelineError
 from llm_pipeline.planning.model_checks import check_model
 from llm_pipeline.planning.model_source import see_model
 from llm_pipeline.planning.recipe_checks import check_recipes
@@ -37,7 +38,6 @@ from llm_pipeline.serving.client import Generation, GenerationClient, Generation
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
-from llm_pipeline.stages.contract import ArtifactRef
 
 ROOT = Path(__file__).parents[2]
 CONFIGS, TABLE = ROOT / "configs", ROOT / "docs" / "architectures.md"

@@ -20,10 +20,10 @@ import tiny_models
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
-from llm_pipeline.errors import PipelineError
 from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 from llm_pipeline.quantization.readback import load_model

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.demo import airflow_client
 from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
-from llm_pipeline.errors import ConfigError
 
 
 class Airflow:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
-from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.hub.git_ids import blob_id
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

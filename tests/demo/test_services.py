@@ -5,11 +5,11 @@ import time
 
 import pytest
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import StageCrashed, Transient
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo import services
 from llm_pipeline.demo.layout import DemoLayout
-from llm_pipeline.errors import StageCrashed, Transient
-from llm_pipeline.runners import detached
 
 
 @pytest.fixture

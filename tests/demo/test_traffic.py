@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.demo.traffic import FailedRequest, Traffic, TrafficRecord, write_record
-from llm_pipeline.errors import ExitCode
-from llm_pipeline.runners import detached
 from llm_pipeline.serving.client import GenerationClient
 
 UPSTREAM = Path(__file__).parents[1] / "canary" / "upstream.py"

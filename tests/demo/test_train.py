@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from briefly_trained import STEPS, checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.demo.train import Training, add_outliers, train_demo_model
-from llm_pipeline.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

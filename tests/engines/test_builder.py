@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.engines.builder import EngineDescription, engine_builder
-from llm_pipeline.errors import IntegrityError, Unsupported
 
 
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is not None, reason="this interpreter has OpenVINO")

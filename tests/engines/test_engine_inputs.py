@@ -13,15 +13,15 @@ import yaml
 from safetensors.torch import load_file, save_file
 from test_tensorrt_llm_llmapi import target as h100
 
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.model_placement import Placement, load_plain_model
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 from llm_pipeline.quantization.readback import load_model
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.models.transformers_batcher import Batcher, Settings
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.stages.execute import execute
 
 NORM = "model.layers.1.post_attention_layernorm.weight"

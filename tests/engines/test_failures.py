@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
+from llm_pipeline.base.errors import StageCrashed
 from llm_pipeline.engines.failures import BuildFailed, BuildInterrupted, classify_failure
-from llm_pipeline.errors import StageCrashed
 
 LAST_LINES = {
-    "llm_pipeline.errors.Unsupported: TensorRT-LLM 1.2.0 is installed, the target is for 1.2.1": "another version",
+    "llm_pipeline.base.errors.Unsupported: TensorRT-LLM 1.2.0 is installed, the target is for 1.2.1": "another version",
     "ModuleNotFoundError: No module named 'tensorrt_llm'": "has no TensorRT-LLM",
     "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory": "driver's library",
     "RuntimeError: CUDA driver version is insufficient for CUDA runtime version": "driver is too old",

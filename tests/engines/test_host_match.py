@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base.errors import Transient, Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import EngineDescription, EngineFacts
 from llm_pipeline.engines.host_facts import CONTAINER_VARIABLE, GpuFacts, HostFacts, read_host_facts
@@ -16,7 +17,6 @@ from llm_pipeline.engines.host_match import (
     require_target_host,
     target_problems,
 )
-from llm_pipeline.errors import Transient, Unsupported
 
 H100 = GpuFacts(name="NVIDIA H100 80GB HBM3", sm="sm90", memory_bytes=81559 * 2**20)
 H200 = GpuFacts(name="NVIDIA H200", sm="sm90", memory_bytes=143771 * 2**20)

@@ -13,9 +13,9 @@ import openvino as ov
 import tiny_llama
 import torch
 
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts, engine_builder
 from llm_pipeline.engines.openvino_cpu import PARITY_PROPERTIES, SERVING_FILES
-from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.activations import quantize_fp8, quantize_int8
 from llm_pipeline.quantization.stored_tensors import StoredTensors
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from trtllm_checkpoint import write_trtllm_checkpoint
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines import tensorrt_llm_engine
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, engine_builder
 from llm_pipeline.engines.failures import BuildFailed
-from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.model_repository import write_repository
-from llm_pipeline.stages.contract import ArtifactRef
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"

@@ -7,9 +7,9 @@ import time
 import psutil
 import pytest
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.engines.failures import BuildFailed
 from llm_pipeline.engines.tool_process import run_tool
-from llm_pipeline.errors import ConfigError
 
 STARTS_A_RANK = ["sh", "-c", "setsid sleep 600 & echo $!; wait"]  # a shell has started one long before the limit
 

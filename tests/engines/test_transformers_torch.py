@@ -11,13 +11,13 @@ pytest.importorskip("modelopt")
 import tiny_llama
 import torch
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.engines import transformers_torch
 from llm_pipeline.engines.builder import BuildInputs, EngineDescription, engine_builder
 from llm_pipeline.engines.transformers_torch import runtime_properties
-from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.models.transformers_batcher import Batcher, Settings
-from llm_pipeline.stages.contract import ArtifactRef
 
 REF = ArtifactRef(kind="checkpoint", digest="c" * 64)
 LIMITS = {"maximum_sequences": 3, "maximum_tokens_per_request": 512, "maximum_batched_tokens": 64}

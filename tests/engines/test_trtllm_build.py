@@ -13,6 +13,7 @@ import pytest
 from pydantic import ValidationError
 from trtllm_checkpoint import write_trtllm_checkpoint
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.failures import classify_failure
 from llm_pipeline.engines.trtllm_build.checkpoint import read_build_checkpoint, refuse_other_ranks
@@ -24,7 +25,6 @@ from llm_pipeline.engines.trtllm_build.foreseen import context_attention, forese
 from llm_pipeline.engines.trtllm_build.output_check import check_engine
 from llm_pipeline.engines.trtllm_build.progress import BuildProgress
 from llm_pipeline.engines.trtllm_build.timing_cache import TimingCache, blames_timing_cache
-from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mutations import HOSTILE_VALUES, documents, mutated
 from written_out import write_out
 
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import main
-from llm_pipeline.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
 RELEASE = "llama-3.1-8b-instruct"

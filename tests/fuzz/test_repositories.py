@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mutations import HOSTILE_TEXTS, documents, mutated, mutated_bytes
 from safetensors_files import write_safetensors
 
-from llm_pipeline.errors import ExitCode, IntegrityError, PipelineError
+from llm_pipeline.base.errors import ExitCode, IntegrityError, PipelineError
 from llm_pipeline.hub.checkpoint import check_checkpoint
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.files import select_files

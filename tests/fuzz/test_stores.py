@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mutations import HOSTILE_TEXTS, mutated_bytes, one_of
 from store_history import History
 
+from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import main
-from llm_pipeline.errors import ExitCode
 
 COMMANDS = (
     ("ls", "releases"),

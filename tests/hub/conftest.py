@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.demo.hub_faults import Fault, Faults
 from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
 from llm_pipeline.demo.hub_server import create_application
-from llm_pipeline.digest import sha256_bytes
 from llm_pipeline.hub.access import Hub, connect
 from llm_pipeline.hub.hub_source import HubSource
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.hub.checkpoint import check_index, read_tensors
 from llm_pipeline.hub.model_config import check_model_config
 from llm_pipeline.hub.safetensors_header import TensorEntry

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from llm_pipeline.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.hub.access import HubRefused, HubUnavailable, connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource

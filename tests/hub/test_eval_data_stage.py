@@ -19,12 +19,13 @@ from llm_pipeline.accuracy.eval_data import read_record
 from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.accuracy.questions import Questions
 from llm_pipeline.accuracy.table import format_evaluation
+from llm_pipeline.base.confinement import confined
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.confinement import confined
 from llm_pipeline.demo.hub_repository import publish_revision
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.hub.transfer import Transfer
-from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
 from llm_pipeline.store import open_store
 from llm_pipeline.store.provenance import Provenance, here

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.hub.files import select_files, unsafe_reason
 
 LLAMA = [

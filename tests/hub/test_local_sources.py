@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import snapshot_download
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Unsupported
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError, Unsupported
 from llm_pipeline.hub.cache_source import CacheSource, default_cache
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.download import download_model

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from huggingface_hub import snapshot_download
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.hub.cache_source import CacheSource
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.hub_source import HubSource

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from huggingface_hub import constants
 
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.demo.hub_repository import publish_revision
-from llm_pipeline.digest import sha256_bytes
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.hub.access import Hub, HubRefused, HubUnavailable, NotOnTheHub, RepositoryGated, connect
 from llm_pipeline.hub.dataset_file import fetch_dataset_file
 from llm_pipeline.hub.transfer import Transfer

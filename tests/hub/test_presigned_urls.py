@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import HTTPError
 
-from llm_pipeline.errors import PipelineError
+from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.logging import THIRD_PARTIES, LogRelay
 from llm_pipeline.hub.access import Hub
-from llm_pipeline.logging import THIRD_PARTIES, LogRelay
 
 from .conftest import LocalHub
 from .test_download_stage import request

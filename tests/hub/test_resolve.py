@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from llm_pipeline.errors import ConfigError, IntegrityError, Transient, Unsupported
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient, Unsupported
 from llm_pipeline.hub.access import Hub, HubRefused, HubUnavailable, RepositoryRenamed, connect
 from llm_pipeline.hub.resolve import resolve_revision
 

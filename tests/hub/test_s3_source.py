@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.bounded_aws import AnswerLimits
+from llm_pipeline.base.bounded_aws import AnswerLimits
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.s3_source import S3Source

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.hub.safetensors_header import read_header
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.hub.safetensors_header import read_header
 from llm_pipeline.hub.sampled_values import check_values, runs
 

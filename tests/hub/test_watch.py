@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llm_pipeline.base.errors import Transient, Unsupported
 from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import Transient, Unsupported
 from llm_pipeline.hub.access import Hub, HubRefused
 from llm_pipeline.hub.observe import Observer, head_commit, list_commit
 from llm_pipeline.hub.watch import (

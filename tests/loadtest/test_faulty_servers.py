@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel, StagingPolicy
 from llm_pipeline.config.workload import UniformLengths, Workload
 from llm_pipeline.loadtest.faults import Fault
@@ -19,7 +20,6 @@ from llm_pipeline.loadtest.session import run_session, warm_up
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.serving.probes import probe
-from llm_pipeline.verdict import Verdict
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serving" / "faulty_model"))
 

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.loadtest.draws import Draws
 from llm_pipeline.loadtest.prompts import Composer, RecordedPrompt, read_prompts
 

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.config.policy import LoadTestPolicy, Regression, ServiceLevel
 from llm_pipeline.loadtest.faults import Fault
 from llm_pipeline.loadtest.records import Answered, Records
 from llm_pipeline.loadtest.regression import MEASURES, Round, compare, judge_rounds
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
-from llm_pipeline.verdict import Verdict, worst
 
 REGRESSION = Regression(maximum_ratio=1.2, window_seconds=5, rounds=5, maximum_rounds=10)
 POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=500), regression=REGRESSION)

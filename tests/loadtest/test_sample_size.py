@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.loadtest.design_effect import autocorrelation_time, design_effect, slowdown
 from llm_pipeline.loadtest.sample_size import needed_requests, require_enough, sample_size, share_bounds
 

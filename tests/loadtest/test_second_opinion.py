@@ -11,10 +11,10 @@ import pytest
 from load_windows import answered
 from scripted_server import ScriptedServer
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.config.workload import SharedPrefixes, UniformLengths, Workload
-from llm_pipeline.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.second_opinion import aiperf
 from llm_pipeline.loadtest.second_opinion.aiperf import PROGRAM_VARIABLE, require_tool, run_aiperf

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from load_windows import answered
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel, Soak
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.measure import MeasuredWindow
@@ -14,7 +15,6 @@ from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.session import run_session
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.loadtest.windows import Windows
-from llm_pipeline.verdict import Verdict
 
 RATE, SOAK_SECONDS = 20.0, 400.0
 POLICY = LoadTestPolicy(

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from load_windows import RATE, answered, bulk, window
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel, Soak
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.outcome import ServerUse, WindowSummary
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.loadtest.soak import judge_soak
 from llm_pipeline.loadtest.stalls import excluded_period, in_words, seconds_to_exclude, watched_seconds
-from llm_pipeline.verdict import Verdict, worst
 
 POLICY = LoadTestPolicy(
     service_level=ServiceLevel(first_token_milliseconds=100), attainment=0.95, confidence=0.95, minimum_requests=50,

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import Soak
 from llm_pipeline.loadtest.outcome import ServerUse, WindowSummary
 from llm_pipeline.loadtest.soak import memory_growth
 from llm_pipeline.loadtest.steady import steady_from
-from llm_pipeline.verdict import Verdict
 
 
 def noise(count: int, mean: float = 10.0) -> np.ndarray:

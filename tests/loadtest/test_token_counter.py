@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from llm_pipeline.errors import ConfigError, IntegrityError
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.loadtest.token_counter import open_counter
 from llm_pipeline.serving.golden import GoldenPrompt, write_golden
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.workload import Trace
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.loadtest.traces import read_trace
 
 EXAMPLES = Path(__file__).parents[2] / "configs/workloads"

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.workload import (
     GammaArrivals,
@@ -15,7 +16,6 @@ from llm_pipeline.config.workload import (
     UniformLengths,
     Workload,
 )
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.loadtest.workload import TrafficSource, check_workload, longest_request
 from llm_pipeline.loadtest.workload_files import locate_files, workload_files
 

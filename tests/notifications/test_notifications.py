@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from llm_pipeline.base.logging import ReadableFormatter
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.record import CanaryRecord, record_name
 from llm_pipeline.config.notifications import Notifications
-from llm_pipeline.logging import ReadableFormatter
 from llm_pipeline.notifications import outbox
 from llm_pipeline.notifications.channels import MailServer, Secrets, secrets_here
 from llm_pipeline.notifications.message import kind_of, message_of
 from llm_pipeline.notifications.outbox import notify
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parent))

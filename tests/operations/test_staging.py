@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.claim_state import Claimant, ClaimState, LocalProcess
 from llm_pipeline.cli import main
-from llm_pipeline.errors import ConfigError, ExitCode
 from llm_pipeline.operations import staging
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, set_current_canary
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
-from llm_pipeline.errors import ConfigError, ExitCode, Transient
 from llm_pipeline.operations.place_status import DeploymentStatus, Health, PlaceStatus, RouterStatus, ServerStatus
 from llm_pipeline.operations.status import deployment_status, judge_health, not_running
 from llm_pipeline.operations.switching import start_production, stop_production
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.planning.catalog import (
     containers,
     families,

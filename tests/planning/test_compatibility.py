@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, cpu_target, gpu_target, judge, recipe, refusal
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
 from llm_pipeline.planning.runtime_versions import has_engine_compiler, parse_version, release_numbers
 from llm_pipeline.quantization.modelopt_recipes import modelopt_recipes

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.plan import plan_release
 

@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from llm_pipeline.base import detached
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.planning import host
-from llm_pipeline.runners import detached
 
 
 def deployment(tmp_path: Path, base: int) -> Deployment:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.cli import main
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.catalog import families, find_gpu, gpus
 from llm_pipeline.planning.matrix import Backend, Cell, Selection, contained_versions, judge_cells
 from llm_pipeline.planning.matrix_table import format_matrix

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError, ExitCode
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.errors import ConfigError, ExitCode
 from llm_pipeline.planning.plan import plan_release
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.places import hand_over
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, Unsupported
 from llm_pipeline.cli import main
-from llm_pipeline.errors import ConfigError, ExitCode, PipelineError, Unsupported
 from llm_pipeline.hub.source import SourceUnavailable
 from llm_pipeline.planning import host
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release

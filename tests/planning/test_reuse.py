@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, resolve_request
 from llm_pipeline.loadtest.workload_files import locate_files
@@ -26,7 +27,6 @@ from llm_pipeline.stages import execute
 from llm_pipeline.stages.contract import Produced, StageContext, StageOutput, StageResult
 from llm_pipeline.stages.registry import STAGE_NAMES, load_stage
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.verdict import Evidence, Verdict, judge
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

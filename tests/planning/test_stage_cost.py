@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
 from llm_pipeline.planning.stage_cost import StepCost
 

@@ -8,9 +8,9 @@ import pytest
 from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, gpu_target, judge, recipe, refusal
 from published import config_of, known_facts
 
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import Unsupported
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.catalog import gpus

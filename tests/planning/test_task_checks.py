@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import Evaluation, TaskOptions
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.planning.task_checks import check_tasks, task_modules
 from llm_pipeline.planning.task_pool import task_pool
 

@@ -11,8 +11,8 @@ mtq = pytest.importorskip("modelopt.torch.quantization")
 from modelopt.torch.export import export_hf_checkpoint
 from transformers import AutoModelForCausalLM
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.quantization import calibration_passes, modelopt_quantizer
 from llm_pipeline.quantization.autoquantize import LayerGroup, SearchScores
 from llm_pipeline.quantization.calibration import read_calibration

@@ -12,8 +12,8 @@ mtq = pytest.importorskip("modelopt.torch.quantization")
 from modelopt.torch.export import export_hf_checkpoint
 from transformers import AutoModelForCausalLM
 
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization import modelopt_quantizer
 from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.calibration_key import calibration_key

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.quantization import calibration_store
 from llm_pipeline.quantization.calibration_store import KIND, calibration_document, shared_calibration
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import open_store
 from llm_pipeline.store.lease import LeaseState
 from llm_pipeline.store.provenance import Provenance

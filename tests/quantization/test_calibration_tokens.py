@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.quantization import Calibration
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.quantization import named_sets
 from llm_pipeline.quantization.calibration import draw_calibration
 from llm_pipeline.quantization.calibration_samples import Sample, read_sources

@@ -11,7 +11,7 @@ pytest.importorskip("modelopt")
 import exports
 from safetensors.torch import save_file
 
-from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_metadata import LayerScheme, read_quantization
 from llm_pipeline.quantization.dequantized_checkpoint import write_dequantized

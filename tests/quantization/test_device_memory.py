@@ -9,8 +9,8 @@ pytest.importorskip("modelopt")
 
 from transformers import LlamaModel
 
+from llm_pipeline.base.errors import Terminal
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
-from llm_pipeline.errors import Terminal
 from llm_pipeline.quantization import device_memory, modelopt_quantizer
 from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.device_memory import (

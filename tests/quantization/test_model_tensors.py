@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file
 
-from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.model_tensors import require_model_tensors
 
 SIZES = {

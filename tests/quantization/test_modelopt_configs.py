@@ -9,8 +9,8 @@ mtq = pytest.importorskip("modelopt.torch.quantization")
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
-from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.modelopt_catalog import TABLE, catalog
 from llm_pipeline.quantization.modelopt_configs import (

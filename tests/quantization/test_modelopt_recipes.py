@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe, modelopt_recipes
 
 

@@ -10,8 +10,8 @@ pytest.importorskip("modelopt")
 
 from safetensors.torch import load_file
 
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.calibration_passes import Progress
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import check_tensorrt_llm_checkpoint
 from llm_pipeline.stages.contract import StageRequest

@@ -10,7 +10,7 @@ from modelopt.torch.quantization.nn import TensorQuantizer
 from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP4QTensor, NVFP4QTensor
 from transformers import AutoModelForCausalLM
 
-from llm_pipeline.errors import IntegrityError, Unsupported
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.quantization.activations import (
     quantize_fp8,
     quantize_fp8_per_token,

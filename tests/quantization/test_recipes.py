@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.quantization import Calibration, KvCacheFormat, WeightFormat
-from llm_pipeline.errors import Unsupported
 from llm_pipeline.quantization.modelopt_configs import refuse_unsupported
 from llm_pipeline.quantization.modelopt_recipes import check_kv_cache, check_modelopt_recipe
 

@@ -9,6 +9,7 @@ pytest.importorskip("modelopt")
 from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.accuracy.gate import ERROR_FACT
 from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.stages.accuracy import AccuracyConfig
@@ -17,7 +18,6 @@ from llm_pipeline.stages.contract import StageRequest
 from llm_pipeline.stages.execute import execute
 from llm_pipeline.stages.quantize import QuantizeConfig
 from llm_pipeline.store import open_store
-from llm_pipeline.verdict import Verdict
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 EVALUATION = Evaluation(

@@ -12,7 +12,7 @@ import exports
 import modelopt.torch.quantization as mtq
 from safetensors.torch import load_file
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.quantization import export_weights
 from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.checkpoint_files import copy_companions

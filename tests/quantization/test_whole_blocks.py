@@ -7,7 +7,7 @@ pytest.importorskip("modelopt")
 import exports
 from transformers import LlamaConfig
 
-from llm_pipeline.errors import Unsupported
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.quantization.whole_blocks import refuse_partial_blocks
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import analysis
 from llm_pipeline.canary.decision import Outcome, decide
 from llm_pipeline.canary.events import CanaryEvent, EventKind
@@ -17,8 +19,6 @@ from llm_pipeline.canary.slow_limits import fix_thresholds
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.windows import window
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.stages.contract import ArtifactRef
-from llm_pipeline.verdict import Verdict
 
 BEGAN_AT = 1_763_715_600.0
 POLICY = CanaryPolicy(steps_percent=(5, 25, 50, 100), minimum_bake_seconds=60, minimum_requests=20, block_seconds=2)

@@ -18,6 +18,9 @@ from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import pair_items
 from llm_pipeline.accuracy.sequential import decision_rule
+from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.records import ArtifactRef, Metric
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.canary.timeline import SUMMARY_FILE, TIMELINE_FILE, CanarySummary, TimelineMark
 from llm_pipeline.config.deployment import Deployment
@@ -33,14 +36,12 @@ from llm_pipeline.config.release import (
     Workload,
 )
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import PipelineError
 from llm_pipeline.hub.resolve import PinnedModel
 from llm_pipeline.release_record import ReleaseRecord, record_name
-from llm_pipeline.stages.contract import ArtifactRef, Metric, StageFailure, StageResult, Timings
+from llm_pipeline.stages.contract import StageFailure, StageResult, Timings
 from llm_pipeline.stages.execute import failure_name, results_name
 from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
-from llm_pipeline.verdict import Evidence, Judgement, Verdict, judge
 
 RELEASE = "demo-tiny-0a1b2c3d-9f8e7d6c"
 START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from llm_pipeline.accuracy.baseline_gate import judge_baseline
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.release import ExpectedScore
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.markdown import render_markdown
-from llm_pipeline.verdict import Verdict
 
 
 def test_a_damaged_baseline_is_the_headline_with_its_evidence(sample, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from canary_sample import BEGAN_AT, CONTROLLER, POLICY, SimulatedCanary
 
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.canary.looks import MOST_LOOKS, with_look
 from llm_pipeline.canary.timeline import SUMMARY_FILE, read_timeline, write_timeline
 from llm_pipeline.reporting.canary import read_canary
@@ -23,7 +24,6 @@ from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.model import ArmSample, CanarySample, CanaryStudy
 from llm_pipeline.reporting.rolled_back import _lost
-from llm_pipeline.verdict import Evidence, Verdict
 
 
 @pytest.fixture(scope="module")

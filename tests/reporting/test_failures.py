@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import StageCrashed, Unsupported
+from llm_pipeline.base.errors import StageCrashed, Unsupported
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import draw_plots, render_report
 from llm_pipeline.reporting.markdown import render_markdown

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.accuracy.intervals import score_upper
-from llm_pipeline.errors import Unsupported
+from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.planning.model import RecipePlan, TargetPlan
 from llm_pipeline.planning.target_speed import SpeedFigures
 from llm_pipeline.reporting.collect import collect
@@ -18,7 +19,6 @@ from llm_pipeline.reporting.model import ReportData, Trial
 from llm_pipeline.reporting.pareto_plot import plot_pareto
 from llm_pipeline.stages.execute import KeyContent, StageRecord, record_name, results_name
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.verdict import Verdict
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.base import detached
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import (
     ClaimMount,
@@ -24,7 +25,6 @@ from llm_pipeline.config.environment import (
     KubernetesEnvironment,
     Mount,
 )
-from llm_pipeline.runners import detached
 from llm_pipeline.runners.runner import Job, Placement, StageRunner
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.stages.contract import StageRequest

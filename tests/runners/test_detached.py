@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.runners import detached
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import ConfigError, Transient
 
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 _PARENT_OF_A_STUBBORN_CHILD = [

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from llm_pipeline.errors import ConfigError, StageCrashed, Transient, Unsupported
+from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient, Unsupported
 from llm_pipeline.runners.docker_image import repository_of
 from llm_pipeline.runners.runner import Placement
 

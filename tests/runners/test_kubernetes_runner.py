@@ -11,9 +11,7 @@ from datetime import timedelta
 
 import pytest
 
-from llm_pipeline.config.environment import ClaimMount, Toleration
-from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import (
+from llm_pipeline.base.errors import (
     ConfigError,
     RemoteStageError,
     RemoteStageTransient,
@@ -21,6 +19,8 @@ from llm_pipeline.errors import (
     Transient,
     Unsupported,
 )
+from llm_pipeline.config.environment import ClaimMount, Toleration
+from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.runners import kubernetes, kubernetes_api
 from llm_pipeline.runners.job_names import label_value
 from llm_pipeline.runners.kubernetes_job import job_manifest

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import ConfigError, StageCrashed
-from llm_pipeline.runners import detached
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import ConfigError, StageCrashed
 from llm_pipeline.runners.process import ProcessRunner
 from llm_pipeline.runners.runner import Placement
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import ConfigError, RemoteStageError, RemoteStageTransient, StageCrashed, Transient
+from llm_pipeline.base.errors import ConfigError, RemoteStageError, RemoteStageTransient, StageCrashed, Transient
 from llm_pipeline.runners.runner import Job, Placement
 
 HERE = Placement(environment="control")

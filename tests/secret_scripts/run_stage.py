@@ -10,9 +10,9 @@ import sys
 import time
 from urllib.parse import quote
 
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.cli import main
 from llm_pipeline.hub.access import connect
-from llm_pipeline.logging import get_logger
 from llm_pipeline.stages import execute, registry
 from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from llm_pipeline.errors import Fenced
+from llm_pipeline.base.errors import Fenced
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.serving.triton_server import find_server, stop_server
 
@@ -21,7 +21,7 @@ OLD_DIGEST, NEW_DIGEST = "a" * 64, "b" * 64
 STOPPER = """
 import os, signal, sys
 from pathlib import Path
-from llm_pipeline.errors import Fenced
+from llm_pipeline.base.errors import Fenced
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.serving.triton_server import stop_server
 os.kill(os.getpid(), signal.SIGSTOP)  # right before it stops what it found

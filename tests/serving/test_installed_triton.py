@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.serving.triton_runtime import (
     STUB,
     inspect_interpreter,

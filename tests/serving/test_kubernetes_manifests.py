@@ -16,11 +16,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.environment import ClaimMount
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.serving.kubernetes_manifests import (
     ServedRelease,
     ServingManifestOptions,
@@ -28,7 +29,6 @@ from llm_pipeline.serving.kubernetes_manifests import (
     render_manifests,
     to_yaml,
 )
-from llm_pipeline.stages.contract import ArtifactRef
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "kubernetes_golden"

@@ -14,9 +14,9 @@ pytest.importorskip("tritonclient")
 
 import yaml
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.cli import main
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.serving.lint import Finding, lint_repository_directory
 from llm_pipeline.serving.triton_config import (
     bls_config,

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from llm_pipeline.base.verdict import Evidence
 from llm_pipeline.serving.client import Generation, GenerationRequest
 from llm_pipeline.serving.probing import repeats
 from llm_pipeline.serving.probing.repeats import repeats_are_generated
-from llm_pipeline.verdict import Evidence
 
 TOKENS = 100
 

@@ -16,10 +16,10 @@ pytest.importorskip("tritonclient")
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as messages
 
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.triton_names import TRITON_NAMES, TritonName
-from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.serving.triton_config import (
     apply_queue,
     bls_config,

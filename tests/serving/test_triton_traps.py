@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 from llm_pipeline.serving.probes import probe
-from llm_pipeline.verdict import Verdict
 
 sys.path.insert(0, str(Path(__file__).parent / "faulty_model"))
 

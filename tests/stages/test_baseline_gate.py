@@ -10,10 +10,11 @@ import pytest
 
 from llm_pipeline.accuracy.evaluation import summarise, write_evaluation
 from llm_pipeline.accuracy.items import ITEMS_FILE, ScoredItem
-from llm_pipeline.stages.contract import ArtifactRef, StageRequest, StageResult
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.verdict import Verdict
 
 CARD = {"arc": {"minimum": 0.93, "maximum": 0.97, "source": "model card, 2026-05"}}
 

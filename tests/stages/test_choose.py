@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
-from llm_pipeline.verdict import Verdict
 
 
 def run(tmp_path: Path, *attempts: tuple[str, str, int]) -> StageResult:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
+from llm_pipeline.base.logging import JsonLineFormatter, ReadableFormatter
+from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.errors import ConfigError, ExitCode, Transient
-from llm_pipeline.logging import JsonLineFormatter, ReadableFormatter
 from llm_pipeline.stages import execute as execution
 from llm_pipeline.stages.contract import (
     Produced,
@@ -22,7 +23,6 @@ from llm_pipeline.stages.contract import (
     StageResult,
 )
 from llm_pipeline.store import open_store
-from llm_pipeline.verdict import Evidence, Verdict, judge
 
 
 class CountConfig(ConfigModel):

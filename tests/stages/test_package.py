@@ -7,10 +7,11 @@ import pytest
 pytest.importorskip("tritonclient")
 
 from llm_pipeline.accuracy.items import ScoredItem, write_items
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.serving.golden import read_golden
 from llm_pipeline.serving.repository_layout import OPENVINO_FILES
 from llm_pipeline.serving.repository_lint import lint_repository
-from llm_pipeline.stages.contract import ArtifactRef, StageFailure, StageRequest, StageResult
+from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import execute
 from llm_pipeline.store import open_store
 

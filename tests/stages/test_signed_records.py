@@ -14,9 +14,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from signing_keys import signing_with_new_keys
 
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.store import Signing, StoreConfig
-from llm_pipeline.errors import IntegrityError
 from llm_pipeline.quantization.calibration_store import calibration_document, shared_calibration
 from llm_pipeline.stages import execute as execution
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
@@ -24,7 +25,6 @@ from llm_pipeline.stages.execute import record_name, results_name, trusted_stage
 from llm_pipeline.store import LocalStore, open_store
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signed_documents import require_signed
-from llm_pipeline.verdict import Evidence, Verdict, judge
 
 Document = dict[str, Any]
 NO_GO = judge("too much is lost", [Evidence(name="loss", verdict=Verdict.NO_GO, measured=0.4, samples=9)])

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base import file_lock
+from llm_pipeline.base.file_lock import HolderStopped, flocked
 from llm_pipeline.canary.record import lease_name, take_over
-from llm_pipeline.store import file_lock
 from llm_pipeline.store.artifact_store import Conflict
-from llm_pipeline.store.file_lock import HolderStopped, flocked
 from llm_pipeline.store.lease import Lease, lease_of
 from llm_pipeline.store.local import LocalStore
 
 HOLDER = """
 import os, signal, sys
 from pathlib import Path
-from llm_pipeline.store.file_lock import flocked
+from llm_pipeline.base.file_lock import flocked
 with flocked(Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGSTOP)
 """

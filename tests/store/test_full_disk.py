@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import Transient
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.store import LocalStore
 
 

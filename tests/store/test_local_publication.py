@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.digest import FileDigest, copy_file
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.digest import FileDigest, copy_file
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.store import LocalStore
 from llm_pipeline.store.artifact_store import Difference, Leftover
 

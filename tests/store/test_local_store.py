@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import Transient
-from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store import LocalStore
 
 

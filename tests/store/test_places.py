@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.places import (
     PlaceContested,

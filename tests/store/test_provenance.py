@@ -13,8 +13,8 @@ from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
 from in_toto_attestation.v1.statement import Statement
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.manifest import Manifest, ManifestFile
 from llm_pipeline.store.provenance import PREDICATE_TYPE, Provenance, here
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import Signing, StoreConfig
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import LocalStore
 
 _CHANGES = {

@@ -23,8 +23,8 @@ from s3_faults import (
     truncated,
 )
 
+from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import IntegrityError, Transient
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.s3 import S3Store
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from s3_faults import Faults, after, always, error, is_a, reset_before
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
 from llm_pipeline.store import open_store
 from llm_pipeline.store.s3 import S3Store
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from s3_faults import Fault, Faults, always, cut_after, error, is_a, rewritten, torn, truncated
 
+from llm_pipeline.base.errors import Terminal, Transient
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import Terminal, Transient
 from llm_pipeline.store import s3_answers
 from llm_pipeline.store.s3 import S3Store
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from s3_faults import Faults, after, is_a, then
 
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import Transient
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import condemned
 from llm_pipeline.store.artifact_store import Leftover
 from llm_pipeline.store.condemned import RETENTION_LEASE, publish_spared, read_condemned, remove_unfinished

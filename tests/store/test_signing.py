@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import Keyless, Signing, StoreConfig
-from llm_pipeline.errors import ConfigError, IntegrityError, Transient
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import LocalStore
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest, Seal, inventory
 from llm_pipeline.store.provenance import Provenance

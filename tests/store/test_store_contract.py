@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import pytest
 
+from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import Signing, StoreConfig
-from llm_pipeline.errors import ConfigError, IntegrityError
-from llm_pipeline.stages.contract import ArtifactRef
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld

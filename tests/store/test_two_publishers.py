@@ -18,7 +18,7 @@ from unittest import mock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_pipeline.stages.contract import ArtifactRef
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store import LocalStore
 from llm_pipeline.store import lease as lease_module
 from llm_pipeline.store.artifact_store import Difference

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from llm_pipeline.base.errors import ErrorDocument, PipelineError, RemoteStageError, StageCrashed, from_document
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import ErrorDocument, PipelineError, RemoteStageError, StageCrashed, from_document
 from llm_pipeline.serving.triton_server import ServerFailed
 from llm_pipeline.tuning.sweep import Trial
 from llm_pipeline.tuning.trials import TrialBench

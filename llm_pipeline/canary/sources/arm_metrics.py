@@ -12,9 +12,9 @@ from typing import Protocol
 
 from pydantic import Field
 
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.stages.contract import Frozen
 
 
 class SourceDown(Transient):

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.aws_client import aws_client
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.sources.arm_metrics import ArmWindow, MetricsCursor, MetricsWindow, SourceDown, check_total
 from llm_pipeline.config.metric_source import CloudWatchSource
 from llm_pipeline.config.router_place import AwsAlbPlace
-from llm_pipeline.errors import ConfigError
 
 _NAMESPACE = "AWS/ApplicationELB"
 _PERIOD_SECONDS = 60

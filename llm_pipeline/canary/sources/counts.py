@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.router import SlotName, other_slot
 from llm_pipeline.canary.slow_limits import (
     REQUESTS_BEYOND,
@@ -20,7 +21,6 @@ from llm_pipeline.canary.sources.arm_metrics import ArmWindow, Histogram
 from llm_pipeline.canary.units import Limit, MetricLimits, MetricName
 from llm_pipeline.canary.windows import ArmCounts, ArmEvents, MetricCounts, Window
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.errors import ConfigError
 
 _STRATUM = "0"
 

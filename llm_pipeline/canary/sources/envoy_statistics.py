@@ -14,11 +14,11 @@ import time
 from collections import Counter, defaultdict
 from typing import Any, get_args
 
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.router import RouterUnavailable, SlotName
 from llm_pipeline.canary.sources.arm_metrics import ArmWindow, MetricsCursor, MetricsWindow, SourceDown
 from llm_pipeline.canary.xds import names
-from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.router import TrafficRouter
 from llm_pipeline.canary.sources.arm_metrics import ArmMetrics
 from llm_pipeline.config.metric_source import CloudWatchSource, EnvoySource, MetricSource, PrometheusSource
 from llm_pipeline.config.router_place import AwsAlbPlace, RouterPlace
-from llm_pipeline.errors import ConfigError
 
 
 def open_source(source: MetricSource, place: RouterPlace, router: TrafficRouter) -> ArmMetrics:

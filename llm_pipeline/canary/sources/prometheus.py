@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from llm_pipeline.bounded_http import HttpAnswer, call
+from llm_pipeline.base.bounded_http import HttpAnswer, call
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.sources.arm_metrics import (
     ArmWindow,
@@ -30,7 +31,6 @@ from llm_pipeline.canary.sources.arm_metrics import (
     check_total,
 )
 from llm_pipeline.config.metric_source import PrometheusSource
-from llm_pipeline.errors import ConfigError
 
 _LOOK_BACK = "1h"
 _TIMEOUT_SECONDS = 5.0

@@ -12,6 +12,8 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
 
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.engines.llm_args.dialects import (
     DIALECTS,
     Dialect,
@@ -23,8 +25,6 @@ from llm_pipeline.engines.llm_args.doubts import doubts
 from llm_pipeline.engines.llm_args.problem import Problem
 from llm_pipeline.engines.llm_args.recorded_schema import RecordedSchema, recorded_schema
 from llm_pipeline.engines.llm_args.rules import broken_rules, rule_warnings
-from llm_pipeline.errors import ConfigError
-from llm_pipeline.stages.contract import Frozen
 
 _ALIKE = 0.5
 _DISCRIMINATOR = "decoding_type"

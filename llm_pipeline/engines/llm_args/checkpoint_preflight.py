@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.dialects import dialect_of
-from llm_pipeline.errors import IntegrityError, Unsupported
 from llm_pipeline.model_facts.context import stated_context
 from llm_pipeline.planning.catalog import SupportCell, find_reader_support
 from llm_pipeline.quantization.checkpoint_files import TOKENIZERS, read_json

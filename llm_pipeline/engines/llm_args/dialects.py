@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.runtime_options import SpeculativeMethod
-from llm_pipeline.errors import Unsupported
 
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:rc(\d+))?")
 _FINAL = 10_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llm_pipeline.stages.contract import Frozen
+from llm_pipeline.base.records import Frozen
 
 
 class Problem(Frozen):

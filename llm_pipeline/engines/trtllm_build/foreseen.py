@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.trtllm_build.checkpoint_config import CheckpointConfig
 from llm_pipeline.engines.trtllm_build.command import build_settings
 from llm_pipeline.engines.trtllm_build.flag_table import FlagValue, find_flag, is_on
-from llm_pipeline.errors import Unsupported
 
 Settings = Mapping[str, FlagValue]
 Legal = tuple[FlagValue | None, ...]

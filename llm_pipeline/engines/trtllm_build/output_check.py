@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.json_document import read_object
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.trtllm_build.checkpoint import BuildCheckpoint
 from llm_pipeline.engines.trtllm_build.foreseen import Foreseen, Legal
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.json_document import read_object
-from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 

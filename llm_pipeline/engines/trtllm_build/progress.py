@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.engines.trtllm_build.timing_cache import blames_timing_cache
-from llm_pipeline.logging import get_logger
 
 log = get_logger(__name__)
 

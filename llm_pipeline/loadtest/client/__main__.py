@@ -5,7 +5,7 @@ It ends with its parent, also when that is killed: the pipe that it reads is the
 
 from __future__ import annotations
 
-from llm_pipeline.entry import entry_point
+from llm_pipeline.base.entry import entry_point
 
 
 @entry_point

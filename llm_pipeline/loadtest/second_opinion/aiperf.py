@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.loadtest.client.target import request_body
 from llm_pipeline.loadtest.second_opinion.exports import AIPERF_SUMMARY, ToolRun, read_aiperf
 from llm_pipeline.loadtest.traffic import Traffic
-from llm_pipeline.runners import detached
 from llm_pipeline.serving.repository_layout import MODEL_NAME
 
 PROGRAM_VARIABLE = "LLM_PIPELINE_AIPERF"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 
 AIPERF_SUMMARY = "profile_export_aiperf.json"
 AIPERF_RECORDS = "profile_export.jsonl"

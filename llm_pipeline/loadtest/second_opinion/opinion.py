@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from llm_pipeline.base.errors import IntegrityError, Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.errors import IntegrityError, Transient
 from llm_pipeline.loadtest.measure import LoadClient, client_lag_seconds
 from llm_pipeline.loadtest.outcome import SecondOpinion
 from llm_pipeline.loadtest.records import Records
@@ -25,7 +26,6 @@ from llm_pipeline.loadtest.second_opinion.aiperf import REQUEST_TIMEOUT_SECONDS,
 from llm_pipeline.loadtest.second_opinion.exports import ToolRun
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.loadtest.workload import TrafficSource
-from llm_pipeline.logging import get_logger
 
 _SEEDS_APART = 500  # between those of the load test's windows
 _QUANTILES = (0.5, 0.99)

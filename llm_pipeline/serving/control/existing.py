@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.server_place import ExistingServer
-from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.logging import get_logger
 from llm_pipeline.serving.control.model_control import ModelControl, ModelRefused, open_model_control
 from llm_pipeline.serving.control.model_directory import open_model_directory
 from llm_pipeline.serving.control.model_versions import ModelVersions, candidate_config, differing_fields

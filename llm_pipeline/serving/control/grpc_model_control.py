@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.serving.control.model_control import ModelConfigDocument, ModelRefused, ModelVersion
 from llm_pipeline.serving.endpoint_access import grpc_security, request_headers
 

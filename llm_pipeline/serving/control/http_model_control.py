@@ -6,9 +6,9 @@ import json
 from http import HTTPStatus
 from typing import Any
 
-from llm_pipeline.bounded_http import call
+from llm_pipeline.base.bounded_http import call
+from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.serving.control.model_control import ModelConfigDocument, ModelRefused, ModelVersion
 from llm_pipeline.serving.endpoint_access import request_headers, tls_context
 

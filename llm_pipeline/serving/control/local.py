@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.server_place import LocalServer
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.serving.control.opening import loopback_endpoint
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_no_requests

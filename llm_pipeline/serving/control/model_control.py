@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from llm_pipeline.base.errors import Terminal
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.errors import Terminal
 
 ModelConfigDocument = Mapping[str, Any]
 """A model's configuration as JSON, with the names of `model_config.proto`."""

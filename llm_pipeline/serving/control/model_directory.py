@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from llm_pipeline.base.directory_listing import walk_files
+from llm_pipeline.base.durable import sync_file_system
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.directory_listing import walk_files
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.serving.triton_runtime import link_repository
-from llm_pipeline.store.durable import sync_file_system
 
 
 class ModelDirectory(Protocol):

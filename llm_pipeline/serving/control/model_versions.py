@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.errors import IntegrityError, Transient, Unsupported
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.errors import IntegrityError, Transient, Unsupported
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.serving.control.model_control import ModelConfigDocument, ModelControl
 from llm_pipeline.serving.control.model_directory import ModelDirectory
 from llm_pipeline.serving.identity import DIGEST_PARAMETER

@@ -6,8 +6,8 @@ GPUs are shared or split have other labels: `gpu_product` names those.
 
 from __future__ import annotations
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.target import Target
-from llm_pipeline.errors import ConfigError
 
 _PRODUCTS = {
     "A10": "NVIDIA-A10",

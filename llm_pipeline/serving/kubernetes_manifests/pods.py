@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.errors import ConfigError
 from llm_pipeline.serving.kubernetes_manifests.gpu_products import product_of
 from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.kubernetes_manifests.volumes import (

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.errors import ConfigError
 
 VIEW = "/srv/llm-pipeline/view"
 REPOSITORY = f"{VIEW}/repository"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.errors import IntegrityError
-from llm_pipeline.json_document import parse
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.json_document import parse
 from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.repository import ModelSource
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from llm_pipeline.directory_listing import refuse_unreadable
+from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.repository import ModelSource, Repository, is_version
 from llm_pipeline.serving.repository_layout import MODEL_FILE

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.serving.lint.finding import Finding, Severity
 from llm_pipeline.serving.lint.leftovers import without_leftovers
 from llm_pipeline.serving.lint.parsing import Mistake, parse_config

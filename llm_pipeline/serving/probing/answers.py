@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import Generation, GenerationRequest
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.probing.served import Served, all_right
-from llm_pipeline.verdict import Evidence, Verdict
 
 GOLDEN_OUTPUTS = "golden outputs reproduced"
 _FEW_PROMPTS = 8

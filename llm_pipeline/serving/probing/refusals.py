@@ -7,9 +7,9 @@ from http import HTTPStatus
 
 import aiohttp
 
+from llm_pipeline.base.verdict import Evidence
 from llm_pipeline.serving.client import read_body
 from llm_pipeline.serving.probing.served import Served, all_right
-from llm_pipeline.verdict import Evidence
 
 _ABSURD_TOKENS = 2_000_000_000
 _CHARACTERS_A_TOKEN = 16

@@ -23,9 +23,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.serving.client import Generation, GenerationRequest
 from llm_pipeline.serving.probing.served import Served
-from llm_pipeline.verdict import Evidence, Verdict
 
 _NAME = "repeated prompts are answered anew"
 _PROMPTS = 3

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.errors import IntegrityError, unless_io
+from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.serving.repositories.packaged import (
     PackagedEngine,
     copy_code,
@@ -36,7 +37,6 @@ from llm_pipeline.serving.triton_config import (
     write_config,
 )
 from llm_pipeline.serving.triton_config.inflight_batcher import LogitsType
-from llm_pipeline.stages.contract import ArtifactRef
 
 _ENGINE = f"{ENGINE_MODEL}/{MODEL_VERSION}/{ENGINE_DIRECTORY}"
 _TOKENIZER = f"{MODEL_NAME}/{MODEL_VERSION}/{TOKENIZER_DIRECTORY}"

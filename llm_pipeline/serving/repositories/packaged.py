@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.engines.builder import EngineDescription
@@ -23,7 +24,6 @@ from llm_pipeline.serving.repository_layout import (
     Tensor,
 )
 from llm_pipeline.serving.triton_config import write_config
-from llm_pipeline.stages.contract import ArtifactRef
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.triton_names import TRITON_NAMES, ModelName, TritonName, parameters_of
-from llm_pipeline.errors import ConfigError, Unsupported
 from llm_pipeline.serving.triton_config.recorded import recorded_model
 
 Scalar = str | int | float | bool

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.serving_options import QueuePolicy, ServingOptions
-from llm_pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy

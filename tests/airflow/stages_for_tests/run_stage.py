@@ -11,11 +11,12 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.stages import execute, registry
-from llm_pipeline.stages.contract import ArtifactRef, Produced, Stage, StageContext, StageOutput
-from llm_pipeline.verdict import Evidence, Verdict, judge
+from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 
 GATES = ("baseline_gate", "accuracy", "staging", "served_accuracy", "load_test", "canary")
 OUTPUTS = {

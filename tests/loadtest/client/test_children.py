@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.loadtest.client.children import Children
 from llm_pipeline.loadtest.client.target import Target
 

@@ -10,8 +10,8 @@ import time
 
 from pydantic import BaseModel
 
-from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.stages import execute
 from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("docker")
 
+from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.server_place import DockerServer
-from llm_pipeline.errors import ConfigError, Transient
 from llm_pipeline.serving.control import Candidate, ServerControl, StagingSlot, endpoint_of, open_control
 from llm_pipeline.serving.control.docker import DockerControl
 from llm_pipeline.serving.control.waiting import await_no_requests

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.serving.control.model_directory import ModelDirectory, open_model_directory
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from llm_pipeline.base.errors import IntegrityError, Transient, Unsupported
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.errors import IntegrityError, Transient, Unsupported
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 from llm_pipeline.serving.control.model_control import ModelControl, ModelRefused, open_model_control
 from llm_pipeline.serving.control.model_directory import LocalModelDirectory

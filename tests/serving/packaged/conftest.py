@@ -87,9 +87,9 @@ def byte_tokenizer(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def gpu_engine(tmp_path_factory):
     """Makes the description of a GPU target's engine, in a new directory."""
+    from llm_pipeline.base.records import ArtifactRef
     from llm_pipeline.config.target import Target
     from llm_pipeline.engines.builder import EngineDescription, EngineFacts
-    from llm_pipeline.stages.contract import ArtifactRef
 
     def make(builder: str, properties: dict[str, str] | None = None, **options) -> tuple[Path, Target]:
         engine = tmp_path_factory.mktemp(builder)

@@ -10,10 +10,10 @@ import yaml
 
 pytest.importorskip("tritonclient")
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.lint import lint_repository_directory
 from llm_pipeline.serving.model_repository import write_repository
-from llm_pipeline.stages.contract import ArtifactRef
 
 GOLDEN = [GoldenPrompt(prompt="2+2=", completion=" 4", maximum_tokens=4)]
 FACTS = {"quantization": "FP8", "note": "a fact may hold ${anything}"}

@@ -23,6 +23,7 @@ from google.protobuf import text_format
 from tritonclient import grpc
 from tritonclient.grpc import model_config_pb2
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
@@ -33,7 +34,6 @@ from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_links import read_links
 from llm_pipeline.serving.repository_lint import lint_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
-from llm_pipeline.stages.contract import ArtifactRef
 
 pytestmark = pytest.mark.slow
 

@@ -12,6 +12,7 @@ from served import ask, eventually, metric, post
 
 pytest.importorskip("tritonclient")
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
@@ -20,7 +21,6 @@ from llm_pipeline.serving.golden import GoldenPrompt, read_golden
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.triton_server import start_server, stop_server
-from llm_pipeline.stages.contract import ArtifactRef
 
 pytestmark = pytest.mark.slow
 

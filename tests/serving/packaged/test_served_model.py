@@ -13,13 +13,13 @@ from served import ask, eventually, metric, post, settled
 
 pytest.importorskip("tritonclient")
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
-from llm_pipeline.stages.contract import ArtifactRef
 
 pytestmark = pytest.mark.slow
 
@@ -261,7 +261,7 @@ def test_stopping_a_server_with_live_requests_ends_them_and_leaves_nothing(
 
 
 def test_a_drill_that_is_not_json_keeps_the_model_from_loading(repository, model_python, triton_home, tmp_path):
-    from llm_pipeline.errors import PipelineError
+    from llm_pipeline.base.errors import PipelineError
 
     with pytest.raises(PipelineError, match=re.compile("json|Expecting", re.IGNORECASE)):
         serve(repository, tmp_path / "broken", 18506, model_python, triton_home, {"LLM_PIPELINE_DRILL": "slow"})

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, MutableMapping
 from typing import Any, TextIO
 
-from llm_pipeline.redaction import without_credentials
-from llm_pipeline.untrusted_text import one_line, quoted, several_lines
+from llm_pipeline.base.redaction import without_credentials
+from llm_pipeline.base.untrusted_text import one_line, quoted, several_lines
 
 OURS = ("llm_pipeline", "llm_pipeline_airflow", "__main__")
 """Loggers of this package; the last one is that of a module run by `python -m`."""

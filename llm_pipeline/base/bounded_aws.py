@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from llm_pipeline.timed_connection import (
+from llm_pipeline.base.timed_connection import (
     MINIMUM_BYTES_PER_SECOND,
     RATE_WINDOW_SECONDS,
     Deadline,

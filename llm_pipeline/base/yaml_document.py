@@ -31,7 +31,7 @@ from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.reader import Reader
 from yaml.resolver import Resolver
 
-from llm_pipeline.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError
 
 _Parser: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml where PyYAML was built with it: a DAG file reads dozens of these files at every parse."""

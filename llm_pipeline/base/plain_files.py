@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from llm_pipeline.errors import ConfigError, as_pipeline_error
+from llm_pipeline.base.errors import ConfigError, as_pipeline_error
 
 DATA_FILE_BYTES = 2**30
 """Largest file of prompts, of a trace or of calibration texts: `plan` reads all of it."""

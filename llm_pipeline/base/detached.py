@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.errors import ConfigError, Transient
-from llm_pipeline.logging import get_logger
-from llm_pipeline.store.durable import replace_durably
+from llm_pipeline.base.durable import replace_durably
+from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.logging import get_logger
 
 log = get_logger(__name__)
 

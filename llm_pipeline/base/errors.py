@@ -6,7 +6,7 @@ again (network, throttling, a lost process). Runners, the command line and the A
 the family, never the message.
 
 An exception that nobody expected becomes one of them in `as_pipeline_error`, at the edge of a process or of a
-request; `llm_pipeline.entry` does that for every entry point.
+request; `llm_pipeline.base.entry` does that for every entry point.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.optional_packages import extra_of
-from llm_pipeline.redaction import without_credentials
+from llm_pipeline.base.optional_packages import extra_of
+from llm_pipeline.base.redaction import without_credentials
 
 
 class ExitCode(IntEnum):

@@ -31,10 +31,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NoReturn, ParamSpec
 
-from llm_pipeline.errors import ExitCode, as_pipeline_error, is_unexpected
-from llm_pipeline.interruption import Terminated
-from llm_pipeline.logging import ReadableFormatter
-from llm_pipeline.untrusted_text import quoted
+from llm_pipeline.base.errors import ExitCode, as_pipeline_error, is_unexpected
+from llm_pipeline.base.interruption import Terminated
+from llm_pipeline.base.logging import ReadableFormatter
+from llm_pipeline.base.untrusted_text import quoted
 
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from llm_pipeline.errors import ExitCode
+from llm_pipeline.base.errors import ExitCode
 
 
 class Verdict(StrEnum):

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError
 
 MAXIMUM_BYTES = 100_000_000
 """Several times the largest tokenizers and weight indexes that are published."""

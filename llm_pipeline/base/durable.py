@@ -8,7 +8,7 @@ import os
 import uuid
 from pathlib import Path
 
-from llm_pipeline.digest import write_all
+from llm_pipeline.base.digest import write_all
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from llm_pipeline.errors import Transient
+from llm_pipeline.base.errors import Transient
 
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.05
 _STOPPED_SECONDS = 2.0

@@ -29,7 +29,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from llm_pipeline.logging import get_logger
+from llm_pipeline.base.logging import get_logger
 
 log = get_logger(__name__)
 
@@ -123,7 +123,7 @@ def _roots(readable: tuple[Path, ...]) -> Iterator[Path]:
     yield from readable
     yield from map(Path, _SYSTEM)
     yield from map(Path, (sys.prefix, sys.base_prefix))
-    yield Path(__file__).parent
+    yield Path(__file__).parents[1]  # this package
     yield Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _DRIVER_PIPES))
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     for root in (Path(entry).resolve() for entry in ("/opt", *sys.path, *libraries) if entry):

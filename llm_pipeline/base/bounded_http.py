@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llm_pipeline.timed_connection import AnswerTooLong, Deadline, TimedConnection
+from llm_pipeline.base.timed_connection import AnswerTooLong, Deadline, TimedConnection
 
 LONGEST_ANSWER_BYTES = 64 * 1024 * 1024
 """Far above every metrics page, statistics dump or query result that is read this way."""

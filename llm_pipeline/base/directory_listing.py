@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from llm_pipeline.errors import Transient
+from llm_pipeline.base.errors import Transient
 
 
 def list_directory(directory: Path) -> list[Path]:

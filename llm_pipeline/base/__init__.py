@@ -1,0 +1,1 @@
+"""What every room stands on: records, errors, verdicts, digests, documents, processes, locks and logs."""
