@@ -40,7 +40,7 @@ EXPECTED = {
         ("tensorrt_llm", 9, "leftover", "0 for no limit"),
         ("tensorrt_llm", 13, "leftover", "TYPE_FP16"),
         ("tensorrt_llm", 19, "leftover", "logits_dtype"),
-        ("tensorrt_llm", 25, "leftover", "take the parameter out"),
+        ("tensorrt_llm", 25, "leftover_optional", "take the parameters out"),
     ],
     "001": [
         ("llama_70b", None, "missing_parameter", "gpt_model_path"),
@@ -217,7 +217,7 @@ BREAKS: dict[str, tuple[str, str, Break]] = {
         "backend_of_ensemble",
         lambda r: _change_message(r.configs["ensemble"], backend="python"),
     ),
-    "ensemble's platform": ("ensemble", "missing_backend", lambda r: r.configs["ensemble"].ClearField("platform")),
+    "ensemble's platform": ("ensemble", "ensemble_platform", lambda r: r.configs["ensemble"].ClearField("platform")),
     "negative": (
         "postprocessing",
         "negative_batch",
@@ -491,7 +491,7 @@ def test_the_llm_apis_model_has_no_finding(tmp_path):
         ({**SOUND, "triton_config": {**TRITON, "decoupled": "yes"}}, "arguments", "neither true nor false"),
         ({"model": "m"}, "missing_key", "triton_config"),
         ({"triton_config": TRITON}, "missing_key", "model is missing"),
-        ({**SOUND, "tensor_paralel_size": 2}, "arguments", "tensor_paralel_size"),
+        ({**SOUND, "tensor_paralel_size": 2}, "arguments_unknown", "tensor_paralel_size"),
         ({**SOUND, "model": "${checkpoint}"}, "leftover", "${checkpoint}"),
         ("model: [", "arguments", "expected"),
     ],
@@ -509,7 +509,7 @@ def test_the_line_of_an_argument_is_that_of_the_whole_key(tmp_path):
     text = "model: m\nmax_batch_size: 64\nkv_cache_config:\n  free_memory: 0.9\n"
     text += "triton_config:\n  decoupled: true\n  max_batch_size: 8\n"
     findings = llmapi(tmp_path, text)
-    assert {(found.rule, found.line) for found in findings} == {("arguments", 4), ("batching_twice", 7)}
+    assert {(found.rule, found.line) for found in findings} == {("arguments_unknown", 4), ("batching_twice", 7)}
 
 
 def test_nvidias_model_of_the_llm_api_sets_batches_in_its_arguments_only(tmp_path):

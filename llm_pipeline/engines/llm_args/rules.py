@@ -13,13 +13,35 @@ Document = Mapping[str, Any]
 _DEFAULT_TOKENS_PER_BLOCK = 32
 _NEED_DRAFT_MODEL = ("Eagle", "Eagle3", "DraftTarget", "Draft_Target", "PARD", "DFlash", "DSpark")
 _REFUSED_BY_PYTORCH = ("Medusa", "Lookahead")
+_AT_LEAST_ONE = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "context_parallel_size",
+    "gpus_per_node",
+    "max_batch_size",
+    "max_num_tokens",
+    "max_seq_len",
+)
+_EXCLUSIVE = (
+    ("encode_only", "mm_encoder_only"),
+    ("disable_mm_encoder", "mm_encoder_only"),
+    ("encoder_cuda_graph_config", "encode_only"),
+    ("skip_tokenizer_init", "post_processor_hook"),
+    ("enable_speculative_beam_history_d2h", "sampler_force_async_worker"),
+)
+"""Pairs of which a file may set one, in the edition of main; `false` and null set nothing."""
 
 
 def broken_rules(document: Document, dialect: Dialect) -> Iterator[Problem]:
     """What a TensorRT-LLM of that dialect refuses although each key is legal by itself."""
     yield from _cuda_graphs(_mapping(document, "cuda_graph_config"), dialect)
     yield from _speculation(_mapping(document, "speculative_config"))
+    yield from _sizes(document)
     yield from _expert_parallelism(document)
+    yield from _pipeline_partition(document)
+    for first, second in _EXCLUSIVE:
+        if document.get(first) and document.get(second):
+            yield Problem(path=first, problem=f"{first} and {second} exclude each other", hint="keep one")
 
 
 def rule_warnings(document: Document, dialect: Dialect) -> Iterator[Problem]:
@@ -60,6 +82,25 @@ def _draft_model(speculation: Document) -> object:
     return speculation.get("speculative_model_dir") or speculation.get("speculative_model")
 
 
+def _sizes(document: Document) -> Iterator[Problem]:
+    for key in _AT_LEAST_ONE:
+        size = document.get(key)
+        if isinstance(size, int) and size < 1:
+            yield Problem(path=key, problem=f"{size} is less than 1")
+
+
+def _pipeline_partition(document: Document) -> Iterator[Problem]:
+    """`pp_partition` states how many layers each rank of the pipeline has."""
+    layers, ranks = document.get("pp_partition"), document.get("pipeline_parallel_size", 1)
+    if not layers:
+        return
+    if len(layers) != ranks:
+        problem = f"{len(layers)} parts for pipeline_parallel_size {ranks}"
+        yield Problem(path="pp_partition", problem=problem, hint="state the layers of each rank")
+    if any(part < 1 for part in layers):
+        yield Problem(path="pp_partition", problem="a rank without layers", hint="1 or more for each")
+
+
 def _expert_parallelism(document: Document) -> Iterator[Problem]:
     tensor = document.get("tensor_parallel_size", 1)
     parts = {key: document.get(f"moe_{key}_parallel_size") for key in ("expert", "tensor", "cluster")}
@@ -68,7 +109,7 @@ def _expert_parallelism(document: Document) -> Iterator[Problem]:
     for size in given.values():
         product *= size
     whole = {"expert", "tensor"} <= set(given)
-    if isinstance(tensor, int) and (product != tensor if whole else tensor % product):
+    if isinstance(tensor, int) and tensor > 0 and (product != tensor if whole else tensor % product):
         keys = " x ".join(f"moe_{key}_parallel_size {size}" for key, size in given.items())
         relation = "must be" if whole else "must divide"
         yield Problem(path="moe_expert_parallel_size", problem=f"{keys} {relation} tensor_parallel_size {tensor}")

@@ -12,6 +12,7 @@ from llm_pipeline.serving.lint.repository import ModelSource, Repository
 from llm_pipeline.serving.repository_layout import MODEL_FILE
 
 _COMPILER_NAMES = ("BuildConfig", "PluginConfig")
+_LLM_CLASSES = ("LLM", "AsyncLLM")
 _THREADS = ("asyncio", "concurrent", "threading")
 
 
@@ -51,9 +52,10 @@ class _Code:
         yield from self._errors_as_answers()
         yield from self._calls_beside_threads()
         if "tensorrt_llm" in self._imported():
+            yield from self._compiler_imports()
+        if self._has_llm():
             yield from self._batching()
             yield from self._blocking_calls()
-            yield from self._compiler_imports()
 
     def _errors_as_answers(self) -> Iterator[Finding]:
         """Handlers in `execute` that catch anything, and neither raise nor tell the client."""
@@ -89,6 +91,21 @@ class _Code:
         modules = [node.module or "" for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom)]
         modules += [alias.name for node in ast.walk(self.tree) if isinstance(node, ast.Import) for alias in node.names]
         return {name.split(".")[0] for name in modules}
+
+    def _has_llm(self) -> bool:
+        """Whether it makes an LLM of the LLM API, which batches by itself; vision encoders import the package, too."""
+        imported = [
+            alias.name
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tensorrt_llm"
+            for alias in node.names
+        ]
+        attributes = [
+            node.attr
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[0] == "tensorrt_llm"
+        ]
+        return bool(set(_LLM_CLASSES) & {*imported, *attributes})
 
     def _batching(self) -> Iterator[Finding]:
         if self.model.config.HasField("dynamic_batching") or self.model.config.max_batch_size > 0:

@@ -8,31 +8,22 @@ from typing import TYPE_CHECKING
 from llm_pipeline.serving.lint.engine_files import engine_file_rules
 from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.known_mistakes import TENSORS
-from llm_pipeline.serving.lint.parameter_rules import parameter_rules
+from llm_pipeline.serving.lint.parameter_rules import is_engine_model
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
 from llm_pipeline.serving.triton_config.recorded import RecordedTensor, legal_types, recorded_model
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelInput, ModelOutput
 
-BACKEND = "tensorrtllm"
-
 
 def engine_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
-    """Parameters, tensors, batching and placement of a model that runs an engine."""
+    """Tensors, batching and placement of a model that runs an engine."""
     if not is_engine_model(model):
         return
-    yield from parameter_rules(model, "tensorrt_llm")
     yield from _tensors(model)
     yield from _batching(model)
     yield from _placement(model)
     yield from engine_file_rules(model)
-
-
-def is_engine_model(model: ModelSource) -> bool:
-    """Whether it is served by TensorRT-LLM's C++ backend, or its python twin; its backend may not be filled in yet."""
-    config = model.config
-    return BACKEND in (config.backend, config.platform) or "gpt_model_type" in config.parameters
 
 
 def _tensors(model: ModelSource) -> Iterator[Finding]:
@@ -98,7 +89,7 @@ def _batching(model: ModelSource) -> Iterator[Finding]:
             model.field_line("max_queue_delay_microseconds"),
             "warning",
         )
-    if model.parameter("gpt_model_type") == "V1":
+    if model.parameter("gpt_model_type").upper() == "V1":
         yield model.finding(
             "static_batching",
             "gpt_model_type V1 batches statically: every request waits for the longest of its batch",

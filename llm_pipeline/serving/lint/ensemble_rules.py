@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from llm_pipeline.serving.lint.ensemble_graph import graph_rules
+from llm_pipeline.serving.lint.ensemble_types import type_rules
 from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
 
@@ -20,10 +22,16 @@ def ensemble_rules(model: ModelSource, repository: Repository) -> Iterator[Findi
     yield from _flow(model)
     for step in model.config.ensemble_scheduling.step:
         yield from _step(model, step, repository)
+    yield from type_rules(model, repository)
+    yield from graph_rules(model, repository)
 
 
 def _fields(model: ModelSource) -> Iterator[Finding]:
     config = model.config
+    if config.platform != "ensemble":
+        message = f"it has steps, and its platform is {config.platform or 'not set'}: the server refuses it"
+        line = model.field_line("platform") or model.field_line("ensemble_scheduling")
+        yield model.finding("ensemble_platform", message, 'platform: "ensemble"', line)
     for name, is_set in (
         ("instance_group", bool(config.instance_group)),
         ("optimization", config.HasField("optimization")),
@@ -74,8 +82,14 @@ def _flow(model: ModelSource) -> Iterator[Finding]:
 
 
 def _step(model: ModelSource, step: ModelEnsembling.Step, repository: Repository) -> Iterator[Finding]:
-    line = model.string_line(step.model_name)
+    line = model.string_line(step.model_name) if step.model_name else model.field_line("step")
+    for field in ("model_name", "input_map", "output_map"):
+        if not getattr(step, field):
+            message = f"a step{f' of {step.model_name}' * bool(step.model_name)} has no {field}: the server refuses it"
+            yield model.finding("step_field", message, f"set {field}", line)
     called = repository.models.get(step.model_name)
+    if not step.model_name:
+        return
     if called is None:
         message = f"the repository has no model {step.model_name}"
         near = ", ".join(sorted(set(repository.models) - {model.name})) or "none"
@@ -108,33 +122,20 @@ def _mappings(
             message = f"{called.name} needs input {tensor.name}, which its step does not map"
             fix = f'input_map {{ key: "{tensor.name}" value: "..." }}'
             yield model.finding("input_not_mapped", message, fix, line)
-    yield from _types(model, step, called)
+    yield from _version(model, step, called, line)
 
 
-def _types(model: ModelSource, step: ModelEnsembling.Step, called: ModelSource) -> Iterator[Finding]:
-    """Types and shapes of the ensemble's own tensors against those of the model that they are mapped to."""
-    from tritonclient.grpc import model_config_pb2 as messages
-
-    for own, theirs, mapping in (
-        (model.config.input, called.config.input, step.input_map),
-        (model.config.output, called.config.output, step.output_map),
-    ):
-        outer = {tensor.name: tensor for tensor in own}
-        inner = {tensor.name: tensor for tensor in theirs}
-        for name, ensemble_name in sorted(mapping.items()):
-            if name not in inner or ensemble_name not in outer:
-                continue
-            first, second = outer[ensemble_name], inner[name]
-            line = model.string_line(ensemble_name)
-            if first.data_type != second.data_type:
-                want = messages.DataType.Name(second.data_type)
-                message = f"{ensemble_name} is {messages.DataType.Name(first.data_type)}, {called.name}'s {name} {want}"
-                yield model.finding("tensor_type", message, f"data_type: {want}", line)
-            elif not _shapes_agree(first.dims, second.dims):
-                message = f"{ensemble_name} has dims {list(first.dims)}, {called.name}'s {name} {list(second.dims)}"
-                yield model.finding("tensor_dims", message, f"dims: {list(second.dims)}", line)
-
-
-def _shapes_agree(first: list[int], second: list[int]) -> bool:
-    """As the server compares them: -1 agrees with any size."""
-    return len(first) == len(second) and all(a == b or -1 in (a, b) for a, b in zip(first, second, strict=True))
+def _version(
+    model: ModelSource, step: ModelEnsembling.Step, called: ModelSource, line: int | None
+) -> Iterator[Finding]:
+    """A step may ask for one version, which must be there and loaded."""
+    asked, there = step.model_version, [int(version.name) for version in called.versions]
+    policy = called.config.version_policy
+    if policy.specific.versions:
+        there = [version for version in there if version in policy.specific.versions]
+    elif not policy.HasField("all"):
+        there = there[-(policy.latest.num_versions or 1) :]
+    if asked > 0 and asked not in there:
+        loaded = ", ".join(map(str, there)) or "none"
+        message = f"its step asks for version {asked} of {called.name}, which loads {loaded}"
+        yield model.finding("missing_version", message, "model_version: -1 for the latest", line)

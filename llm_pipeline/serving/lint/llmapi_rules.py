@@ -12,13 +12,14 @@ from typing import Any
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.yaml_document import parse_yaml
 from llm_pipeline.serving.lint.engine_rules import device_set_rules
-from llm_pipeline.serving.lint.finding import Finding
+from llm_pipeline.serving.lint.finding import Finding, Severity
 from llm_pipeline.serving.lint.leftovers import find_leftovers
 from llm_pipeline.serving.lint.pbtxt import line_of
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
 
 ARGUMENTS_FILE = "model.yaml"
-_RECORDED_VERSIONS = ("1.2.1", "1.4.0rc0")
+_RECORDED_VERSIONS = ("1.2.1", "1.3.0rc26")
+_SEE = f"see the LLM arguments of TensorRT-LLM {' and '.join(_RECORDED_VERSIONS)}"
 _TRITON_KEYS = ("cancellation_check_period_ms", "decoupled", "max_batch_size")
 _UPSTREAM_INPUT = "sampling_param_"
 
@@ -112,15 +113,19 @@ class _ArgumentsFile:
         checks = [check_llm_args(arguments, version) for version in _RECORDED_VERSIONS]
         closest = min(checks, key=lambda check: len(check.errors))
         for error in closest.errors:
-            yield self._finding(
-                "arguments",
-                f"{error.path}: {error.problem}" if error.path else error.problem,
-                error.hint or f"see the LLM arguments of TensorRT-LLM {closest.version}",
-                key=error.path,
-            )
+            message = f"{error.path}: {error.problem}" if error.path else error.problem
+            if error.sure:
+                yield self._finding("arguments", message, error.hint or _SEE, key=error.path)
+            else:
+                message += f" in TensorRT-LLM {' and '.join(_RECORDED_VERSIONS)}; a later version may have it"
+                yield self._finding(
+                    "arguments_unknown", message, error.hint or _SEE, key=error.path, severity="warning"
+                )
 
-    def _finding(self, rule: str, message: str, fix: str, *, key: str = "", line: int | None = None) -> Finding:
-        return Finding(self.model.name, rule, message, fix, self.file, line or self._line(key))
+    def _finding(
+        self, rule: str, message: str, fix: str, *, key: str = "", line: int | None = None, severity: Severity = "error"
+    ) -> Finding:
+        return Finding(self.model.name, rule, message, fix, self.file, line or self._line(key), severity)
 
     def _line(self, key: str) -> int | None:
         """Line of a dotted key, or of the nearest above it that is there."""

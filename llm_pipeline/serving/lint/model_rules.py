@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from llm_pipeline.serving.lint.finding import Finding
+from llm_pipeline.serving.lint.finding import Finding, Severity
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def _backend(model: ModelSource) -> Iterator[Finding]:
             line,
             "warning",
         )
-    if config.backend or config.platform == "ensemble" or config.platform in _PLATFORMS:
+    if config.backend or model.is_ensemble or config.platform in _PLATFORMS:
         return
     if config.platform:
         yield model.finding(
@@ -81,8 +80,6 @@ def _backend(model: ModelSource) -> Iterator[Finding]:
 
 def _missing_backend(model: ModelSource, line: int | None) -> Finding:
     found = [name for version in model.versions for name in _GUESSED_FROM if (version / name).is_file()]
-    if model.config.HasField("ensemble_scheduling"):
-        return model.finding("missing_backend", "an ensemble without its platform", 'platform: "ensemble"', line)
     if found:
         message = f"neither backend nor platform is set: the server guesses from {found[0]}"
         return model.finding("missing_backend", message, 'backend: "..."', line, "warning")
@@ -94,9 +91,12 @@ def _tensor(model: ModelSource, kind: str, tensor: ModelInput | ModelOutput) -> 
     label = f"{kind} {tensor.name}" if tensor.name else f"an {kind}"
     if not tensor.name:
         yield model.finding("tensor_name", f"{label} has no name", 'name: "..."', line)
+    if_missing: Severity = "warning" if model.is_completed_by_server else "error"
     if not tensor.data_type:
-        yield model.finding("data_type", f"{label} has no data type", "data_type: TYPE_...", line)
-    if not tensor.dims or any(dim < 1 and dim != _WILDCARD for dim in tensor.dims):
+        yield model.finding("data_type", f"{label} has no data type", "data_type: TYPE_...", line, if_missing)
+    if not tensor.dims:
+        yield model.finding("tensor_dims", f"{label} has no dims", "dims: [ ... ], without the batch", line, if_missing)
+    if any(dim < 1 and dim != _WILDCARD for dim in tensor.dims):
         yield model.finding(
             "tensor_dims",
             f"{label} has dims {list(tensor.dims)}: each must be 1 or more, or -1 for any",
@@ -105,6 +105,19 @@ def _tensor(model: ModelSource, kind: str, tensor: ModelInput | ModelOutput) -> 
         )
     if tensor.HasField("reshape"):
         yield from _reshape(model, label, tensor, line)
+    yield from _format(model, label, tensor, line)
+
+
+def _format(model: ModelSource, label: str, tensor: ModelInput | ModelOutput, line: int | None) -> Iterator[Finding]:
+    """What only images, and only TensorRT's own plans, may say."""
+    is_plan = "tensorrt" in (model.config.backend, model.config.platform.removesuffix("_plan"))
+    if getattr(tensor, "format", 0) and len(tensor.dims) != len(("channels", "height", "width")):
+        message = f"{label} has an image's format and {len(tensor.dims)} dims"
+        yield model.finding("tensor_format", message, "three dims, or take format out", line)
+    for field in ("is_shape_tensor", "is_non_linear_format_io"):
+        if getattr(tensor, field) and not is_plan:
+            yield model.finding("tensor_format", f"{label} sets {field}, which TensorRT plans only have",
+                                f"take {field} out", line)  # fmt: skip
 
 
 def _reshape(model: ModelSource, label: str, tensor: ModelInput | ModelOutput, line: int | None) -> Iterator[Finding]:
@@ -116,6 +129,20 @@ def _reshape(model: ModelSource, label: str, tensor: ModelInput | ModelOutput, l
             "take reshape out, or set max_batch_size",
             line,
         )
-    elif _WILDCARD not in (*shape, *tensor.dims) and math.prod(shape) != math.prod(tensor.dims):
+    elif any(dim < 1 and dim != _WILDCARD for dim in shape):
+        message = f"{label} is reshaped to {shape}: each must be 1 or more, or -1 for any"
+        yield model.finding("tensor_reshape", message, "reshape: { shape: [ 1 ] } for one value", line)
+    elif _sizes_around_wildcards(shape) != _sizes_around_wildcards(tensor.dims):
         message = f"{label} is reshaped from {list(tensor.dims)} to {shape}, which holds another number of values"
-        yield model.finding("tensor_reshape", message, "give both the same number of values", line)
+        yield model.finding("tensor_reshape", message, "give both the same numbers before, between and after -1", line)
+
+
+def _sizes_around_wildcards(dims: Iterable[int]) -> list[int]:
+    """The server's measure: [2, 4, -1, 6] holds [8, 6], as [8, -1, 1, 6] does."""
+    sizes = [1]
+    for dim in dims:
+        if dim == _WILDCARD:
+            sizes.append(1)
+        else:
+            sizes[-1] *= dim
+    return sizes

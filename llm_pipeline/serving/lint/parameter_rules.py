@@ -11,6 +11,7 @@ from llm_pipeline.serving.lint.known_mistakes import PARAMETER_PREFIXES, PARAMET
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
 from llm_pipeline.serving.triton_config.recorded import RecordedParameter, recorded_model
 
+BACKEND = "tensorrtllm"
 _OF_THE_PYTHON_BACKEND = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_PYTHON_BACKEND_STUB")
 _TEXT_MODELS: dict[str, tuple[ModelName, str]] = {
     "preprocessing": ("preprocessing", "QUERY"),
@@ -20,14 +21,27 @@ _TEXT_MODELS: dict[str, tuple[ModelName, str]] = {
 """Template by model name, and the input that shows that it is that template."""
 
 
-def text_model_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
-    """Parameters of the python models around an engine, where they have NVIDIA's names and tensors."""
+def template_of(model: ModelSource) -> ModelName | None:
+    """The template of NVIDIA's in-flight batcher set that a model is made from; None if from none."""
+    if is_engine_model(model):
+        return "tensorrt_llm"
     template, tensor = _TEXT_MODELS.get(model.name, (None, ""))
-    if template and tensor in {declared.name for declared in model.config.input}:
-        yield from parameter_rules(model, template)
+    return template if tensor in {declared.name for declared in model.config.input} else None
 
 
-def parameter_rules(model: ModelSource, template: ModelName) -> Iterator[Finding]:
+def is_engine_model(model: ModelSource) -> bool:
+    """Whether it is served by TensorRT-LLM's C++ backend, or its python twin; its backend may not be filled in yet."""
+    config = model.config
+    return BACKEND in (config.backend, config.platform) or "gpt_model_type" in config.parameters
+
+
+def template_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
+    """Parameters of a model that is made from one of NVIDIA's templates."""
+    if template := template_of(model):
+        yield from _parameter_rules(model, template)
+
+
+def _parameter_rules(model: ModelSource, template: ModelName) -> Iterator[Finding]:
     """A model's parameters against those that its template's code reads."""
     if not model.is_readable:
         return

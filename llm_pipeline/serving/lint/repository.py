@@ -14,10 +14,16 @@ from llm_pipeline.serving.lint.finding import Finding, Severity
 from llm_pipeline.serving.lint.leftovers import without_leftovers
 from llm_pipeline.serving.lint.parsing import Mistake, parse_config
 from llm_pipeline.serving.lint.pbtxt import line_of, without_comments
-from llm_pipeline.serving.repository_layout import CONFIG_FILE
+from llm_pipeline.serving.repository_layout import CONFIG_FILE, MODEL_FILE
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+
+_COMPLETED_BACKENDS = ("onnxruntime", "openvino", "tensorrt")
+_COMPLETED_PLATFORMS = ("onnxruntime_onnx", "tensorrt_plan")
+_COMPLETED_FILES = ("model.onnx", "model.plan", "model.xml")
+_COMPLETING_FUNCTION = b"def auto_complete_config"
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,20 @@ class ModelSource:
     def is_ensemble(self) -> bool:
         """Whether it wires other models."""
         return bool(self.config.platform == "ensemble" or self.config.HasField("ensemble_scheduling"))
+
+    @cached_property
+    def is_completed_by_server(self) -> bool:
+        """Whether the server takes tensors and backend from the model itself where the configuration leaves them out.
+
+        It does so unless it is started with `--disable-auto-complete-config`, as servers of TensorRT-LLM are.
+        """
+        if self.config.backend in _COMPLETED_BACKENDS or self.config.platform in _COMPLETED_PLATFORMS:
+            return True
+        files = [path for version in self.versions for path in version.iterdir()]
+        code = [path for path in files if path.name == MODEL_FILE]
+        return any(path.name in _COMPLETED_FILES for path in files) or any(
+            _COMPLETING_FUNCTION in path.read_bytes() for path in code
+        )
 
     def parameter(self, key: str) -> str:
         """A parameter's value, or an empty string."""

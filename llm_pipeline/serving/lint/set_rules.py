@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llm_pipeline.serving.lint.engine_rules import is_engine_model
 from llm_pipeline.serving.lint.finding import Finding
+from llm_pipeline.serving.lint.parameter_rules import is_engine_model
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
 
 _BLS = "tensorrt_llm_bls"
 _BLS_PARAMETER = "tensorrt_llm_model_name"
+_BLS_DEFAULT = "tensorrt_llm"
+"""What NVIDIA's code calls where the parameter is empty or still a placeholder."""
 
 
 def set_rules(model: ModelSource, repository: Repository) -> Iterator[Finding]:
     """The model that calls an engine's model by its name, as NVIDIA's BLS model does."""
     if model.name != _BLS and _BLS_PARAMETER not in model.config.parameters:
         return
-    called = repository.models.get(model.parameter(_BLS_PARAMETER) or "tensorrt_llm")
+    named = model.parameter(_BLS_PARAMETER)
+    name = _BLS_DEFAULT if not named or named.startswith("${") else named
+    called = repository.models.get(name)
     if called is None:
         yield model.finding(
             "unknown_model",
-            f"it calls {model.parameter(_BLS_PARAMETER) or 'tensorrt_llm'}, which the repository does not have",
+            f"it calls {name}, which the repository does not have",
             f"add it, or name another in {_BLS_PARAMETER}",
             model.string_line(_BLS_PARAMETER),
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.known_mistakes import TEMPLATE_VALUES
 from llm_pipeline.serving.lint.leftovers import Leftover, find_leftovers
+from llm_pipeline.serving.lint.parameter_rules import template_of
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
 from llm_pipeline.serving.repository_layout import CONFIG_FILE, FACT_PREFIX
 from llm_pipeline.serving.triton_config.recorded import MODEL_NAMES, RecordedParameter, recorded_model
@@ -20,10 +21,18 @@ def text_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
             "missing_config",
             f"there is no {CONFIG_FILE}",
             "write one: servers of TensorRT-LLM are started with --disable-auto-complete-config",
+            "warning" if model.is_completed_by_server else "error",
         )
+    unset: list[Leftover] = []
     for leftover in find_leftovers(model.text):
-        if not leftover.parameter.startswith(FACT_PREFIX):
+        if leftover.parameter.startswith(FACT_PREFIX):
+            continue
+        if leftover.in_string and _is_optional(model, leftover.parameter):
+            unset.append(leftover)
+        else:
             yield _leftover(model, leftover)
+    if unset:
+        yield _unset(model, unset)
     for mistake in model.mistakes:
         yield model.finding(mistake.rule, mistake.message, mistake.fix, mistake.line)
 
@@ -35,13 +44,20 @@ def _leftover(model: ModelSource, leftover: Leftover) -> Finding:
         consequence = f"parameter {leftover.parameter} is read as this very text"
     else:
         consequence = "the server takes it for the value"
-    optional = _is_optional(leftover.parameter)
     return model.finding(
-        "leftover",
-        f"{leftover.text} was never filled in: {consequence}",
-        _value_for(leftover.name) + (", or take the parameter out" if optional else ""),
-        leftover.line,
-        "warning" if optional else "error",
+        "leftover", f"{leftover.text} was never filled in: {consequence}", _value_for(leftover.name), leftover.line
+    )
+
+
+def _unset(model: ModelSource, leftovers: list[Leftover]) -> Finding:
+    """One finding for all: NVIDIA's own examples fill in few of the optional parameters."""
+    names = ", ".join(dict.fromkeys(leftover.parameter for leftover in leftovers))
+    return model.finding(
+        "leftover_optional",
+        f"placeholders stand for optional parameters, and the backend takes them for unset: {names}",
+        "write the values that differ from the defaults, or take the parameters out",
+        leftovers[0].line,
+        "warning",
     )
 
 
@@ -49,9 +65,11 @@ def _recorded_parameters() -> list[RecordedParameter]:
     return [parameter for name in MODEL_NAMES for parameter in recorded_model(name).parameters]
 
 
-def _is_optional(key: str) -> bool:
-    """The backend takes an optional parameter with a placeholder for one that is not set."""
-    found = [parameter for parameter in _recorded_parameters() if parameter.key == key]
+def _is_optional(model: ModelSource, key: str) -> bool:
+    """Whether the model's template takes the parameter with a placeholder for one that is not set."""
+    template = template_of(model)
+    known = recorded_model(template).parameters if template else _recorded_parameters()
+    found = [parameter for parameter in known if parameter.key == key]
     return bool(found) and not any(parameter.required for parameter in found)
 
 
