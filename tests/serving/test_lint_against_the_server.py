@@ -48,6 +48,16 @@ def cached(config: Any) -> None:
     config.model_transaction_policy.decoupled = True
 
 
+def start_control(config: Any, *, values: tuple[int, ...]) -> None:
+    config.ClearField("dynamic_batching")
+    tensor = config.sequence_batching.control_input.add(name="START")
+    tensor.control.add(kind=0, int32_false_true=values)
+
+
+def batch_input(config: Any, *sources: str) -> None:
+    config.batch_input.add(kind=0, target_name=["COUNT"], data_type=8, source_input=sources)
+
+
 ENSEMBLE_MISTAKES: dict[str, Callable[[Any], Any]] = {
     "ensemble_field": lambda config: config.instance_group.add(count=1),
     "backend_of_ensemble": lambda config: change(config, backend="python"),
@@ -62,6 +72,11 @@ ENSEMBLE_MISTAKES: dict[str, Callable[[Any], Any]] = {
     "ensemble_batch": lambda config: change(config, max_batch_size=64),
     "tensor_type": lambda config: change(config.input[0], data_type=8),
     "tensor_dims": lambda config: config.input[2].dims.append(1),
+    "ensemble_platform": lambda config: change(config, platform="", backend="python"),
+    "ensemble_circle": lambda config: change(steps(config)[0], model_name="ensemble"),
+    "tensor_circle": lambda config: steps(config)[0].input_map.update({"QUERY": "_INPUT_ID"}),
+    "step_field": lambda config: steps(config)[0].ClearField("output_map"),
+    "missing_version": lambda config: change(steps(config)[0], model_version=2),
     "ensemble_without_steps": lambda config: config.ensemble_scheduling.ClearField("step"),
 }
 MODEL_MISTAKES: dict[str, Callable[[Any], Any]] = {
@@ -71,6 +86,16 @@ MODEL_MISTAKES: dict[str, Callable[[Any], Any]] = {
     "data_type": lambda config: config.output.add(name="more", dims=[1]),
     "tensor_dims": lambda config: config.output.add(name="more", data_type=8, dims=[0]),
     "tensor_reshape": lambda config: config.input[0].reshape.shape.append(2),
+    "tensor_format": lambda config: change(config.input[0], is_shape_tensor=True),
+    "batch_input": lambda config: batch_input(config, "QUERY", "NOTHING"),
+    "batch_output": lambda config: config.batch_output.add(target_name=["NOTHING"], source_input=["QUERY"]),
+    "sequence_control": lambda config: start_control(config, values=(1,)),
+    "slot_utilization": lambda config: (
+        config.ClearField("dynamic_batching"),
+        change(config.sequence_batching.direct, minimum_slot_utilization=2.0),
+    ),
+    "instance_gpus": lambda config: config.instance_group[0].gpus.append(0),
+    "instance_profile": lambda config: config.instance_group[0].profile.append("1"),
     "preferred_batch_size": lambda config: config.dynamic_batching.preferred_batch_size.append(64),
     "default_priority_level": lambda config: change(config.dynamic_batching, priority_levels=2),
     "priority_queue_policy": lambda config: (
