@@ -21,6 +21,9 @@ from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.time_limits import time_limit_seconds
+from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.step import Environment
+from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline.release_record import ReleaseRecord, trusted_record
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.stage_requests import REQUESTS
@@ -53,11 +56,6 @@ def resolve_request(path: Path, revision: str | None = None) -> StageRequest:
         work_root=loaded.deployment.work_root,
         time_limit_seconds=time_limit_seconds(loaded.release, "resolve"),
     )
-
-
-def canary_subject(target: str, percent: float) -> str:
-    """Subject of one canary step, e.g. `cpu:25`."""
-    return f"{target}:{percent:g}"
 
 
 class Flow:
@@ -247,9 +245,10 @@ class Flow:
 
 
 def placement(request: StageRequest) -> Placement:
-    """Where a stage is to run: the build where its target says, every other stage in the environment it declares."""
-    if request.stage != "build":
-        return Placement(environment=load_stage(request.stage).environment)
+    """Where a stage is to run: in the environment that the flow states, or in the one of its target."""
+    step = step_named(request.stage)
+    if step is None or step.environment is not Environment.OF_TARGET:
+        return Placement(environment=step.environment.value if step else load_stage(request.stage).environment)
     target = Target.model_validate(request.config["target"])
     return Placement(environment=target.environment, container=target.container)
 

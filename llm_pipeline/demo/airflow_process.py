@@ -10,9 +10,10 @@ from airflow.__main__ import main as airflow
 from llm_pipeline_airflow import discovery
 
 from llm_pipeline.base.entry import entry_point
-from llm_pipeline.stages.registry import STAGE_NAMES, load_stage
+from llm_pipeline.release.flow import stage_names
+from llm_pipeline.stages.registry import load_stage
 
-IMPORTED_BEFORE = (discovery, *map(load_stage, STAGE_NAMES))
+IMPORTED_BEFORE = (discovery, *map(load_stage, stage_names()))
 
 
 @entry_point

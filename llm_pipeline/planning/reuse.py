@@ -14,12 +14,15 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.errors import IntegrityError, InternalError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.flow import Flow, MissingResult, passed
 from llm_pipeline.planning.datasets import expected_data_commits, expected_datasets
 from llm_pipeline.planning.history import History
+from llm_pipeline.release import step as release_step
+from llm_pipeline.release.flow import release_flow, step_named
+from llm_pipeline.release.step import Scope
 from llm_pipeline.release_record import ReleaseRecord
 from llm_pipeline.stages.contract import Stage, StageFailure, StageRequest, StageResult
 from llm_pipeline.stages.execute import KeyContent, StageRecord, key_content, trusted_stage_record
@@ -29,10 +32,6 @@ from llm_pipeline.store import ArtifactStore
 Outcome = Literal["reused", "computed", "always", "not needed", "not reached"]
 Step = tuple[str, str]
 """A stage, and the subject it works on."""
-
-
-ACTING = frozenset({"resolve", "approve", "staging", "staging_down", "canary", "rollback", "settle", "report"})
-"""Steps that act on the world; named here because to load those stages takes longer than all the rest of a plan."""
 
 
 class StepReuse(Frozen):
@@ -99,7 +98,7 @@ def foresee_reuse(
         Transient: The store cannot be read now.
     """
     if history.newest is None:
-        return {step: StepReuse(outcome="always") if step[0] in ACTING else _NEVER_RAN for step in steps}
+        return {step: _NEVER_RAN if _stated(step).reusable else StepReuse(outcome="always") for step in steps}
     flow = _ForeseenFlow(store, _foreseen_record(loaded, history.newest, ladders))
     return {step: _foresee(flow, history, step) for step in steps}
 
@@ -122,13 +121,12 @@ def _foreseen_record(
 
 
 def _foresee(flow: _ForeseenFlow, history: History, step: Step) -> StepReuse:
-    stage, subject = step
-    if stage in ACTING:
+    (stage, subject), stated = step, _stated(step)
+    if not stated.reusable:
         return StepReuse(outcome="always")
-    gate = flow.foreseen.get(("baseline_gate", ""))
-    if gate and gate.judgement and not passed(gate):
-        return StepReuse(outcome="not reached", why=f"the baseline gate said {gate.judgement.verdict.value}")
-    if stage in ("quantize", "accuracy") and (reason := _passed_over(flow, subject)):
+    if said := _stopped(flow):
+        return StepReuse(outcome="not reached", why=said)
+    if stated.scope is Scope.RECIPE and (reason := _passed_over(flow, subject)):
         flow.foreseen[step] = None
         return StepReuse(outcome="not needed", why=reason)
     try:
@@ -139,6 +137,22 @@ def _foresee(flow: _ForeseenFlow, history: History, step: Step) -> StepReuse:
     except MissingResult as missing:
         return StepReuse(outcome="not reached", why=missing.message)
     return _look_up(flow, history, request)
+
+
+def _stated(step: Step) -> release_step.Step:
+    found = step_named(step[0])
+    if found is None:
+        raise InternalError(f"the flow has no step {step[0]}")
+    return found
+
+
+def _stopped(flow: _ForeseenFlow) -> str:
+    """The gate of the whole release that will say no, in words; empty for none."""
+    for step in release_flow():
+        result = flow.foreseen.get((step.name, "")) if step.ends is Scope.RELEASE else None
+        if result and result.judgement and not passed(result):
+            return f"the {step.title.lower()} said {result.judgement.verdict.value}"
+    return ""
 
 
 def _look_up(flow: _ForeseenFlow, history: History, request: StageRequest) -> StepReuse:

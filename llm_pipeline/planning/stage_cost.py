@@ -16,10 +16,9 @@ from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.history import History
 from llm_pipeline.planning.reuse import Step, StepReuse
-from llm_pipeline.stages.registry import STAGE_NAMES
+from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.step import Gpus, Place, Work
 
-_ON_QUANTIZATION_HOST = frozenset({"baseline", "quantize", "accuracy"})
-_ON_TARGET = frozenset({"build", "staging", "served_accuracy", "load_test", "canary"})
 _COMPUTED = ("computed", "always")
 _HOUR = 3600
 
@@ -111,7 +110,7 @@ def total_cost(
         not_known=tuple(
             " ".join(filter(None, step))
             for step, cost in due.items()
-            if cost.seconds is None and step[0] in STAGE_NAMES  # how long a person takes, nobody asks
+            if cost.seconds is None and not _waits_for_person(step[0])
         ),
     )
 
@@ -135,11 +134,19 @@ def _cost(loaded: LoadedRelease, step: Step, history: History | None, predicted:
 
 def _gpus(loaded: LoadedRelease, step: Step) -> tuple[str, int]:
     """The GPUs that a step keeps busy."""
-    stage, subject = step
-    host = loaded.deployment.quantization_host
-    if stage in _ON_QUANTIZATION_HOST and host is not None:
+    name, subject = step
+    found, host = step_named(name), loaded.deployment.quantization_host
+    if found is None or found.gpus is Gpus.NONE:
+        return "", 0
+    if found.place is Place.QUANTIZATION_HOST and host is not None:
         return host.accelerator, host.count
-    if stage in _ON_TARGET:
+    if found.place is Place.TARGET_HOST:
         target = loaded.release.target(subject.partition(":")[0])
         return ("", 0) if target.accelerator == "cpu" else (target.accelerator, target.accelerator_count)
     return "", 0
+
+
+def _waits_for_person(name: str) -> bool:
+    """Whether how long a step takes is a person's business."""
+    step = step_named(name)
+    return step is not None and step.work is Work.PERSON

@@ -1,4 +1,4 @@
-"""The stages that a release will run, in order, with what each works on."""
+"""The steps that a release will take, in order, with what each works on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.reuse import StepReuse
 from llm_pipeline.planning.stage_cost import StepCost
-
-APPROVAL = "approve"
-"""The human decision: a step of the flow that is no stage."""
+from llm_pipeline.release.tasks import well_gone_steps
 
 
 class PlannedStage(Frozen):
@@ -31,22 +29,6 @@ class PlannedStage(Frozen):
 
 
 def planned_steps(release: ResolvedRelease, facts: ModelFacts | None = None) -> Iterator[tuple[str, str]]:
-    """Stage and subject of every step of a release that goes well, in the order in which one machine runs them.
-
-    Of the recipes it has all; on a ladder that is climbed, those behind one that passed everywhere are left out.
-    """
-    for stage in ("resolve", "eval_data", "download", "baseline", "baseline_gate"):
-        yield stage, ""
-    for recipe in climbing_order(release, facts):
-        yield "quantize", recipe
-        yield "accuracy", recipe
-    for target in release.targets:
-        for stage in ("choose", "build", "package", "staging", "served_accuracy", "load_test", "staging_down"):
-            yield stage, target.name
-    if release.approval.required:
-        yield APPROVAL, ""
-    for target in release.targets:
-        for percent in release.policy.canary.steps_percent:
-            yield "canary", f"{target.name}:{percent:g}"
-        yield "settle", target.name
-    yield "report", ""
+    """Name and subject of every step of a release that goes well, in the order in which one machine runs them."""
+    for step, subject in well_gone_steps(release, climbing_order(release, facts)):
+        yield step.name, subject

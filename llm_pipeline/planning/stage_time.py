@@ -29,6 +29,9 @@ from llm_pipeline.planning.quantization_plan import GpuCost
 from llm_pipeline.planning.reuse import Step
 from llm_pipeline.planning.speed import Tokens, tokens_per_second
 from llm_pipeline.planning.task_pool import TaskItems
+from llm_pipeline.release.flow import steps_of
+from llm_pipeline.release.step import Work
+from llm_pipeline.release.tasks import canary_subject
 
 _BUILD_SECONDS_PER_GIGABYTE = 6.0
 _VLLM_START_SECONDS = 55.0
@@ -57,10 +60,12 @@ def predicted_seconds(
 def _whatever_the_model(loaded: LoadedRelease) -> Iterator[tuple[Step, float]]:
     workload, canary = loaded.release.workload, loaded.release.policy.canary
     for target in loaded.release.targets:
-        yield ("load_test", target.name), session_seconds(workload, loaded.release.policy.load_test)
+        session = session_seconds(workload, loaded.release.policy.load_test)
+        yield from (((name, target.name), session) for name in steps_of(Work.LOAD))
         start = _VLLM_START_SECONDS if target.engine == "vllm" else 0.0
         for step, percent in enumerate(canary.steps_percent):
-            yield ("canary", f"{target.name}:{percent:g}"), canary.minimum_bake_seconds + (0.0 if step else start)
+            bake = canary.minimum_bake_seconds + (0.0 if step else start)
+            yield from (((name, canary_subject(target.name, percent)), bake) for name in steps_of(Work.BAKE))
 
 
 def _by_size(
@@ -68,22 +73,22 @@ def _by_size(
 ) -> Iterator[tuple[Step, float]]:
     rate = loaded.deployment.hub.megabytes_per_second
     if rate is not None:
-        yield ("download", ""), facts.stored_bytes / (rate * 1e6)
+        yield from (((name, ""), facts.stored_bytes / (rate * 1e6)) for name in steps_of(Work.DOWNLOAD))
     served = [task for task in tasks if task.name in loaded.release.evaluation.served_tasks]
     for target in loaded.release.targets:
         if target.accelerator == "cpu" or not ladders[target.name]:
             continue
         recipes = [loaded.release.recipe(name) for name in ladders[target.name]]
         largest = max(recipes, key=lambda recipe: weight_bytes(facts, recipe))
-        if target.engine == "vllm":
-            yield ("build", target.name), _VLLM_START_SECONDS
-            yield ("staging", target.name), _VLLM_START_SECONDS
-        else:
-            yield ("build", target.name), _BUILD_SECONDS_PER_GIGABYTE * weight_bytes(facts, largest) / 1e9
+        starts = target.engine == "vllm"
+        build = _VLLM_START_SECONDS if starts else _BUILD_SECONDS_PER_GIGABYTE * weight_bytes(facts, largest) / 1e9
+        yield from (((name, target.name), build) for name in steps_of(Work.BUILD))
+        if starts:
+            yield from (((name, target.name), _VLLM_START_SECONDS) for name in steps_of(Work.SERVER_START))
         seconds = [_served_seconds(task, facts, target, largest) for task in served]
         known = [value for value in seconds if value is not None]
         if len(known) == len(seconds):
-            yield ("served_accuracy", target.name), sum(known)
+            yield from (((name, target.name), sum(known)) for name in steps_of(Work.SERVED_SCORING))
 
 
 def _served_seconds(task: TaskItems, facts: ModelFacts, target: Target, recipe: QuantizationRecipe) -> float | None:
@@ -96,9 +101,9 @@ def _served_seconds(task: TaskItems, facts: ModelFacts, target: Target, recipe: 
 
 def _on_gpus(gpus: GpuCost) -> Iterator[tuple[Step, float]]:
     if gpus.scoring_minutes is not None:
-        yield ("baseline", ""), 60 * gpus.scoring_minutes
+        yield from (((name, ""), 60 * gpus.scoring_minutes) for name in steps_of(Work.SCORING))
     for recipe in gpus.recipes:
         if recipe.minutes is not None:
-            yield ("quantize", recipe.recipe), 60 * recipe.minutes
+            yield from (((name, recipe.recipe), 60 * recipe.minutes) for name in steps_of(Work.QUANTIZATION))
         if gpus.expected_minutes is not None:
-            yield ("accuracy", recipe.recipe), 60 * gpus.expected_minutes
+            yield from (((name, recipe.recipe), 60 * gpus.expected_minutes) for name in steps_of(Work.COMPARISON))

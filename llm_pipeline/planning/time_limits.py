@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.loadtest.duration import session_seconds
+from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.step import Work
 
 _HOUR = 3600.0
 _LOAD_TEST_FACTOR = 5.0
@@ -13,13 +15,16 @@ _LOAD_TEST_FACTOR = 5.0
 def time_limit_seconds(release: ResolvedRelease, stage: str) -> float:
     """The policy's limit for one stage, or more where the stage's own settings let it take longer."""
     limit = release.policy.time_limit_hours * _HOUR
-    if stage == "canary":
-        return max(limit, _canary_step_seconds(release))
-    if stage == "load_test":
-        return max(limit, _LOAD_TEST_FACTOR * session_seconds(release.workload, release.policy.load_test))
-    if stage == "build":
-        return max(limit, _HOUR + max(60.0 * target.build.time_limit_minutes for target in release.targets))
-    return limit
+    step = step_named(stage)
+    match step.work if step else None:
+        case Work.BAKE:
+            return max(limit, _canary_step_seconds(release))
+        case Work.LOAD:
+            return max(limit, _LOAD_TEST_FACTOR * session_seconds(release.workload, release.policy.load_test))
+        case Work.BUILD:
+            return max(limit, _HOUR + max(60.0 * target.build.time_limit_minutes for target in release.targets))
+        case _:
+            return limit
 
 
 def _canary_step_seconds(release: ResolvedRelease) -> float:

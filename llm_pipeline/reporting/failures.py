@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llm_pipeline.base.errors import ErrorDocument
+from llm_pipeline.release.flow import release_flow, step_named
+from llm_pipeline.release.step import Effect, Scope
 from llm_pipeline.reporting.model import FailedStage
 from llm_pipeline.reporting.standing import Results, chosen_recipes
 from llm_pipeline.stages.contract import StageFailure
-from llm_pipeline.stages.registry import STAGE_NAMES
 from llm_pipeline.store import ArtifactStore
 
-_CLEARING_UP = frozenset({"staging_down"})
-_OF_ONE_RECIPE = frozenset({"quantize", "accuracy"})
 _LONGEST_MESSAGE = 320
 
 
@@ -38,13 +37,16 @@ def read_failures(store: ArtifactStore, release_id: str, results: Results, gaps:
 
 def flow_order(stage: str) -> int:
     """Where a stage stands in the flow."""
-    return STAGE_NAMES.index(stage) if stage in STAGE_NAMES else len(STAGE_NAMES)
+    names = [step.name for step in release_flow()]
+    return names.index(stage) if stage in names else len(names)
 
 
 def _failed(failure: StageFailure, results: Results) -> FailedStage:
     chosen = chosen_recipes(results).values()
-    aside = failure.stage in _OF_ONE_RECIPE and bool(chosen) and failure.subject not in chosen
-    decides = not aside and failure.stage not in _CLEARING_UP
+    step = step_named(failure.stage)
+    aside = step is not None and step.scope is Scope.RECIPE and bool(chosen) and failure.subject not in chosen
+    clears_up = step is not None and not step.decides and step.effect is not Effect.PRODUCTION
+    decides = not aside and not clears_up
     return FailedStage(stage=failure.stage, subject=failure.subject, decides=decides, error=failure.error)
 
 

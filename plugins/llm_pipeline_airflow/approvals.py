@@ -105,24 +105,29 @@ class ReleaseApprovalOperator(DecisionOperator):
     """Asks a human, showing every gate of the targets that passed.
 
     Args:
-        last_gate: Task id of the gate that a target must have passed in this run.
+        last_gates: Task ids of the gates that a target must have passed in this run.
     """
 
-    def __init__(self, *, last_gate: str, **kwargs: Any) -> None:
+    def __init__(self, *, last_gates: tuple[str, ...], **kwargs: Any) -> None:
         super().__init__(subject="Promote the release to production?", **kwargs)
-        self.last_gate = last_gate
+        self.last_gates = last_gates
 
     def execute(self, context: Context) -> Any:
         """Ask, with the gates' table."""
         flow = self.flow()
-        offered = passed_targets(context, self.last_gate)
+        offered = passed_targets(context, self.last_gates)
         self.subject = one_line(f"Promote {flow.record.model.id} to production on {', '.join(offered)}?")
         self.body = _approval_body(flow, offered)
         return self.ask(context)
 
 
-def passed_targets(context: Context, gate: str) -> list[str]:
-    """Targets whose gate ended well in this run; Airflow drops the XCom of a gate that is run again."""
+def passed_targets(context: Context, gates: tuple[str, ...]) -> list[str]:
+    """Targets whose gates ended well in this run; Airflow drops the XCom of a gate that is run again."""
+    first, *others = (_subjects(context, gate) for gate in gates)
+    return [target for target in first if all(target in passed for passed in others)]
+
+
+def _subjects(context: Context, gate: str) -> list[str]:
     returned = context["ti"].xcom_pull(task_ids=gate)  # all map indexes; one alone comes without its list
     results = returned if isinstance(returned, list) else [returned]
     return [result["subject"] for result in results if result]

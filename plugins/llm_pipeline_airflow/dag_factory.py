@@ -1,46 +1,33 @@
-"""One DAG for each release config.
+"""One DAG for each release config: `llm_pipeline.release.flow` in Airflow's terms.
 
-    claim -> resolve -> review_license -> eval_data -> download -> baseline -> baseline_gate
-      -> recipes_1[quantize -> accuracy] -> recipes_2[...] ...
-      -> targets[choose -> build -> package -> staging -> served_accuracy -> load_test -> staging_down]
-      -> approve -> promotion_1[canary_5 -> ... -> canary_100 -> settle, rollback] -> promotion_2[...] ...
-      -> report -> give_back
+A group of the flow is a task group, mapped over recipes or targets. Where its items come in turn there is one group for
+each, in their order: a recipe begins when the one before has ended, however it did, and skips itself when nothing needs
+it any more; a target is promoted when the one before was. A failed index stops only itself.
 
-Groups in brackets are mapped, over recipes or targets. A failed index stops only itself. Recipes are the rungs of a
-ladder, one group each, the cheapest first: the next one begins when the one before has ended, however it did, and
-skips itself when nothing needs it any more. `strategy: every` tries them side by side, in one group `recipes`.
-Targets are promoted one after the other, in the order of the config, one group each: the first promotion that fails
-stops those after it.
-
-The run fails when no recipe passed, or when any target was not promoted, because `settle` is the only kind of leaf that
-counts: `staging_down`, `rollback`, `report` and `give_back` are teardowns, which always run and never hide a failure.
-`claim` is the setup of `give_back`: whatever is cleared, the run takes its turn among the model's releases again, and
-gives it back.
+The run fails when no recipe passed, or when any target was not promoted, for only steps that decide are leaves that
+count: what clears up is a teardown, which always runs and never hides a failure. `claim` is the setup of `give_back`:
+whatever is cleared, the run takes its turn among the model's releases again, and gives it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 
-from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, BaseOperator, Param, TaskGroup, TriggerRule, chain, task_group
+from airflow.sdk import DAG, BaseOperator, Param, task_group
 
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.release import ModelSource
 from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline_airflow.approvals import LicenseReviewOperator, ReleaseApprovalOperator
-from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
-from llm_pipeline_airflow.ladder import ChooseOperator
-from llm_pipeline_airflow.promotion_group import LAST_GATE, PromotionGroup
+from llm_pipeline.release.step import Effect
+from llm_pipeline.release.tasks import Lane, Task, release_tasks
+from llm_pipeline_airflow.dag_doc import dag_doc
 from llm_pipeline_airflow.release_tasks import ReleaseTasks
-from llm_pipeline_airflow.resolve_operator import ResolveOperator
 from llm_pipeline_airflow.retries import task_defaults
 from llm_pipeline_airflow.runs import dag_id_of
-from llm_pipeline_airflow.task_docs import dag_doc
 from llm_pipeline_airflow.watch import release_schedule
 
-_NEEDED = ("download", "baseline_gate")
 _RUNS_AT_ONCE = {"wait": 1, "supersede": 16}
 """A run that is queued supersedes nobody; between those that run, the claim decides."""
 
@@ -66,122 +53,56 @@ def release_dag(config_path: Path) -> DAG:
         default_args=task_defaults(),
     )
     with dag:
-        _add_tasks(ReleaseTasks(loaded), loaded)
+        _Drawing(ReleaseTasks(loaded)).draw(release_tasks(loaded.release, climbing_order(loaded.release)))
     return dag
 
 
-def _add_tasks(tasks: ReleaseTasks, loaded: LoadedRelease) -> None:
-    claim = ClaimSensor(**tasks.shared("claim"))
-    resolve = ResolveOperator(**tasks.shared("resolve"))
-    download = tasks.stage("download")
-    baseline_gate = tasks.stage("baseline_gate")
-    approve = _approval(tasks, loaded)
-    report = tasks.stage("report").as_teardown(on_failure_fail_dagrun=False)
-    give_back = GiveBackOperator(**tasks.shared("give_back")).as_teardown(setups=claim, on_failure_fail_dagrun=False)
-    review, eval_data = _license_review(tasks, loaded), tasks.stage("eval_data")
-    chain(claim, resolve, *review, eval_data, download, tasks.stage("baseline"), baseline_gate)
-    judged = _add_recipes(tasks, loaded, after=(download, baseline_gate), before=report)
-    _add_targets(tasks, loaded, after=(baseline_gate, *judged), before=(approve, report))
-    _add_promotions(tasks, loaded, after=approve, before=report)
-    report >> give_back
+class _Drawing:
+    """The operators of one DAG, each behind those that it comes after."""
 
+    def __init__(self, made: ReleaseTasks) -> None:
+        self._made = made
+        self._operators: dict[str, BaseOperator] = {}
 
-def _license_review(tasks: ReleaseTasks, loaded: LoadedRelease) -> list[BaseOperator]:
-    approval = loaded.config.approval
-    if not approval.on_license_change:
-        return []
-    return [LicenseReviewOperator(timeout_hours=approval.timeout_hours, **tasks.shared("review_license"))]
+    def draw(self, tasks: Iterable[Task]) -> None:
+        """Add all tasks to the DAG that is being made."""
+        for lane, members in groupby(tasks, key=lambda task: task.lane):
+            if lane is None:
+                for task in members:
+                    self._add(task, "")
+            else:
+                self._add_group(lane, tuple(members))
 
+    def _add_group(self, lane: Lane, members: tuple[Task, ...]) -> None:
+        over = lane.group.over.value
 
-def _add_recipes(
-    tasks: ReleaseTasks, loaded: LoadedRelease, *, after: tuple[BaseOperator, BaseOperator], before: BaseOperator
-) -> list[BaseOperator]:
-    """The rungs, each behind the one before; their gates are returned."""
-    order = climbing_order(loaded.release)
-    if loaded.release.ladder.strategy == "every":
-        return [_add_rung(tasks, "recipes", order, after=after, before=before)]
-    gates: list[BaseOperator] = []
-    for number, recipe in enumerate(order, start=1):
-        group_id = f"recipes_{number}"
-        gates.append(_add_rung(tasks, group_id, (recipe,), after=after, before=before, behind=gates[-1:]))
-    return gates
+        @task_group(group_id=lane.id, group_display_name=lane.title, tooltip=lane.group.words)
+        def group(**mapped: str) -> None:
+            # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
+            for task in members:
+                self._add(task, mapped[over])
 
+        group.expand(**{over: list(lane.items)})
 
-def _add_rung(
-    tasks: ReleaseTasks,
-    group_id: str,
-    recipes: tuple[str, ...],
-    *,
-    after: tuple[BaseOperator, BaseOperator],
-    before: BaseOperator,
-    behind: Sequence[BaseOperator] = (),
-) -> BaseOperator:
-    """Recipes that are tried side by side, after the gates `behind` which they stand; their own gate is returned."""
-    download, baseline_gate = after
-    title = "Recipes" if group_id == "recipes" else f"Recipe {recipes[0]}"
-    gates: list[BaseOperator] = []
+    def _add(self, task: Task, item: str) -> None:
+        operator = self._made.operator(task, item)
+        self._operators[task.id] = operator
+        operator << [self._operators[task_id] for task_id in task.after]
+        if not task.step.decides:
+            operator.as_teardown(setups=self._setups(task) or None, on_failure_fail_dagrun=False)
 
-    @task_group(group_id=group_id, group_display_name=title, tooltip="Quantize and judge, recipe by recipe")
-    def rung(recipe: str) -> None:
-        if behind:
-            quantize = tasks.recipe("quantize", recipe, needs=_NEEDED, trigger_rule=TriggerRule.ALL_DONE)
-        else:
-            quantize = tasks.recipe("quantize", recipe)
-        accuracy = tasks.recipe("accuracy", recipe)
-        # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
-        quantize << ([*behind, baseline_gate] if behind else download)
-        [quantize, baseline_gate] >> accuracy
-        quantize >> before  # a refused baseline ends the run, but not before quantizing has ended
-        gates.append(accuracy)
+    def _setups(self, task: Task) -> list[BaseOperator]:
+        """What a teardown takes back, and what comes right before that in its group.
 
-    rung.expand(recipe=list(recipes))
-    return gates[0]
-
-
-def _add_targets(
-    tasks: ReleaseTasks, loaded: LoadedRelease, *, after: Sequence[BaseOperator], before: Sequence[BaseOperator]
-) -> TaskGroup:
-    approve, report = before
-
-    @task_group(group_id="targets", group_display_name="Targets", tooltip="Choose, build and judge, target by target")
-    def targets(target: str) -> None:
-        choose = ChooseOperator(
-            subject=target, needs=_NEEDED, trigger_rule=TriggerRule.ALL_DONE, **tasks.shared("choose")
-        )
-        build = tasks.stage("build", target, max_active_tis_per_dagrun=loaded.deployment.computing_at_once)
-        package = tasks.stage("package", target)
-        staging = tasks.stage("staging", target)
-        served_accuracy = tasks.stage("served_accuracy", target)
-        load_test = tasks.stage("load_test", target)
-        staging_down = tasks.stage("staging_down", target)
-        chain(list(after), choose, build, package, staging, served_accuracy, load_test, staging_down, report)
-        load_test >> approve
-        # Two setups: a teardown runs when one of its setups did, so a server whose own gate failed is stopped too.
-        staging_down.as_teardown(setups=[package, staging], on_failure_fail_dagrun=False)
-
-    return targets.expand(target=list(loaded.config.targets))  # type: ignore[return-value]
-
-
-def _add_promotions(tasks: ReleaseTasks, loaded: LoadedRelease, *, after: BaseOperator, before: BaseOperator) -> None:
-    """Each target behind the way back of the one before it: a `settle` with only teardowns below it is a leaf."""
-    settled: dict[str, str] = {}
-    turn: list[BaseOperator] = [after]
-    for number, target in enumerate(loaded.config.targets, start=1):
-        group = PromotionGroup(tasks, loaded, group_id=f"promotion_{number}", name=target)
-        settle, rollback = group.add(after=turn, behind=settled)
-        [settle, rollback] >> before
-        settled[target] = settle.task_id
-        turn = [after, rollback]
-
-
-def _approval(tasks: ReleaseTasks, loaded: LoadedRelease) -> BaseOperator:
-    shared = tasks.shared("approve")
-    rule = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS  # one target that passed is enough to ask
-    if loaded.config.approval.required:
-        hours = loaded.config.approval.timeout_hours
-        return ReleaseApprovalOperator(last_gate=LAST_GATE, timeout_hours=hours, trigger_rule=rule, **shared)
-    automatic = {name: value for name, value in shared.items() if name not in ("config_path", "map_index_template")}
-    return EmptyOperator(trigger_rule=rule, **automatic)
+        Airflow runs a teardown when one of its setups succeeded, so that a server whose own gate failed is stopped,
+        too. Traffic is no setup: its teardown looks itself whether any was moved.
+        """
+        if task.step.effect is Effect.PRODUCTION:
+            return []
+        torn = [self._operators[task_id] for task_id in task.tears_down]
+        group = torn[0].task_group if torn else None
+        before = [above for one in torn for above in one.upstream_list if task.lane and above.task_group is group]
+        return [*before, *torn]  # type: ignore[list-item]
 
 
 def _revision_parameter(loaded: LoadedRelease) -> Param:

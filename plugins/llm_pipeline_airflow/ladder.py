@@ -51,15 +51,14 @@ class RecipeOperator(StageOperator):
         return AirflowSkipException(why)
 
 
-class ChooseOperator(StageOperator):
-    """Chooses the recipe of one target, out of those that were tried.
+class NeedingOperator(StageOperator):
+    """A stage that starts whatever became of the tasks before it, and fails without some of them.
 
     Args:
-        needs: Ids of tasks without whose success nothing is chosen.
+        needs: Ids of tasks without whose success it fails.
     """
 
     def __init__(self, *, needs: tuple[str, ...], **kwargs: Any) -> None:
-        kwargs.setdefault("stage", "choose")
         super().__init__(**kwargs)
         self.needs = needs
 
@@ -67,10 +66,10 @@ class ChooseOperator(StageOperator):
         """What the stage is asked to do.
 
         Raises:
-            AirflowFailException: What it needs did not end well; a choice of an earlier run is none of this one.
+            AirflowFailException: What it needs did not end well; a result of an earlier run is none of this one.
         """
         if missing := unsuccessful(context, self.needs):
-            raise AirflowFailException(f"nothing is chosen: {missing} did not end well in this run")
+            raise AirflowFailException(f"{self.stage} is not run: {missing} did not end well in this run")
         return super().request(context)
 
 

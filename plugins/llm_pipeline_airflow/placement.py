@@ -9,42 +9,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.release.step import Gpus, Place
+
 if TYPE_CHECKING:  # every Airflow process loads this module
     from collections.abc import Sequence
 
     from llm_pipeline.config.deployment import Deployment, WorkerGroup
     from llm_pipeline.config.loading import LoadedRelease
+    from llm_pipeline.release.tasks import Task
 
 TABLE_KEY = "llm_pipeline"
 
-_OF_QUANTIZATION = frozenset({"baseline", "quantize", "accuracy"})
-_ON_GPUS_OF_TARGETS = frozenset({"build", "staging", "served_accuracy", "load_test"})
-_OF_TARGETS = _ON_GPUS_OF_TARGETS | {"choose", "package", "staging_down", "canary", "settle", "rollback"}
-"""Those that are not on GPUs wait for no slot: a server must be stopped, and traffic given back, also when none is
-free. Production's own servers hold their GPUs all the time, so a pool has slots for what is left of its host."""
 
+def placement_arguments(task: Task, loaded: LoadedRelease) -> dict[str, Any]:
+    """Operator arguments that say where a task runs; none where the deployment leaves it to Airflow.
 
-def placement_arguments(stage: str, loaded: LoadedRelease, *, only: str = "") -> dict[str, Any]:
-    """Operator arguments that say where a stage runs; none where the deployment leaves it to Airflow.
-
-    Args:
-        stage: Name of the stage.
-        loaded: The release config.
-        only: The target of a group that is mapped over it alone; empty for one that is mapped over all of them.
+    A step that takes no GPUs waits for no slot: a server must be stopped, and traffic given back, also when none is
+    free. Production's own servers hold their GPUs all the time, so a pool has slots for what is left of its host.
     """
-    workers = loaded.deployment.workers
-    if stage in _OF_QUANTIZATION:
+    step, workers = task.step, loaded.deployment.workers
+    takes = step.gpus is Gpus.TAKEN
+    if step.place is Place.QUANTIZATION_HOST:
         host = loaded.deployment.quantization_host
-        return _arguments(workers.quantization, slots=host.count if host else 1)
-    if stage not in _OF_TARGETS:
+        return _arguments(workers.quantization, slots=(host.count if host else 1) if takes else 0)
+    if step.place is Place.ANYWHERE:
         return {}
-    on_gpus = stage in _ON_GPUS_OF_TARGETS
-    table = [
-        _arguments(
-            workers.targets.get(loaded.places[target.name]), slots=max(1, target.accelerator_count) if on_gpus else 0
-        )
-        for target in loaded.release.targets  # the groups are mapped in this order
-        if only in ("", target.name)
+    gpus = {target.name: max(1, target.accelerator_count) for target in loaded.release.targets}
+    table = [  # the groups are mapped in this order
+        _arguments(workers.targets.get(loaded.places[item]), slots=gpus[item] if takes else 0) for item in task.items
     ]
     return {"executor_config": {TABLE_KEY: table}} if any(table) else {}
 

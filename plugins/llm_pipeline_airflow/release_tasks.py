@@ -1,18 +1,35 @@
-"""The tasks of a release's DAG: what the operators of one release config have in common."""
+"""The operators of a release's tasks: which class does a step's work, and what all of one release have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import BaseOperator, TriggerRule
+
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline_airflow.ladder import RecipeOperator
+from llm_pipeline.release.step import Ending, Kind, Scope, Start
+from llm_pipeline.release.tasks import Task
+from llm_pipeline_airflow.approvals import LicenseReviewOperator, ReleaseApprovalOperator
+from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
+from llm_pipeline_airflow.ladder import NeedingOperator, RecipeOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
-from llm_pipeline_airflow.task_docs import TASK_DOCS
+from llm_pipeline_airflow.promotion import CanaryStepOperator, RollbackOperator
+from llm_pipeline_airflow.resolve_operator import ResolveOperator
+from llm_pipeline_airflow.step_approval import StepApprovalOperator
+from llm_pipeline_airflow.turn import Turn
+
+TRIGGER_RULES = {
+    Start.ALL_GOOD: TriggerRule.ALL_SUCCESS,
+    Start.ANY_GOOD: TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
+    Start.ALWAYS: TriggerRule.ALL_DONE,
+}
 
 
 class ReleaseTasks:
-    """Makes tasks with what all of them share.
+    """Makes the operators of one release.
 
     Args:
         loaded: The release config.
@@ -21,23 +38,70 @@ class ReleaseTasks:
     def __init__(self, loaded: LoadedRelease) -> None:
         self._loaded = loaded
 
-    def stage(self, name: str, subject: str = "", *, only: str = "", **options: Any) -> StageOperator:
-        """The task of a stage, named after it."""
-        return StageOperator(stage=name, subject=subject, **self.shared(name, only=only), **options)
+    def operator(self, task: Task, item: str) -> BaseOperator:
+        """The operator of a task; `item` is what the task group is mapped over, or empty."""
+        step = task.step
+        if step.kind is Kind.CLAIM:
+            return (ClaimSensor if step.decides else GiveBackOperator)(**self._shared(task))
+        if step.kind is Kind.QUESTION:
+            return self._question(task, item)
+        options = self._shared(task) | {"stage": step.name}
+        if item:
+            options["subject"] = item
+        if task.lane and step.heavy:
+            options["max_active_tis_per_dagrun"] = self._loaded.deployment.computing_at_once
+        if step.scope is Scope.CANARY_STEP:
+            return CanaryStepOperator(step=f"{task.percent:g}", turn=turn(task), **options)
+        return self._special.get(step.name, self._stage)(task, options)
 
-    def recipe(self, name: str, recipe: str, **options: Any) -> RecipeOperator:
-        """The task of a stage that works on a recipe."""
-        options["max_active_tis_per_dagrun"] = self._loaded.deployment.computing_at_once
-        return RecipeOperator(stage=name, subject=recipe, **self.shared(name), **options)
-
-    def shared(self, name: str, *, only: str = "") -> dict[str, Any]:
-        """Arguments of every task of a stage; `only` is the one target of its group."""
-        display_name, documentation = TASK_DOCS[name]
+    @property
+    def _special(self) -> Mapping[str, Callable[[Task, dict[str, Any]], BaseOperator]]:
+        """Stages whose operators do more than run them."""
         return {
-            "task_id": name,
-            "task_display_name": display_name,
-            "doc_md": documentation,
+            "resolve": lambda _task, options: ResolveOperator(**options),
+            "rollback": lambda task, options: RollbackOperator(canary_steps=task.tears_down, **options),
+        }
+
+    def _stage(self, task: Task, options: dict[str, Any]) -> BaseOperator:
+        needs = tuple(task_id for need in task.needs for task_id in need.tasks)
+        if task.step.scope is Scope.RECIPE:
+            return RecipeOperator(needs=needs, **options)
+        if any(need.otherwise is Ending.FAILED for need in task.needs):
+            return NeedingOperator(needs=needs, **options)
+        return StageOperator(**options)
+
+    def _question(self, task: Task, item: str) -> BaseOperator:
+        release, shared = self._loaded.release, self._shared(task)
+        if task.percent is not None:
+            policy = release.policy.canary
+            hours = policy.pause_deadline_seconds / 3600
+            percents = (None, *policy.steps_percent)
+            before = percents[policy.steps_percent.index(task.percent)]
+            return StepApprovalOperator(
+                target=item, step=task.percent, before=before, turn=turn(task), timeout_hours=hours, **shared
+            )
+        if not task.step.asked(release, None):
+            ours = ("config_path", "map_index_template")
+            return EmptyOperator(**{name: value for name, value in shared.items() if name not in ours})
+        hours = release.approval.timeout_hours
+        if task.step.start is Start.ANY_GOOD:
+            return ReleaseApprovalOperator(last_gates=task.after, timeout_hours=hours, **shared)
+        return LicenseReviewOperator(timeout_hours=hours, **shared)
+
+    def _shared(self, task: Task) -> dict[str, Any]:
+        rule = {"trigger_rule": TRIGGER_RULES[task.start]} if task.step.decides else {}  # a teardown has its own
+        return {
+            "task_id": task.id.rpartition(".")[2],
+            "task_display_name": task.title,
+            "doc_md": task.step.words,
             "config_path": str(self._loaded.path),
             "map_index_template": LABEL_TEMPLATE,
-            **placement_arguments(name, self._loaded, only=only),
+            **rule,
+            **placement_arguments(task, self._loaded),
         }
+
+
+def turn(task: Task) -> Turn:
+    """What the operator of a promotion's task looks at, before traffic is moved."""
+    needs = tuple(task_id for need in task.needs for task_id in need.tasks)
+    return Turn(last_gates=task.offered, needs=needs, promoted_before=dict(task.stopped_by))

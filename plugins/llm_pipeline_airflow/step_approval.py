@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from llm_pipeline.base.untrusted_text import markdown
-from llm_pipeline.flow import Flow, canary_subject
+from llm_pipeline.flow import Flow
+from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline.store.places import serving_at
 from llm_pipeline_airflow.approvals import DecisionOperator
 from llm_pipeline_airflow.evidence import facts_table

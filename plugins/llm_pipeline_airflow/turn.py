@@ -23,13 +23,13 @@ class Turn:
     """What must be so before traffic of a target is moved.
 
     Attributes:
-        last_gate: Task id of the mapped gate before the approval; its results name the targets that passed.
+        last_gates: Task ids of the mapped gates before the approval; their results name the targets that passed.
         needs: Ids of unmapped tasks without whose success nothing is begun, though the trigger rule lets it run.
         promoted_before: `settle` of the targets that come first, by target: the first failure among those that passed
             their gates stops the others.
     """
 
-    last_gate: str
+    last_gates: tuple[str, ...]
     needs: tuple[str, ...] = ()
     promoted_before: Mapping[str, str] = field(default_factory=dict)
 
@@ -42,9 +42,11 @@ class Turn:
         """
         if missing := unsuccessful(context, self.needs):
             raise _not_begun(target, f"{missing} did not end well in this run")
-        offered = passed_targets(context, self.last_gate)
+        offered = passed_targets(context, self.last_gates)
         if target not in offered:
-            raise AirflowFailException(f"{target} did not pass {self.last_gate} in this run: no traffic is moved")
+            raise AirflowFailException(
+                f"{target} did not pass {', '.join(self.last_gates)} in this run: no traffic is moved"
+            )
         for other, settle in self.promoted_before.items():
             if other in offered and _state(context, settle) != "success":
                 raise _not_begun(target, f"{other} comes first and was not promoted")

@@ -9,12 +9,13 @@ DAGS = Path(__file__).resolve().parents[2] / "dags"
 PARSE_IN_A_FORK = """
 import os, runpy, sys
 import llm_pipeline.demo.airflow_process
-from llm_pipeline.stages.registry import STAGE_NAMES, load_stage
+from llm_pipeline.release.flow import stage_names
+from llm_pipeline.stages.registry import load_stage
 if child := os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 before = set(sys.modules)
 runpy.run_path(sys.argv[1])
-for name in STAGE_NAMES:
+for name in stage_names():
     load_stage(name)
 print(sorted(name for name in set(sys.modules) - before if name.startswith("llm_pipeline")), flush=True)
 os._exit(0)

@@ -14,8 +14,7 @@ from llm_pipeline.cli import main
 from llm_pipeline.hub.source import SourceUnavailable
 from llm_pipeline.planning import host
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
-from llm_pipeline.planning.stage_graph import APPROVAL
-from llm_pipeline.stages.registry import STAGE_NAMES
+from llm_pipeline.release.flow import stage_names
 
 ROOT = Path(__file__).parents[2]
 REAL = ROOT / "configs" / "releases" / "llama-3.1-8b-instruct.yaml"
@@ -65,12 +64,12 @@ def test_the_demo_plan_names_every_stage_in_the_order_in_which_it_runs(configs: 
 
 
 def test_every_planned_step_is_a_stage_or_the_approval():
-    assert {step.stage for step in plan_release(REAL, store_seconds=0).stages} <= {*STAGE_NAMES, APPROVAL}
+    assert {step.stage for step in plan_release(REAL, store_seconds=0).stages} <= {*stage_names(), "approve"}
 
 
 def test_no_approval_is_planned_where_none_is_required(configs: Path):
     plan = plan_release(configs / "releases" / "demo-baseline.yaml")
-    assert APPROVAL not in {step.stage for step in plan.stages}
+    assert "approve" not in {step.stage for step in plan.stages}
 
 
 def test_a_recipe_that_is_legal_on_no_target_is_refused_with_reason_and_nearest_choice(configs: Path, edit):

@@ -18,14 +18,15 @@ from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, resolve_request
 from llm_pipeline.loadtest.workload_files import locate_files
-from llm_pipeline.planning import datasets, reuse
+from llm_pipeline.planning import datasets
 from llm_pipeline.planning.history import History, PastRelease
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
 from llm_pipeline.planning.stage_graph import planned_steps
+from llm_pipeline.release.flow import release_flow, stage_names
 from llm_pipeline.release_record import read_record
 from llm_pipeline.stages import execute
 from llm_pipeline.stages.contract import Produced, StageContext, StageOutput, StageResult
-from llm_pipeline.stages.registry import STAGE_NAMES, load_stage
+from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import ArtifactStore, open_store
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -339,8 +340,8 @@ def test_what_is_reused_is_not_in_the_sum(releases: Releases):
 
 
 def test_only_stages_that_act_on_the_world_are_named_so():
-    acting = {name for name in STAGE_NAMES if not load_stage(name).reusable}
-    assert acting | {"approve"} == reuse.ACTING
+    acting = {name for name in stage_names() if not load_stage(name).reusable}
+    assert acting == {step.name for step in release_flow() if step.is_stage and not step.reusable}
 
 
 def test_a_store_that_hangs_is_not_waited_for(releases: Releases, monkeypatch: pytest.MonkeyPatch):

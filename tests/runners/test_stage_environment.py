@@ -16,11 +16,11 @@ from llm_pipeline.config.environment import KubernetesEnvironment
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.config.store import Keyless, Signing, StoreConfig
+from llm_pipeline.release.flow import stage_names
 from llm_pipeline.runners.kubernetes_job import job_manifest
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.stage_environment import command_environment, stage_environment, withheld_secrets
 from llm_pipeline.stages.contract import StageRequest
-from llm_pipeline.stages.registry import STAGE_NAMES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SECRETS = (
@@ -53,7 +53,7 @@ NEEDED = {
     "canary": {"PROMETHEUS_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"},
     "rollback": {"KUBECONFIG"},
 }
-PUBLISHING = set(STAGE_NAMES) - {"choose", "settle", "staging", "staging_down", "rollback", "report"}
+PUBLISHING = set(stage_names()) - {"choose", "settle", "staging", "staging_down", "rollback", "report"}
 AWS = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
 
 
@@ -90,7 +90,7 @@ def arrived(environment: dict[str, str]) -> set[str]:
     return {name for name in json.loads(done.stdout) if name in SECRETS}
 
 
-@pytest.mark.parametrize("stage", STAGE_NAMES)
+@pytest.mark.parametrize("stage", stage_names())
 def test_a_stage_gets_the_secrets_that_it_needs_and_no_other(stage: str):
     store = StoreConfig(uri="file:///store", signing=SIGNING)
     signs = {"SIGNING_PASSWORD"} if stage in PUBLISHING else set()
@@ -98,7 +98,7 @@ def test_a_stage_gets_the_secrets_that_it_needs_and_no_other(stage: str):
     assert arrived(environment) == NEEDED.get(stage, set()) | signs
 
 
-@pytest.mark.parametrize("stage", STAGE_NAMES)
+@pytest.mark.parametrize("stage", stage_names())
 def test_only_a_store_in_s3_needs_its_credentials(stage: str):
     store = StoreConfig(uri="s3://bucket/prefix", signing=Signing(public_keys=("/keys/a.pub",)))
     environment = stage_environment(request_of(stage, store), deployment_of(store))

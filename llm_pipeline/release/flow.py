@@ -1,0 +1,386 @@
+"""The flow of a release, stated once: its steps in order, as data.
+
+The Airflow DAG, the run without Airflow, the plan, the report, the placement on queues and pools and `docs/stages.md`
+interpret it. To add a step, add it here, with a module of its name in `llm_pipeline.stages`; or name it in the entry
+point group `llm_pipeline.steps` of a package of your own, with `before` saying which steps wait for it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from llm_pipeline.release.additions import with_steps
+from llm_pipeline.release.step import (
+    Effect,
+    Ending,
+    Environment,
+    Gpus,
+    Group,
+    InTurn,
+    Kind,
+    Need,
+    Place,
+    Scope,
+    Start,
+    Step,
+    Work,
+)
+
+if TYPE_CHECKING:
+    from llm_pipeline.config.release import ResolvedRelease
+
+ENTRY_POINTS = "llm_pipeline.steps"
+"""Entry point group of the steps that other packages add; each names one `Step`."""
+
+
+def _tries_every_recipe(release: ResolvedRelease) -> bool:
+    return release.ladder.strategy == "every"
+
+
+def _reviews_licenses(release: ResolvedRelease, _percent: float | None) -> bool:
+    return release.approval.on_license_change
+
+
+def _requires_approval(release: ResolvedRelease, _percent: float | None) -> bool:
+    return release.approval.required
+
+
+def _approves_step(release: ResolvedRelease, percent: float | None) -> bool:
+    return percent in release.policy.canary.approve_before_percent
+
+
+RECIPES = Group(
+    name="recipes",
+    title="Recipes",
+    one="Recipe",
+    words="Quantize and judge, recipe by recipe",
+    over=Scope.RECIPE,
+    in_turn=InTurn(
+        after=("accuracy", "baseline_gate"),
+        needs=(Need("download", Ending.SKIPPED), Need("baseline_gate", Ending.SKIPPED)),
+    ),
+    side_by_side=_tries_every_recipe,
+)
+TARGETS = Group(
+    name="targets",
+    title="Targets",
+    one="Target",
+    words="Choose, build and judge, target by target",
+    over=Scope.TARGET,
+)
+PROMOTION = Group(
+    name="promotion",
+    title="Promotion",
+    one="Promotion",
+    words="To production",
+    over=Scope.TARGET,
+    in_turn=InTurn(
+        after=("approve", "rollback"),
+        needs=(Need("approve", Ending.SKIPPED),),
+        stopped_by="settle",
+    ),
+    offered_by="approve",
+)
+
+FLOW: tuple[Step, ...] = (
+    Step(
+        name="claim",
+        title="Wait for the turn",
+        words=(
+            "Waits, without a worker, until no other release of the model is on its way, or takes an older one's place."
+        ),
+        kind=Kind.CLAIM,
+    ),
+    Step(
+        name="resolve",
+        title="Resolve",
+        words="Pins the revision to a commit, records the release and stores the data sets that its gates read.",
+        after=("claim",),
+        effect=Effect.RECORD,
+    ),
+    Step(
+        name="review_license",
+        title="Licence review",
+        words=(
+            "Asks a human when the model's licence or gating changed since the release before; else it goes on by "
+            "itself."
+        ),
+        kind=Kind.QUESTION,
+        after=("resolve",),
+        when=_reviews_licenses,
+        planned=False,
+        asks="llm_pipeline.release_questions:license_question",
+        work=Work.PERSON,
+    ),
+    Step(
+        name="eval_data",
+        title="Evaluation data",
+        words=(
+            "Fetches the data sets that the evaluation tasks read, at pinned commits; the gates themselves work "
+            "offline."
+        ),
+        after=("review_license",),  # before the download: it takes seconds, and what it refuses costs no download
+        environment=Environment.MODEL,
+    ),
+    Step(
+        name="download",
+        title="Download",
+        words="Fetches the weights of that commit; every byte is checked against the hub's hashes.",
+        after=("eval_data",),
+        work=Work.DOWNLOAD,
+    ),
+    Step(
+        name="baseline",
+        title="Baseline",
+        words="Scores the unquantized model: every candidate is compared with it, item by item.",
+        after=("download",),
+        place=Place.QUANTIZATION_HOST,
+        gpus=Gpus.TAKEN,
+        heavy=True,
+        environment=Environment.MODEL,
+        work=Work.SCORING,
+    ),
+    Step(
+        name="baseline_gate",
+        title="Baseline gate",
+        words=(
+            "Judges the unquantized model by itself: its expected scores, and whether it does better than guessing. "
+            "Another verdict than GO stops the release; the table in the log says why."
+        ),
+        after=("baseline",),
+        ends=Scope.RELEASE,
+    ),
+    Step(
+        name="quantize",
+        title="Quantize",
+        words=(
+            "Quantizes with one recipe and exports a checkpoint. Skipped when a cheaper recipe passed; the log says "
+            "which."
+        ),
+        scope=Scope.RECIPE,
+        group=RECIPES,
+        after=("download",),  # the first recipe does not wait for the baseline
+        place=Place.QUANTIZATION_HOST,
+        gpus=Gpus.TAKEN,
+        heavy=True,
+        environment=Environment.MODEL,
+        work=Work.QUANTIZATION,
+    ),
+    Step(
+        name="accuracy",
+        title="Accuracy gate",
+        words=(
+            "Compares the quantized model with the baseline, paired by item. Another verdict than GO stops this recipe "
+            "only; the table in the log says why."
+        ),
+        scope=Scope.RECIPE,
+        group=RECIPES,
+        after=("quantize", "baseline_gate"),
+        ends=Scope.RECIPE,
+        place=Place.QUANTIZATION_HOST,
+        gpus=Gpus.TAKEN,
+        heavy=True,
+        environment=Environment.MODEL,
+        work=Work.COMPARISON,
+    ),
+    Step(
+        name="choose",
+        title="Choose",
+        words="Picks the cheapest recipe that passed for this target. Fails when none did.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("baseline_gate", "accuracy"),
+        start=Start.ALWAYS,  # one recipe that passed is enough
+        needs=(Need("download", Ending.FAILED), Need("baseline_gate", Ending.FAILED)),
+        ends=Scope.TARGET,
+        place=Place.TARGET_HOST,
+    ),
+    Step(
+        name="build",
+        title="Build",
+        words="Builds the engine for one target.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("choose",),
+        place=Place.TARGET_HOST,
+        gpus=Gpus.TAKEN,
+        heavy=True,
+        environment=Environment.OF_TARGET,
+        work=Work.BUILD,
+    ),
+    Step(
+        name="package",
+        title="Package",
+        words="Makes the model repository that the server loads, with golden answers beside it.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("build",),
+        place=Place.TARGET_HOST,
+    ),
+    Step(
+        name="staging",
+        title="Staging",
+        words="Starts a server with the candidate and asks it the golden prompts.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("package",),
+        ends=Scope.TARGET,
+        effect=Effect.STAGING,
+        place=Place.TARGET_HOST,
+        gpus=Gpus.TAKEN,
+        work=Work.SERVER_START,
+    ),
+    Step(
+        name="served_accuracy",
+        title="Served accuracy gate",
+        words="Scores the served model: the engine may differ from the checkpoint.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("staging",),
+        ends=Scope.TARGET,
+        place=Place.TARGET_HOST,
+        gpus=Gpus.TAKEN,
+        environment=Environment.MODEL,
+        work=Work.SERVED_SCORING,
+    ),
+    Step(
+        name="load_test",
+        title="Load test gate",
+        words="Sends the workload at its scheduled times and judges the service level.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("served_accuracy",),
+        ends=Scope.TARGET,
+        place=Place.TARGET_HOST,
+        gpus=Gpus.TAKEN,
+        work=Work.LOAD,
+    ),
+    Step(
+        name="staging_down",
+        title="Stop staging",
+        words="Stops the staging server. Always runs.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("load_test",),
+        tears_down=("staging",),
+        decides=False,
+        effect=Effect.STAGING,
+        place=Place.TARGET_HOST,
+    ),
+    Step(
+        name="approve",
+        title="Approve",
+        words="The decision before production. No answer in time is a rejection.",
+        kind=Kind.QUESTION,
+        after=("load_test",),
+        start=Start.ANY_GOOD,  # one target that passed is enough to ask
+        asked=_requires_approval,
+        asks="llm_pipeline.release_questions:production_question",
+        work=Work.PERSON,
+    ),
+    Step(
+        name="approve_step",
+        title="Approve",
+        words=(
+            "The decision before a step, with what the one before it measured. No answer in time is a rejection: "
+            "the promotion fails, and the rollback follows."
+        ),
+        scope=Scope.CANARY_STEP,
+        group=PROMOTION,
+        kind=Kind.QUESTION,
+        after=("approve",),
+        when=_approves_step,
+        on_no=Ending.FAILED,
+        work=Work.PERSON,
+        task="approve",
+    ),
+    Step(
+        name="canary",
+        title="Canary",
+        words=(
+            "Moves this share of the traffic to the candidate and compares it with the stable version. "
+            "A verdict other than GO ends the promotion; the rollback follows."
+        ),
+        scope=Scope.CANARY_STEP,
+        group=PROMOTION,
+        after=("approve_step",),
+        ends=Scope.TARGET,
+        effect=Effect.PRODUCTION,
+        place=Place.TARGET_HOST,
+        gpus=Gpus.HELD,
+        work=Work.BAKE,
+    ),
+    Step(
+        name="settle",
+        title="Settle",
+        words="Makes the candidate the production version and keeps the previous one ready.",
+        scope=Scope.TARGET,
+        group=PROMOTION,
+        after=("canary",),
+        effect=Effect.PRODUCTION,
+        place=Place.TARGET_HOST,
+    ),
+    Step(
+        name="rollback",
+        title="Rollback",
+        words=(
+            "Gives all traffic back to the stable version unless the release was promoted. Always runs once traffic "
+            "moved."
+        ),
+        scope=Scope.TARGET,
+        group=PROMOTION,
+        after=("settle",),
+        tears_down=("canary",),
+        decides=False,
+        unless="settle",
+        effect=Effect.PRODUCTION,
+        place=Place.TARGET_HOST,
+    ),
+    Step(
+        name="report",
+        title="Report",
+        words="Writes the release's report: the tab beside this graph. Always runs.",
+        after=("quantize", "staging_down", "settle", "rollback"),  # quantizing may outlive a baseline that failed
+        start=Start.ALWAYS,
+        needs=(Need("resolve", Ending.SKIPPED),),
+        decides=False,
+        effect=Effect.RECORD,
+    ),
+    Step(
+        name="give_back",
+        title="End the turn",
+        words="Lets the next release of the model begin. Always runs once the turn was taken.",
+        kind=Kind.CLAIM,
+        after=("report",),
+        tears_down=("claim",),
+        decides=False,
+    ),
+)
+
+
+@cache
+def release_flow() -> tuple[Step, ...]:
+    """The steps of a release in order, with those that installed packages add.
+
+    Raises:
+        ConfigError: A package's step does not fit in.
+    """
+    found = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name)
+    return with_steps(FLOW, (point.load() for point in found)) if found else FLOW
+
+
+def step_named(name: str) -> Step | None:
+    """The step of that name; None where there is none."""
+    return next((step for step in release_flow() if step.name == name), None)
+
+
+def steps_of(work: Work) -> tuple[str, ...]:
+    """Names of the steps whose time goes into that."""
+    return tuple(step.name for step in release_flow() if step.work is work)
+
+
+def stage_names() -> tuple[str, ...]:
+    """The steps that a stage's process does, in order."""
+    return tuple(step.name for step in release_flow() if step.is_stage)

@@ -1,0 +1,125 @@
+"""Which tasks start, by how those before them ended. Pure: Airflow's trigger rules and the run without Airflow obey it.
+
+endings = {}
+for instance in instances(tasks):
+    endings[instance.key] = unstarted(instance, known) or ending_of_work(instance)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from llm_pipeline.release.step import Effect, Ending, Kind, Start
+from llm_pipeline.release.tasks import Instance, Task
+
+Key = tuple[str, str]
+
+_STARTED = (Ending.GOOD, Ending.FAILED, Ending.DECLINED)
+_WELL = (Ending.GOOD, Ending.DECLINED)
+_BAD = (Ending.FAILED, Ending.NOT_REACHED)
+
+
+class Endings:
+    """How the instances of a release ended so far.
+
+    Args:
+        tasks: All tasks of the release.
+    """
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._tasks = {task.id: task for task in tasks}
+        self._ended: dict[Key, Ending] = {}
+
+    def __setitem__(self, instance: Instance, ending: Ending) -> None:
+        self._ended[instance.key] = ending
+
+    def __contains__(self, instance: Instance) -> bool:
+        return instance.key in self._ended
+
+    @property
+    def by_key(self) -> Mapping[Key, Ending]:
+        """How each ended, by the id of its task and the item."""
+        return self._ended
+
+    def of(self, instance: Instance, task_ids: Iterable[str]) -> list[Ending]:
+        """How tasks ended: in the instance's own lane for its item, elsewhere for all items."""
+        found = []
+        for task in map(self._tasks.__getitem__, task_ids):
+            same = instance.task.lane is not None and task.lane == instance.task.lane
+            found += [self.one(task.id, item) for item in ((instance.item,) if same else task.items)]
+        return found
+
+    def one(self, task_id: str, item: str) -> Ending:
+        """How one instance ended; what never ended was not reached."""
+        return self._ended.get((task_id, item), Ending.NOT_REACHED)
+
+    def well(self, task_ids: Iterable[str], item: str) -> bool:
+        """Whether tasks of other lanes ended well for an item."""
+        return all(self.one(task_id, item) is Ending.GOOD for task_id in task_ids)
+
+
+def unstarted(instance: Instance, endings: Endings) -> Ending | None:
+    """How an instance ends without being started; None when it is to start.
+
+    Args:
+        instance: What everything before it has ended.
+        endings: How that ended.
+    """
+    task, before = instance.task, endings.of(instance, instance.task.after)
+    if task.step.kind is Kind.CLAIM:
+        return None
+    if not task.step.decides:
+        return _clearing_up(instance, endings)
+    if Ending.DECLINED in before:
+        return Ending.SKIPPED
+    return _by_rule(task.start, before) or _by_needs(instance, endings) or _by_turn(instance, endings)
+
+
+def _by_rule(start: Start, before: list[Ending]) -> Ending | None:
+    if start is Start.ALWAYS:
+        return None
+    if start is Start.ANY_GOOD:
+        if Ending.SKIPPED in before:
+            return Ending.SKIPPED
+        return None if Ending.GOOD in before else Ending.NOT_REACHED
+    if any(ending in _BAD for ending in before):
+        return Ending.NOT_REACHED
+    return Ending.SKIPPED if Ending.SKIPPED in before else None
+
+
+def _by_needs(instance: Instance, endings: Endings) -> Ending | None:
+    for need in instance.task.needs:
+        if any(ending not in _WELL for ending in endings.of(instance, need.tasks)):
+            return need.otherwise
+    return None
+
+
+def _by_turn(instance: Instance, endings: Endings) -> Ending | None:
+    """Fails what others were approved for; skips what comes behind an item that was offered and did not arrive."""
+    task = instance.task
+    if not endings.well(task.offered, instance.item):
+        return Ending.FAILED
+    for item, last in task.stopped_by:
+        if endings.well(task.offered, item) and endings.one(last, item) is not Ending.GOOD:
+            return Ending.SKIPPED
+    return None
+
+
+def _clearing_up(instance: Instance, endings: Endings) -> Ending | None:
+    task = instance.task
+    if task.unless and all(ending is Ending.GOOD for ending in endings.of(instance, task.unless)):
+        return Ending.SKIPPED
+    torn = endings.of(instance, task.tears_down)
+    if not torn or any(ending in _STARTED for ending in torn):
+        return _by_needs(instance, endings)
+    skipped = task.step.effect is Effect.PRODUCTION or all(ending is Ending.SKIPPED for ending in torn)
+    return Ending.SKIPPED if skipped else Ending.NOT_REACHED
+
+
+def run_fails(tasks: Iterable[Task], endings: Endings) -> Iterator[Key]:
+    """Instances that fail a run: those behind which nothing but clearing up comes, and which were to end well."""
+    deciding = [task for task in tasks if task.step.decides]
+    followed = {task_id for task in deciding for task_id in task.after}
+    for task in deciding:
+        if task.id not in followed:
+            yield from ((task.id, item) for item in task.items if endings.one(task.id, item) in _BAD)

@@ -1,0 +1,64 @@
+"""What the UI says about a release's DAG."""
+
+from __future__ import annotations
+
+from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.config.release import ReleaseConfig
+from llm_pipeline.planning.ladder import climbing_order
+
+_TURNS = {
+    "wait": "this one waits until those before it have ended",
+    "supersede": "an older one stops at its next stage, takes down what it started, and this one begins",
+}
+
+_LADDERS = {
+    "climb": "Recipes are tried from the top; one is passed over when a cheaper one has passed.",
+    "every": "All recipes are tried; of those that pass, the one nearest to the top is taken.",
+}
+
+
+def dag_doc(loaded: LoadedRelease) -> str:
+    """The documentation of a release's DAG, in Markdown."""
+    config, release = loaded.config, loaded.release
+    ladder = [release.recipe(name) for name in climbing_order(release)]
+    recipes = "\n".join(f"| `{recipe.name}` | {recipe.weights} | {recipe.description} |" for recipe in ladder)
+    targets = "\n".join(f"| `{target.name}` | {target.accelerator} | {target.engine} |" for target in release.targets)
+    turn = _TURNS[config.concurrency]
+    steps = ", ".join(f"{percent:g} %" for percent in release.policy.canary.steps_percent)
+    return f"""### Release {config.name}
+
+{config.description}
+
+Model **{config.model.id}** at `{config.model.revision}`, policy `{config.policy}`, deployment `{config.deployment}`.
+
+| recipe | weights | |
+|---|---|---|
+{recipes}
+
+{_LADDERS[release.ladder.strategy]}
+
+| target | accelerator | engine |
+|---|---|---|
+{targets}
+
+{_starts(config)}
+Canary steps: {steps}. Every gate ends GO, NO_GO, INCONCLUSIVE or ANOMALOUS; only GO goes on.
+One release of the model at a time: {turn}.
+Finished work is kept: run the DAG again and stages whose inputs did not change say `reused`.
+"""
+
+
+def _starts(config: ReleaseConfig) -> str:
+    """What starts a run besides a person."""
+    text = ""
+    if config.watch is not None:
+        watch = config.watch
+        text += (
+            f"A new commit on `{config.model.revision}` starts a run that releases exactly it: looked for every "
+            f"{watch.poll_minutes:g} minutes and at the hub's webhook, released when none followed it for "
+            f"{watch.quiet_minutes:g} minutes, at most {watch.rebuilds_per_day} in 24 hours. "
+            "The page Releases says what was decided last.\n"
+        )
+    if config.schedule is not None:
+        text += f"`{config.schedule}` (UTC) starts a run too; it is skipped when production serves what is there.\n"
+    return text
