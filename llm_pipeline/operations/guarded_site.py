@@ -14,29 +14,27 @@ from llm_pipeline.base.errors import Transient, Unsupported, as_pipeline_error, 
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
-from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.guard_sign import GuardSign, leave_sign
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.overdue import overdue
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
 from llm_pipeline.canary.rollback import LEASE_SECONDS, UNRECORDED, end_canary, move_unrecorded
-from llm_pipeline.canary.router import ALL, RouterUnavailable, TrafficRouter
+from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.sightings import HostTime, is_driven, silent_seconds
 from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.canary.stable_server import NoWayBack, have_answering
+from llm_pipeline.canary.stable_server import NoWayBack
 from llm_pipeline.operations.place_now import ServedPlace
+from llm_pipeline.operations.promotion import finish_promotion
 from llm_pipeline.operations.retirement import have_standby, retire_previous, warm_again
 from llm_pipeline.operations.rollback import carry_on, roll_back
 from llm_pipeline.operations.rollback_unrecorded import is_left_unrecorded
-from llm_pipeline.operations.settling import give_all_traffic
-from llm_pipeline.serving.slot_fence import FencingToken
+from llm_pipeline.operations.switching import start_ended
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState, lease_of
-from llm_pipeline.store.places import PlaceTaken, holder_of, refuse_stranger
+from llm_pipeline.store.places import PlaceTaken, refuse_stranger
 from llm_pipeline.store.pointers import read_pointers
-from llm_pipeline.trusted_pointers import require_served
 
 log = get_logger(__name__)
 
@@ -244,13 +242,16 @@ class GuardedSite:
                 access_log_of(self.router).keep()
         return []
 
+    def _place(self, model_id: str) -> ServedPlace:
+        return ServedPlace(self.store, model_id, self.target, lambda: self.router, self.slots, self.patience)
+
     def _carry_on(self, model_id: str) -> list[GuardAction]:
         """A way back whose process has ended, or that the store was not told of; none of a model without the place."""
         try:
             refuse_stranger(self.store, self.target, model_id)
         except PlaceTaken:
             return []
-        place = ServedPlace(self.store, model_id, self.target, lambda: self.router, self.slots, self.patience)
+        place = self._place(model_id)
         done = carry_on(place)
         if done is None:
             return self._record_way_back(place)
@@ -266,33 +267,13 @@ class GuardedSite:
         return [GuardAction(self.target, production.release_id, "rolled back", detail)]
 
     def _keep_serving(self, model_id: str) -> list[GuardAction]:
-        """The server of what is production, if it has ended.
-
-        Whoever drives a canary there may be loading its candidate, or waiting for traffic, for as long as that takes.
-        Until the first step nobody else answers users, so production is started beside them, under their token.
-
-        Raises:
-            PlaceContested: Several models say that they are in production here: whose server is to be started?
-        """
-        newest = self.slots.newest()  # before the pointers: whoever moves them from here on is newer
-        production = read_pointers(self.store, model_id, self.target)[0].production
-        if production is None or not self.slots.ended(production.slot):
+        """The server of what is production, if it has ended."""
+        started = start_ended(self._place(model_id))
+        if started is None:
             return []
-        holder = holder_of(self.store, self.target)
-        if holder is not None and holder.model_id != model_id:
-            return []
-        require_served(self.store, model_id, self.target, production)
-        try:
-            with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS) as lease:
-                token = FencingToken(epoch_above(lease.epoch, self.slots.newest().epoch), lease.epoch)
-                seconds = self.patience.prove
-                have_answering(self.slots, production.slot, production.repository, token, seconds=seconds)
-        except LeaseHeld:
-            if self.router is None or self.router.read()[0].weights.get(production.slot) != ALL:
-                return []
-            self.slots.ensure(production.slot, production.repository, newest)
-        detail = f"production's server in {production.slot} had ended"
-        return [GuardAction(self.target, production.release_id, "started", detail)]
+        return [
+            GuardAction(self.target, started.release_id, "started", f"production's server in {started.slot} had ended")
+        ]
 
     def _settle(self, model_id: str) -> list[GuardAction]:
         """Production whose pointers have moved, and whose settlement ended before its traffic had."""
@@ -300,7 +281,7 @@ class GuardedSite:
         if production is None or self.router is None or self.router.read()[0].candidate != production.slot:
             return []
         try:
-            moved = give_all_traffic(self.store, self.target, production.release_id, self.router, self.patience)
+            moved = finish_promotion(self.store, self.target, production.release_id, self.router, self.patience)
         except LeaseHeld:
             return []
         detail = "it is in production and has all traffic now"

@@ -32,6 +32,20 @@ def roll_back_at(
     return roll_back(_place(store, deployment, model_id, target), by=by, leaving=leaving)
 
 
+def place_as_it_is(store: ArtifactStore, deployment: Deployment, model_id: str, target: str) -> ServedPlace:
+    """A deployment's place with its router as it is, running or not: nothing is started by looking for it."""
+    place = deployment.places[target]
+    state = Path(deployment.state_root) / target / "router"
+    return ServedPlace(
+        store=store,
+        model_id=model_id,
+        target=target,
+        find_router=lambda: router_as_it_is(place.router, slot_ports(place), state),
+        slots=slots_of(store, deployment, target),
+        patience=Patience.with_router(place.router),
+    )
+
+
 def _place(store: ArtifactStore, deployment: Deployment, model_id: str, target: str) -> ServedPlace:
     place = deployment.places[target]
     return ServedPlace(

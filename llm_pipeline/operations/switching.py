@@ -1,16 +1,12 @@
-"""Starting and stopping what serves at a place: one function each, whoever asks, and asking twice changes nothing.
-
-Both act under the lease of the place's canary and show the slots a token, like whoever releases or rolls back there: of
-two who act at the same moment, one is refused.
-"""
+"""Starting and stopping what serves at a place: one function each, whoever asks, and asking twice changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.agreement import is_moving
@@ -18,19 +14,20 @@ from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.envoy_process import StartedEnvoy, stop_router
 from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.moving import Patience, traffic_to, wait
-from llm_pipeline.canary.open_router import name_release, open_router, router_as_it_is
-from llm_pipeline.canary.record import current_canary, lease_name, read_record
-from llm_pipeline.canary.rollback import LEASE_SECONDS
+from llm_pipeline.canary.open_router import name_release, open_router
+from llm_pipeline.canary.record import current_canary, read_record
 from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, TrafficRouter, all_to
-from llm_pipeline.canary.slots import TritonSlots, slot_ports, slot_state, slots_of
+from llm_pipeline.canary.slots import slot_ports, slot_state
 from llm_pipeline.canary.stable_server import have_answering
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.operations.acting import PlaceBusy, acting, token_of
+from llm_pipeline.operations.place_now import ServedPlace
+from llm_pipeline.operations.served_place import place_as_it_is
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.lease import Lease, LeaseHeld
-from llm_pipeline.store.places import Serving, serving_at
-from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.store.places import Serving, holder_of, serving_at
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 from llm_pipeline.trusted_pointers import require_served
 
 log = get_logger(__name__)
@@ -42,47 +39,89 @@ _CLOSING_SECONDS = 5.0
 def start_production(store: ArtifactStore, deployment: Deployment, place: str) -> Serving:
     """Have what the pointers call production answer users; what runs already is left as it is.
 
-    A canary that is on its way keeps its share of the traffic: whoever drives it, or the guard, ends it.
-
     Returns:
         What serves.
 
     Raises:
         ConfigError: Nothing is in production there.
         IntegrityError: What is signed does not say that it was packaged for that model and place.
-        Transient: Somebody else acts on the place now.
+        PlaceBusy: Somebody else acts on the place now.
         PipelineError: The server or the router cannot be started.
     """
-    serving = serving_at(store, place)
-    if serving is None:
-        raise ConfigError(f"nothing is in production at {place}", hint="`llm-pipeline run` releases a model")
-    pointer = serving.pointer
-    require_served(store, serving.model_id, place, pointer)
-    config, slots = deployment.places[place], slots_of(store, deployment, place)
-    patience = Patience.with_router(config.router)
-    with _acting(store, place) as lease:
-        token = _token(lease, _router(deployment, place), slots)
-        have_answering(slots, pointer.slot, pointer.repository, token, seconds=patience.prove)
-        initial = all_to(pointer.slot, owner="production", epoch=0)
-        state = slot_state(Path(deployment.state_root), place, pointer.slot).with_name("router")
-        router = open_router(config.router, slot_ports(config), state, initial=initial)
+    config, root = deployment.places[place], Path(deployment.state_root)
+
+    def opened(production: Pointer) -> TrafficRouter:
+        initial = all_to(production.slot, owner="production", epoch=0)
+        state = slot_state(root, place, production.slot).with_name("router")
+        return open_router(config.router, slot_ports(config), state, initial=initial)
+
+    return start(place_as_it_is(store, deployment, "", place), opened)
+
+
+def start(place: ServedPlace, opened: Callable[[Pointer], TrafficRouter]) -> Serving:
+    """`start_production`, by a place's parts: the server first, then the router, then the users.
+
+    A canary that is on its way keeps its share of the traffic: whoever drives it, or the guard, ends it.
+
+    Args:
+        place: With its router as it is, running or not, and of whichever model: the pointers tell.
+        opened: Starts the router, where it is ours.
+    """
+    store, target = place.store, place.target
+    with acting(store, target) as lease:
+        serving = serving_at(store, target)  # under the lease: a rollback may have moved the pointers just before
+        if serving is None:
+            raise ConfigError(f"nothing is in production at {target}", hint="`llm-pipeline run` releases a model")
+        pointer = serving.pointer
+        require_served(store, serving.model_id, target, pointer)
+        token = token_of(lease, place.router, place.slots)
+        have_answering(place.slots, pointer.slot, pointer.repository, token, seconds=place.patience.prove)
+        router = opened(pointer)
         name_release(router, pointer.slot, pointer.release_id)
-        _send_users(store, place, serving, router, patience, epoch=token.epoch)
+        _send_users(place, serving, router, epoch=token.epoch)
     return serving
 
 
-def _send_users(
-    store: ArtifactStore, place: str, serving: Serving, router: TrafficRouter, patience: Patience, *, epoch: int
-) -> None:
+def start_ended(place: ServedPlace) -> Pointer | None:
+    """Start production's server if it has ended by itself; returns what was started. What was stopped stays so.
+
+    Whoever drives a canary there may be loading its candidate, or waiting for traffic, for as long as that takes.
+    Until the first step nobody else answers users, so production is started beside them, under their token.
+
+    Raises:
+        PlaceContested: Several models say that they are in production here: whose server is to be started?
+        PipelineError: It cannot be started.
+    """
+    newest = place.slots.newest()  # before the pointers: whoever moves them from here on is newer
+    production = read_pointers(place.store, place.model_id, place.target)[0].production
+    if production is None or not place.slots.ended(production.slot):
+        return None
+    holder = holder_of(place.store, place.target)
+    if holder is not None and holder.model_id != place.model_id:
+        return None
+    require_served(place.store, place.model_id, place.target, production)
+    try:
+        with acting(place.store, place.target) as lease:
+            token = FencingToken(epoch_above(lease.epoch, place.slots.newest().epoch), lease.epoch)
+            seconds = place.patience.prove
+            have_answering(place.slots, production.slot, production.repository, token, seconds=seconds)
+    except PlaceBusy:
+        if place.router is None or place.router.read()[0].weights.get(production.slot) != ALL:
+            return None
+        place.slots.ensure(production.slot, production.repository, newest)
+    return production
+
+
+def _send_users(place: ServedPlace, serving: Serving, router: TrafficRouter, *, epoch: int) -> None:
     """All traffic to production, unless a canary has its share by right."""
-    release_id = current_canary(store, place)
-    record = read_record(store, release_id, place) if release_id else None
+    release_id = current_canary(place.store, place.target)
+    record = read_record(place.store, release_id, place.target) if release_id else None
     state = router.read()[0]
     alone = state.candidate is None and state.weights.get(serving.pointer.slot) == ALL
     if alone or is_moving(record, serving.pointer):
         return
     owner = f"start of {serving.pointer.release_id}"
-    traffic_to(router, all_to(serving.pointer.slot, owner=owner, epoch=epoch), patience)
+    traffic_to(router, all_to(serving.pointer.slot, owner=owner, epoch=epoch), place.patience)
 
 
 def stop_production(
@@ -101,31 +140,33 @@ def stop_production(
 
     Raises:
         ConfigError: A release is on trial there.
-        Transient: Somebody else acts on the place now.
+        PlaceBusy: Somebody else acts on the place now.
     """
-    slots = slots_of(store, deployment, place)
-    with _acting(store, place) as lease:
-        _refuse_on_trial(store, place)
-        router = _router(deployment, place)
-        token = _token(lease, router, slots)
-        stopped = list(_close(router, drain_seconds))
-        for slot, repository in _repositories(store, deployment, place).items():
-            running = slots.alive(slot)
+    here = place_as_it_is(store, deployment, "", place)
+    return stop(here, lambda: _running(deployment, place), drain_seconds=drain_seconds)
+
+
+def stop(
+    place: ServedPlace, running: Callable[[], Mapping[SlotName, ArtifactRef]], *, drain_seconds: float
+) -> Sequence[str]:
+    """`stop_production`, by a place's parts.
+
+    Args:
+        place: With its router as it is, running or not.
+        running: What each slot's server was started with, of those that run.
+        drain_seconds: Longest wait for requests in flight.
+    """
+    with acting(place.store, place.target) as lease:
+        _refuse_on_trial(place.store, place.target)
+        token = token_of(lease, place.router, place.slots)
+        stopped = list(_close(place.router, drain_seconds))
+        for slot, repository in {**_wanted(place), **running()}.items():
+            was_running = place.slots.alive(slot)
             limit = Patience(drain=drain_seconds).draining(drain_seconds)
-            retired = retire(router, slots, slot, repository, token=token, limit=limit)
-            if running and retired.stopped:
+            retired = retire(place.router, place.slots, slot, repository, token=token, limit=limit)
+            if was_running and retired.stopped:
                 stopped.append(f"the server in {slot}")
         return stopped
-
-
-@contextmanager
-def _acting(store: ArtifactStore, place: str) -> Iterator[Lease]:
-    try:
-        with Lease(store, lease_name(place), seconds=LEASE_SECONDS) as lease:
-            yield lease
-    except LeaseHeld as error:
-        hint = "wait until it is done; a server that ended meanwhile is started by `llm-pipeline guard`"
-        raise Transient(f"somebody moves the traffic of {place} now: {error.message}", hint=hint) from error
 
 
 def _refuse_on_trial(store: ArtifactStore, place: str) -> None:
@@ -156,30 +197,19 @@ def _in_flight(router: StartedEnvoy) -> int:
     return sum(router.active_requests(slot) or 0 for slot in router.slots)
 
 
-def _repositories(store: ArtifactStore, deployment: Deployment, place: str) -> dict[SlotName, ArtifactRef]:
-    """What serves in each slot, or should: a server that ended must not be started again by the guard."""
-    found: dict[SlotName, ArtifactRef] = {}
-    serving = serving_at(store, place)
-    if serving is not None:
-        pointers = read_pointers(store, serving.model_id, place)[0]
-        for pointer in (pointers.previous, pointers.production):
-            if pointer is not None:
-                found[pointer.slot] = pointer.repository
-    for slot in slot_ports(deployment.places[place]):
-        running = find_server(slot_state(Path(deployment.state_root), place, slot))
-        if running is not None:
-            found[slot] = ArtifactRef(kind="model_repository", digest=running.digest)
-    return found
+def _wanted(place: ServedPlace) -> dict[SlotName, ArtifactRef]:
+    """What should serve in each slot: a server that ended must not be started again by the guard."""
+    serving = serving_at(place.store, place.target)
+    pointers = read_pointers(place.store, serving.model_id, place.target)[0] if serving else Pointers()
+    known = (pointers.previous, pointers.production)
+    return {pointer.slot: pointer.repository for pointer in known if pointer is not None}
 
 
-def _router(deployment: Deployment, place: str) -> TrafficRouter | None:
-    config = deployment.places[place]
-    return router_as_it_is(config.router, slot_ports(config), Path(deployment.state_root) / place / "router")
-
-
-def _token(lease: Lease, router: TrafficRouter | None, slots: TritonSlots) -> FencingToken:
-    epoch = 0
-    if router is not None:
-        with suppress(RouterUnavailable):
-            epoch = router.read()[0].epoch
-    return FencingToken(epoch_above(lease.epoch, epoch, slots.newest().epoch), lease.epoch)
+def _running(deployment: Deployment, place: str) -> dict[SlotName, ArtifactRef]:
+    root = Path(deployment.state_root)
+    found = {slot: find_server(slot_state(root, place, slot)) for slot in slot_ports(deployment.places[place])}
+    return {
+        slot: ArtifactRef(kind="model_repository", digest=server.digest)
+        for slot, server in found.items()
+        if server is not None
+    }

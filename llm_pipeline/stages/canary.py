@@ -34,6 +34,8 @@ from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.lengths import longest
 from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.loadtest.workload_files import locate_files
+from llm_pipeline.operations.place_now import ServedPlace
+from llm_pipeline.operations.switching import start
 from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.store.lease import Lease, LeaseLost
 from llm_pipeline.store.places import claim_place, serving_at
@@ -79,7 +81,6 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     config = context.config
     candidate = context.request.inputs["repository"]
     slots = _slots(context)
-    token = slots.newest()  # before the pointers: whoever moves them from here on is newer
     claim_place(context.store, config.target, config.model_id, by=context.request.release_id)
     serving = serving_at(context.store, config.target)
     production = serving.pointer if serving else None
@@ -90,7 +91,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     if production is not None:
         name_release(router, production.slot, production.release_id)
     if production is not None and production.repository == candidate:
-        slots.ensure(production.slot, candidate, token)
+        _start(context, router, slots)
         return StageOutput(judgement=_already_there(candidate))
     plan = CanaryPlan(
         release_id=context.request.release_id,
@@ -105,6 +106,13 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     with replay or contextlib.nullcontext():
         judgement = _judge(context, plan, router, slots)
     return _output(context, _with_replayed(context, judgement, replay), router, time.monotonic() - started)
+
+
+def _start(context: StageContext[CanaryConfig], router: TrafficRouter, slots: TritonSlots) -> None:
+    """What is released serves already: have it answer."""
+    config = context.config
+    patience = Patience.with_router(config.place.router)
+    start(ServedPlace(context.store, config.model_id, config.target, lambda: router, slots, patience), lambda _: router)
 
 
 def _judge(

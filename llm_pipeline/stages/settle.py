@@ -6,13 +6,13 @@ from pathlib import Path
 
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import open_router
-from llm_pipeline.canary.router import all_to
+from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_ports
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
-from llm_pipeline.operations.promotion import settle_production
-from llm_pipeline.operations.settling import give_all_traffic
+from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
+from llm_pipeline.store.pointers import Pointer
 
 
 class SettleConfig(ConfigModel):
@@ -41,24 +41,23 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
         Conflict: Somebody else moved them at the same moment.
         Transient: The traffic cannot be moved now; the same call is safe again.
     """
-    config, release_id = context.config, context.request.release_id
-    pointers = settle_production(
-        context.store,
+    config = context.config
+    promotion = Promotion(
         model_id=config.model_id,
         target=config.target,
-        release_id=release_id,
+        release_id=context.request.release_id,
         repository=context.request.inputs["repository"],
         recipe=config.recipe,
     )
+
+    def find_router(production: Pointer) -> TrafficRouter:
+        initial = all_to(production.slot, owner="settlement", epoch=0)
+        state = Path(config.state_root) / config.target / "router"
+        return open_router(config.place.router, slot_ports(config.place), state, initial=initial)
+
+    patience = Patience.with_router(config.place.router)
+    pointers = promote(context.store, promotion, find_router=find_router, patience=patience)
     production, previous = pointers.production, pointers.previous
-    if production is not None:
-        router = open_router(
-            config.place.router,
-            slot_ports(config.place),
-            Path(config.state_root) / config.target / "router",
-            initial=all_to(production.slot, owner="settlement", epoch=0),
-        )
-        give_all_traffic(context.store, config.target, release_id, router, Patience.with_router(config.place.router))
     return StageOutput(
         metrics={
             "production": production.release_id if production else None,

@@ -12,7 +12,7 @@ from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.settling import give_all_traffic
+from llm_pipeline.operations.promotion import finish_promotion
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def test_stable_keeps_a_small_share_and_backs_the_candidate_to_the_end_of_the_st
 
 def test_settlement_gives_production_the_share_that_stayed_on_stable(site) -> None:
     assert site.steps(20, 50, 100) == ["GO", "GO", "GO"]
-    assert give_all_traffic(site.store, "cpu", "r1", site.router, PATIENCE)
+    assert finish_promotion(site.store, "cpu", "r1", site.router, PATIENCE)
     assert site.router.state.same_traffic(all_to("green", owner="x", epoch=0))
     assert site.record().applied == site.router.state
-    assert not give_all_traffic(site.store, "cpu", "r1", site.router, PATIENCE)
+    assert not finish_promotion(site.store, "cpu", "r1", site.router, PATIENCE)
 
 
 @pytest.mark.parametrize("boundary", range(1, 9))
@@ -43,8 +43,8 @@ def test_a_settlement_that_is_killed_anywhere_is_finished_by_the_next_one(site, 
     site.steps(20, 50, 100)
     site.die_at = site.boundary + boundary
     with contextlib.suppress(Killed):
-        give_all_traffic(site.store, "cpu", "r1", site.router, PATIENCE)
-    give_all_traffic(site.buried().store, "cpu", "r1", site.router, PATIENCE)
+        finish_promotion(site.store, "cpu", "r1", site.router, PATIENCE)
+    finish_promotion(site.buried().store, "cpu", "r1", site.router, PATIENCE)
     assert site.router.state.same_traffic(all_to("green", owner="x", epoch=0))
 
 
@@ -52,7 +52,7 @@ def test_settlement_moves_no_traffic_that_is_another_canarys(site) -> None:
     site.steps(20, 50, 100)
     theirs = all_to("blue", owner="rollback", epoch=site.router.state.epoch + 1)
     site.router.write(theirs, None)
-    assert not give_all_traffic(site.store, "cpu", "r1", site.router, PATIENCE)
+    assert not finish_promotion(site.store, "cpu", "r1", site.router, PATIENCE)
     assert site.router.state == theirs
 
 

@@ -17,9 +17,8 @@ from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.stable_server import NoWayBack
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.operations.place_now import ServedPlace
-from llm_pipeline.operations.promotion import NotPromoted, settle_production
+from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.rollback import carry_on, roll_back
-from llm_pipeline.operations.settling import give_all_traffic
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
 
@@ -47,11 +46,8 @@ class Served(Site):
         self.serve_first()
 
     def settle(self, release: str) -> None:
-        settle_production(
-            self.store, model_id=MODEL, target="cpu", release_id=release,
-            repository=repository(release), recipe="none",
-        )  # fmt: skip
-        give_all_traffic(self.store, "cpu", release, self.router, PATIENCE)
+        promotion = Promotion(MODEL, "cpu", release, repository(release), "none")
+        promote(self.store, promotion, find_router=lambda _: self.router, patience=PATIENCE)
 
     def release(self, release: str) -> None:
         assert self.steps(50, 100, release=release) == ["GO"] * 2

@@ -19,7 +19,7 @@ from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.guarded_site import GuardedSite
-from llm_pipeline.operations.promotion import settle_production
+from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.operations.served_place import roll_back_at
 from llm_pipeline.stages.contract import StageFailure, StageRequest
 from llm_pipeline.stages.execute import execute
@@ -114,9 +114,7 @@ def test_a_canary_of_another_model_is_refused_before_router_or_slot_is_touched(s
 
 def test_promotion_rollback_and_repair_of_another_model_are_refused(site: Site, deployment: Deployment) -> None:
     acts = [
-        lambda: settle_production(
-            site.store, model_id=THEIRS, target="cpu", release_id="theirs-1", repository=NEW, recipe="none"
-        ),
+        lambda: settle(site),
         lambda: roll_back_at(site.store, deployment, THEIRS, "cpu", by="bob"),
     ]
     for act in acts:
@@ -143,9 +141,7 @@ def test_a_hand_over_is_a_canary_over_the_model_that_serves_and_leaves_one_in_pr
     CanaryJournal(site.store, "theirs-1", "cpu").save(begun.model_copy(update={"phase": Phase.PROMOTED}))
 
     for _ in range(2):
-        settled = settle_production(
-            site.store, model_id=THEIRS, target="cpu", release_id="theirs-1", repository=NEW, recipe="none"
-        )
+        settled = settle(site)
         assert settled.production is not None
         assert (settled.production.release_id, settled.production.slot, settled.previous) == ("theirs-1", "green", None)
     holder = holder_of(site.store, "cpu")
@@ -154,7 +150,7 @@ def test_a_hand_over_is_a_canary_over_the_model_that_serves_and_leaves_one_in_pr
     left = read_pointers(site.store, OURS, "cpu")[0]
     assert (left.production, left.previous) == (None, pointer("r0", STABLE))
     with pytest.raises(PipelineError, match=f"belongs to {THEIRS}"):
-        settle_production(site.store, model_id=OURS, target="cpu", release_id="r0", repository=STABLE, recipe="none")
+        promoted(site, Promotion(OURS, "cpu", "r0", STABLE, "none"))
 
 
 def handed_over(root: Path, **settings: int) -> Site:
@@ -171,21 +167,24 @@ def handed_over(root: Path, **settings: int) -> Site:
     return place
 
 
-def settle(place: Site) -> None:
-    settle_production(place.store, model_id=THEIRS, target="cpu", release_id="theirs-1", repository=NEW, recipe="none")
+def settle(place: Site) -> Pointers:
+    return promoted(place, Promotion(THEIRS, "cpu", "theirs-1", NEW, "none"))
+
+
+def promoted(place: Site, promotion: Promotion) -> Pointers:
+    return promote(place.store, promotion, find_router=lambda _: None, patience=PATIENCE)
 
 
 def test_settling_a_hand_over_that_is_killed_anywhere_is_done_by_the_next_one(tmp_path: Path) -> None:
     dry = handed_over(tmp_path / "dry")
     begun = dry.boundary
     settle(dry)
-    assert dry.boundary - begun == 6, "their pointers, our pointers, the holder"
+    assert dry.boundary - begun == 10, "the lease, their pointers, our pointers, the holder, the lease given back"
     for boundary in range(begun + 1, dry.boundary + 1):
         place = handed_over(tmp_path / str(boundary), die_at=boundary)
         with pytest.raises(Killed):
             settle(place)
-        place.die_at, place.dead = None, False
-        settle(place)
+        settle(place.buried())
         found = place_state(place.store, "cpu", placed_pointers(place.store))
         assert (found.problem, found.in_production) == ("", (THEIRS,)), boundary
         assert read_pointers(place.store, OURS, "cpu")[0].previous == pointer("r0", STABLE)

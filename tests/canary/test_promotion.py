@@ -6,10 +6,13 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
+from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.operations.promotion import NotPromoted, settle_production
+from llm_pipeline.operations.acting import PlaceBusy
+from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.served_place import roll_back_at
+from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 
@@ -42,7 +45,8 @@ def canary(store: LocalStore, phase: Phase, repository: ArtifactRef = NEW) -> No
 
 
 def settle(store: LocalStore) -> Pointers:
-    return settle_production(store, model_id=MODEL, target="cpu", release_id="r2", repository=NEW, recipe="int8")
+    promotion = Promotion(MODEL, "cpu", "r2", NEW, "int8")
+    return promote(store, promotion, find_router=lambda _: None, patience=Patience())
 
 
 def test_a_promoted_release_becomes_production_and_the_old_one_previous(store) -> None:
@@ -53,6 +57,15 @@ def test_a_promoted_release_becomes_production_and_the_old_one_previous(store) -
     assert (pointers.production.release_id, pointers.production.slot) == ("r2", "green")
     assert pointers.previous.release_id == "r1"
     assert read_pointers(store, MODEL, "cpu")[0] == pointers
+
+
+def test_production_does_not_move_while_somebody_else_acts_on_the_place(store) -> None:
+    canary(store, Phase.PROMOTED)
+    with Lease(store, lease_name("cpu")), pytest.raises(PlaceBusy, match="somebody moves the traffic of cpu now"):
+        settle(store)
+    production = read_pointers(store, MODEL, "cpu")[0].production
+    assert production is not None
+    assert production.release_id == "r1"
 
 
 def test_settling_twice_changes_nothing(store) -> None:
