@@ -8,10 +8,10 @@ import numpy as np
 from accuracy_gate_ours import CONFIDENCE, MARGIN, Truth
 from numpy.typing import NDArray
 
-from llm_pipeline.accuracy.evalue import log_wealth, wealth_needed
 from llm_pipeline.accuracy.looks import LookPlan
-from llm_pipeline.accuracy.losses import LossSample
 from llm_pipeline.accuracy.sequential import decision_rule
+from llm_pipeline.statistics.evalue import log_wealth, wealth_needed
+from llm_pipeline.statistics.losses import LossSample
 
 
 @dataclass(frozen=True)

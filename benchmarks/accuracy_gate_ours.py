@@ -15,14 +15,14 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.accuracy.evalue import log_mixture, wealth_needed
-from llm_pipeline.accuracy.intervals import binomial_tail, score_upper, tango_statistic
-from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.sequential import decision_rule, judge_look
-from llm_pipeline.accuracy.spending import IMPROBABLE
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.statistics.evalue import log_mixture, wealth_needed
+from llm_pipeline.statistics.intervals import binomial_tail, score_upper, tango_statistic
+from llm_pipeline.statistics.spending import IMPROBABLE
 
 MARGIN, TASK_MARGIN, CONFIDENCE = 0.01, 0.03, 0.95
 POLICY = AccuracyPolicy(margin=MARGIN, task_margin=0.5, confidence=CONFIDENCE, minimum_items=30, anomalous_gain=1.0)

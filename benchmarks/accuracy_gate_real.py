@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from llm_pipeline.accuracy.error_budget import policy_at, share_of_error
 from llm_pipeline.accuracy.gate import judge_pairs
 from llm_pipeline.accuracy.looks import LookPlan, plan_looks
-from llm_pipeline.accuracy.losses import LossSample
 from llm_pipeline.accuracy.paired import TaskPairs
 from llm_pipeline.accuracy.rehearsal import parts_of, rehearse
-from llm_pipeline.accuracy.score_test import SCORE_TEST
 from llm_pipeline.accuracy.sequential import decision_rule
 from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.statistics.losses import LossSample
+from llm_pipeline.statistics.score_test import SCORE_TEST
 
 SHIPPED = {"gsm8k": 1319, "arc_challenge": 1172, "hellaswag": 10_042, "winogrande": 1267}
 MMLU = {f"subject{number:02}": size for number, size in enumerate([100] * 20 + [150] * 15 + [300] * 15 + [783] * 7)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from canary_traffic import Counts, Numbers
 
-from llm_pipeline.canary.spread import FEWEST_SEGMENTS, SCALES, Scale
+from llm_pipeline.statistics.spread import FEWEST_SEGMENTS, SCALES, Scale
 
 
 def independence(

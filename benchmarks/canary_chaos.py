@@ -41,16 +41,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "canary")
 from canary_chaos_faults import Faults, say, since_beginning
 from production_site import MODEL
 
+from llm_pipeline.adapters.envoy.process import find_router
+from llm_pipeline.adapters.envoy.router import RouterFiles
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ExitCode, PipelineError
-from llm_pipeline.canary.envoy import RouterFiles
-from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.record import Phase, current_canary, read_record
 from llm_pipeline.operations.guard import guard_once
 from llm_pipeline.operations.status import look_at
+from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.serving.triton_server import find_server
-from llm_pipeline.stages.contract import StageRequest
 from llm_pipeline.store.pointers import read_pointers
 from llm_pipeline.store.references import PlacedPointers
 

@@ -19,10 +19,10 @@ import yaml
 from production_site import MODEL, Production
 from stepped_clock import clock_of_this_run
 
+from llm_pipeline.adapters.envoy.process import find_router
+from llm_pipeline.adapters.envoy.router import RouterFiles
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.canary.envoy import RouterFiles
-from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.router import RouterUnavailable
 
 STORE_MIB = 96

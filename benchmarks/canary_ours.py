@@ -15,13 +15,13 @@ from canary_traffic import LOOK_SECONDS, LOOKS, SAME, STRATA, Arm, Counts, Numbe
 
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
 from llm_pipeline.canary.decision import Outcome, decide
-from llm_pipeline.canary.eprocess import RateTest
 from llm_pipeline.canary.evidence import regression_limit
 from llm_pipeline.canary.metric_tests import MetricState
 from llm_pipeline.canary.slow_limits import SLOW_FACTORS, every_metric
 from llm_pipeline.canary.units import MetricName
 from llm_pipeline.canary.windows import ArmCounts, ArmEvents, MetricCounts, Window
 from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.statistics.eprocess import RateTest
 
 SLOW: tuple[MetricName, ...] = ("slow first token", "slow end to end")
 """Metrics that see the simulated latency, both the same; the others, errors aside, see no event and share `alpha`."""

@@ -8,7 +8,7 @@ import numpy as np
 from canary_ours import e_values
 from canary_traffic import LOOKS, Counts
 
-from llm_pipeline.canary.eprocess import RateTest
+from llm_pipeline.statistics.eprocess import RateTest
 
 _SESSIONS_A_LOOK, _SHARE, _EVENT_SHARE = 40, 0.05, 0.01
 

@@ -33,7 +33,6 @@ import numpy as np
 from goals import goal
 from plain_serving_build import WEIGHT_FORMATS, target
 
-from llm_pipeline.accuracy.intervals import critical_value
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import ServerPorts
@@ -50,6 +49,7 @@ from llm_pipeline.loadtest.token_counter import open_counter
 from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
+from llm_pipeline.statistics.intervals import critical_value
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL_PYTHON = REPOSITORY / ".envs" / "model" / "bin" / "python"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from llm_pipeline.accuracy.gate import compare_as_judged
-from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.paired import PairedAccuracy
+from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.model import ConfigModel
@@ -22,10 +22,10 @@ from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 from llm_pipeline.stages.accuracy import AccuracyConfig
 from llm_pipeline.stages.baseline import BaselineConfig
-from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
 from llm_pipeline.stages.quantize import QuantizeConfig
 from llm_pipeline.store import ArtifactStore, open_store
 

@@ -17,16 +17,16 @@ from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary.approvals import answer
-from llm_pipeline.claim_state import Claimant, LocalProcess
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, passed, placement, resolve_request
 from llm_pipeline.license_question import license_change_to_review
 from llm_pipeline.notifications.channels import secrets_here
 from llm_pipeline.notifications.outbox import notify
-from llm_pipeline.release_claim import ReleaseClaim
+from llm_pipeline.release.claim import ReleaseClaim
+from llm_pipeline.release.claim_state import Claimant, LocalProcess
+from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
-from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.store import open_store
 from llm_pipeline.store.places import hand_over
 

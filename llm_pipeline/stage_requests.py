@@ -13,8 +13,8 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import KubernetesServer, LocalServer
 from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import Target
-from llm_pipeline.release_record import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
-from llm_pipeline.stages.contract import StageResult
+from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.record import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
 
 if TYPE_CHECKING:
     from llm_pipeline.flow import Flow
@@ -94,7 +94,7 @@ def _baseline_before(flow: Flow) -> ArtifactRef | None:
 
 def _baseline_of(store: ArtifactStore, release_id: str) -> ArtifactRef | None:
     """The baseline's evaluation of a release; None where this version finds none."""
-    from llm_pipeline.stages.execute import results_name
+    from llm_pipeline.release.execute import results_name
 
     document = store.read_document(results_name(release_id, "baseline", ""))
     try:
@@ -320,8 +320,8 @@ def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
 
 def _production(flow: Flow, target: str, candidate: ArtifactRef) -> ArtifactRef | None:
     """What serves now, or served before it if that is the candidate; None before the first release."""
+    from llm_pipeline.release.trusted_pointers import require_served
     from llm_pipeline.store.pointers import read_pointers
-    from llm_pipeline.trusted_pointers import require_served
 
     model_id, place = flow.record.model.id, flow.record.place_of(target)
     pointers, _ = read_pointers(flow.store, model_id, place)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.record import record_name as canary_name
-from llm_pipeline.claim_state import Claimant, ClaimState, LocalProcess
 from llm_pipeline.config.deployment import Deployment, Retention
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
@@ -19,12 +19,12 @@ from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSou
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.hub.pinned import PinnedModel
-from llm_pipeline.release_claim import claim_name
-from llm_pipeline.release_record import ReleaseRecord
-from llm_pipeline.release_record import record_name as release_name
-from llm_pipeline.stages.contract import StageResult, Timings
-from llm_pipeline.stages.execute import KeyContent, concluded, record_name, replace_document, results_name
+from llm_pipeline.release.claim import claim_name
+from llm_pipeline.release.claim_state import Claimant, ClaimState, LocalProcess
+from llm_pipeline.release.contract import StageResult, Timings
+from llm_pipeline.release.execute import KeyContent, concluded, record_name, replace_document, results_name
+from llm_pipeline.release.record import ReleaseRecord
+from llm_pipeline.release.record import record_name as release_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers

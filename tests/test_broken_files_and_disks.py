@@ -17,8 +17,8 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, IntegrityError, Transient, unless_io
 from llm_pipeline.cli import main
-from llm_pipeline.stages import execute as execution
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput, StageRequest
+from llm_pipeline.release import execute as execution
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput, StageRequest
 
 ROOT = Path(__file__).parents[1]
 NEITHER_VERDICT = (ExitCode.BAD_INPUT, ExitCode.INFRASTRUCTURE)

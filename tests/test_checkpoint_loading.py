@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import llm_pipeline
+from llm_pipeline.artifacts.checkpoint_loading import load_confined
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.checkpoint_loading import load_confined
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_what_the_loader_is_denied_is_told(checkpoint, tmp_path):
 
 PACKAGE = Path(llm_pipeline.__file__).parent
 LOADERS = {"from_pretrained", "main_export"}
-DOORS = {"checkpoint_loading.py", "quantization/readback.py", "engines/openvino_cpu.py"}
+DOORS = {"artifacts/checkpoint_loading.py", "quantization/readback.py", "engines/openvino_cpu.py"}
 """Where libraries may be told to load; the last two hand the call to `load_confined`."""
 
 
@@ -73,5 +73,7 @@ def test_no_module_loads_past_the_door():
                 assert given.get("trust_remote_code") is False, place
                 assert "Model" not in ast.unparse(call.func) or given.get("use_safetensors") is True, place
         elif calls:
-            assert place in DOORS, f"{place} loads a checkpoint by itself: use llm_pipeline.checkpoint_loading"
-            assert place == "checkpoint_loading.py" or "load_confined(" in path.read_text()
+            assert place in DOORS, (
+                f"{place} loads a checkpoint by itself: use llm_pipeline.artifacts.checkpoint_loading"
+            )
+            assert place == "artifacts/checkpoint_loading.py" or "load_confined(" in path.read_text()

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_pipeline.airflow_pools import airflow_pools
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.config.target import Target
-from llm_pipeline.doctor import Check, examine
-from llm_pipeline.engines.builder import EngineDescription, EngineFacts
-from llm_pipeline.engines.host_facts import GpuFacts, HostFacts
+from llm_pipeline.operations.airflow_pools import airflow_pools
+from llm_pipeline.operations.doctor import Check, examine
 from llm_pipeline.store import open_store
 from llm_pipeline.store.places import hand_over, settle_place
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
@@ -16,11 +17,10 @@ from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSou
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.flow import Flow, MissingResult
-from llm_pipeline.hub.pinned import PinnedModel
-from llm_pipeline.release_record import ReleaseRecord
+from llm_pipeline.release.contract import StageFailure, StageResult, Timings
+from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, record_name, results_name
+from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.stages.canary import CanaryConfig
-from llm_pipeline.stages.contract import StageFailure, StageResult, Timings
-from llm_pipeline.stages.execute import KeyContent, StageRecord, failure_name, record_name, results_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.artifacts.checkpoint_directory import check_directory, check_document
+from llm_pipeline.artifacts.loader_keys import followed_keys
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.checkpoint_directory import check_directory, check_document
-from llm_pipeline.loader_keys import followed_keys
 
 sys.path.insert(0, str(Path(__file__).parent))
 from published_configs import HARMLESS

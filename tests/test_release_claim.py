@@ -19,9 +19,8 @@ import pytest
 
 from llm_pipeline.base.detached import process_start_ticks
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.claim_state import AirflowRun, Claimant, ClaimState, LocalProcess
 from llm_pipeline.cli import claiming
-from llm_pipeline.release_claim import (
+from llm_pipeline.release.claim import (
     ClaimLost,
     ReleaseClaim,
     Superseded,
@@ -30,6 +29,7 @@ from llm_pipeline.release_claim import (
     read_claim,
     read_claims,
 )
+from llm_pipeline.release.claim_state import AirflowRun, Claimant, ClaimState, LocalProcess
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import Conflict, Document
 
@@ -39,8 +39,8 @@ UNSHARED = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 ASK_ELSEWHERE = """
 import sys
 from datetime import UTC, datetime
-from llm_pipeline.claim_state import Claimant, LocalProcess
-from llm_pipeline.release_claim import ReleaseClaim
+from llm_pipeline.release.claim_state import Claimant, LocalProcess
+from llm_pipeline.release.claim import ReleaseClaim
 from llm_pipeline.store import open_store
 now = datetime.now(UTC)
 claimant = Claimant(party=LocalProcess.here(), release="tiny", concurrency="wait", asked_at=now, since=now,
@@ -272,7 +272,7 @@ class TestTheDead:
         assert claim(store, 2).ask() is None
 
     def test_a_local_process_is_heard_of_while_it_holds_the_claim(self, store, monkeypatch):
-        monkeypatch.setattr("llm_pipeline.release_claim.RENEWED_EVERY", timedelta(seconds=0.02))
+        monkeypatch.setattr("llm_pipeline.release.claim.RENEWED_EVERY", timedelta(seconds=0.02))
         held = ReleaseClaim(store, MODEL, claimant(1, party=LocalProcess.here()))
         with held.held():
             backdate(store, long_ago := datetime.now(UTC) - timedelta(hours=49))
@@ -452,7 +452,7 @@ class Exploration:
 
 @pytest.mark.parametrize("policies", list(itertools.product(("wait", "supersede"), repeat=3)), ids="-".join)
 def test_in_every_order_of_events_there_is_one_at_most_and_somebody_can_go_on(policies, monkeypatch):
-    monkeypatch.setattr("llm_pipeline.release_claim.datetime", StoppedClock)
+    monkeypatch.setattr("llm_pipeline.release.claim.datetime", StoppedClock)
     exploration = Exploration(policies, deaths=1)
     assert exploration.explore() > 100
     assert exploration.granted == {0, 1, 2}

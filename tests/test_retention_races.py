@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_history import History
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.release_record import record_name as release_name
+from llm_pipeline.release.contract import StageResult, Timings
+from llm_pipeline.release.execute import read_stage_record, replace_document, results_name
+from llm_pipeline.release.record import record_name as release_name
 from llm_pipeline.retention import collection
 from llm_pipeline.retention.collection import collect_garbage
-from llm_pipeline.stages.contract import StageResult, Timings
-from llm_pipeline.stages.execute import read_stage_record, replace_document, results_name
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store import condemned as condemned_artifacts
 from llm_pipeline.store.condemned import Condemnation, publish_spared, read_condemned
@@ -224,7 +224,7 @@ def test_a_release_that_is_resolved_again_before_its_documents_go_stays(tmp_path
 
 
 def test_a_stage_that_is_computed_meanwhile_keeps_its_lease(tmp_path: Path):
-    from llm_pipeline.stages.execute import record_name
+    from llm_pipeline.release.execute import record_name
     from llm_pipeline.store.lease import Lease
 
     past = Past(tmp_path)

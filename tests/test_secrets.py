@@ -31,11 +31,12 @@ from urllib.parse import quote
 
 import pytest
 
+from llm_pipeline.adapters.envoy.process import start_router, stop_router
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base import detached
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import JsonLineFormatter
-from llm_pipeline.canary.envoy_process import start_router, stop_router
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.config.deployment import Deployment, HubAccess, ServerPorts
 from llm_pipeline.config.release import ModelSource
@@ -43,11 +44,10 @@ from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.demo.hub_repository import HubAccessRules, publish_revision, restrict
 from llm_pipeline.hub.access import connect
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.sources import open_source
+from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.runners.process import ProcessRunner
 from llm_pipeline.runners.runner import Job, Placement
-from llm_pipeline.stages.contract import StageRequest
 from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import open_store
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from benchmarks.goals import at_most, goal
 from benchmarks.gpu.memory import export_file
 from benchmarks.gpu.quantize_stage import Bench, prepare
-from llm_pipeline.accuracy.items import ScoredItem, write_items
+from llm_pipeline.artifacts.items import ScoredItem, write_items
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.target import Target
-from llm_pipeline.stages.contract import OUTCOME, StageFailure, StageRequest, StageResult
+from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
 from llm_pipeline.store import open_store
 
 TARGETS = Path(__file__).resolve().parents[2] / "configs" / "targets"

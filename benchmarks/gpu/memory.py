@@ -24,14 +24,14 @@ from transformers import DynamicCache
 
 from benchmarks.goals import at_most
 from benchmarks.gpu.quantize_stage import Bench, prepare, recipe, run_stage
+from llm_pipeline.artifacts.host_facts import read_host_facts
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Parallelism
-from llm_pipeline.engines.host_facts import read_host_facts
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.memory import kv_bytes_per_token, rank_weight_bytes
 from llm_pipeline.quantization.readback import load_model
-from llm_pipeline.stages.contract import StageFailure
+from llm_pipeline.release.contract import StageFailure
 
 BATCHES = (1, 16, 64)
 READ_BACK_BATCH = 16

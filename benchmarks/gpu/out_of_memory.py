@@ -28,7 +28,7 @@ from benchmarks.gpu.held_memory import held
 from benchmarks.gpu.quantize_stage import Bench, prepare, recipe, run_stage
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.quantization.model_placement import place, weight_bytes
-from llm_pipeline.stages.contract import StageFailure, StageResult
+from llm_pipeline.release.contract import StageFailure, StageResult
 
 BATCH, TOKENS = 128, 512
 """Sequences that are asked for, in one forward pass: half of them need more than what a placement keeps free."""

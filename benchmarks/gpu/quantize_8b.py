@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.goals import at_most
 from benchmarks.gpu.processes import run_process, start_compilers, wait_for
 from benchmarks.gpu.quantize_stage import Bench, prepare, recipe, run_stage
-from llm_pipeline.stages.contract import StageFailure
+from llm_pipeline.release.contract import StageFailure
 
 FORMATS = ("fp8", "nvfp4", "int8_smoothquant", "int4_awq")
 FLOOR_RATIO = 1.25

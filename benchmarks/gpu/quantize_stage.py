@@ -15,7 +15,7 @@ from benchmarks.gpu.llama_8b import write_calibration
 from benchmarks.gpu.processes import make_checkpoint, run_process
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.stages.contract import OUTCOME, StageFailure, StageRequest, StageResult
+from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
 from llm_pipeline.store import open_store
 
 

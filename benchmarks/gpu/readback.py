@@ -24,8 +24,8 @@ from modelopt.torch.export import export_hf_checkpoint
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.llama_8b import LLAMA_3_8B, SMOKE, Shape, write_checkpoint
+from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.quantization.checkpoint_files import copy_companions
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
 from llm_pipeline.quantization.readback import load_model
 from llm_pipeline.quantization.validation import validate_export

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.goals import at_most, goal
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import ServerPorts
@@ -29,7 +31,6 @@ from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.config.workload import UniformLengths, Workload
-from llm_pipeline.engines.builder import EngineDescription, EngineFacts
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, write_outcome
 from llm_pipeline.loadtest.physics import PhysicalLimits
@@ -42,7 +43,6 @@ from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.physical_limits import physical_limits
 from llm_pipeline.planning.roofline import RooflineEngine, engine_of, most_tokens_per_second
 from llm_pipeline.planning.speed import Tokens
-from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 

@@ -28,11 +28,12 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.goals import at_least, at_most, goal
+from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.engines.builder import BuildInputs, EngineDescription, engine_builder
-from llm_pipeline.serving.golden import GoldenPrompt
+from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.saved_items import Place, SavedItems
 from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
 from llm_pipeline.accuracy.sequential import judge_look
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.config.policy import AccuracyPolicy
@@ -49,7 +49,7 @@ class Asking:
         self.items: list[ScoredItem] = saved.read(order)
         self.asked = 0
         if self.items:
-            log.info("continuing with the items of an earlier attempt", items=len(self.items), of=len(order))
+            log.info("an earlier attempt's items are taken up", items=len(self.items), of=len(order))
             progress.skip(len(questions.instances(order[: len(self.items)])))
 
     def ask_until(self, count: int) -> Sequence[ScoredItem]:

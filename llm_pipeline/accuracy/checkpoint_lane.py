@@ -19,11 +19,11 @@ from llm_pipeline.accuracy.evaluation import (
     write_evaluation,
 )
 from llm_pipeline.accuracy.harness import refuse_other_harness
-from llm_pipeline.accuracy.items import ScoredItem, read_items
 from llm_pipeline.accuracy.looks import LookPlan, evaluation_order, plan_looks
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.accuracy.score_scale import Scoring
+from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Metric
@@ -81,7 +81,7 @@ class _Lane:
         with self.phase("import"):
             from llm_pipeline.accuracy.lm_eval_checkpoint import load_harness_model, use_processors
             from llm_pipeline.accuracy.questions import Questions
-            from llm_pipeline.checkpoint_loading import load_tokenizer
+            from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
         use_processors()
         with self.phase("questions"):
             self.chat = ChatTemplate.of(load_tokenizer(inputs["checkpoint"])) if _may_chat(evaluation) else None

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 
 from llm_pipeline.accuracy.dataset_calls import DatasetCall, RepositoryName
 from llm_pipeline.accuracy.eval_data import CARD, arguments_of, data_failure, lay_out
+from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.hub.pinned import HubFile, PinnedDataSet
 
 CARD_FILES = frozenset({CARD, ".huggingface.yaml", "dataset_infos.json"})
 """What the library reads of a repository beside the data themselves."""
@@ -36,7 +36,7 @@ def refuse_script(pinned: PinnedDataSet, asked: RepositoryName) -> None:
     script = f"{pinned.id.rpartition('/')[2]}.py"
     if any(file.path == script for file in pinned.files):
         raise Unsupported(
-            f"the data set is built by a Python script of its repository ({script}), which is not run here",
+            f"the data set is made by Python of its repository ({script}), which is not run here",
             where=f"{asked} at {pinned.commit[:12]}",
             hint=f"many have a converted copy: set evaluation.data_revisions: {{{asked.name}: {CONVERTED}}}; "
             "or leave its tasks out",

@@ -24,10 +24,10 @@ from pydantic import ValidationError
 from llm_pipeline.accuracy.dataset_calls import DatasetCall, RepositoryName, dataset_call, files_by_split, hub_file
 from llm_pipeline.accuracy.evaluation import DataRead
 from llm_pipeline.accuracy.task_data import KINDS
+from llm_pipeline.artifacts.pinned import HubFile, Sha1
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, unless_io
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.hub.pinned import HubFile, Sha1
 
 log = get_logger(__name__)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.accuracy.items import ScoredItem, write_items
 from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.accuracy.task_metrics import TaskMetric
+from llm_pipeline.artifacts.items import ScoredItem, write_items
 from llm_pipeline.base.errors import IntegrityError, unless_io
 
 SUMMARY_FILE = "summary.json"

@@ -15,10 +15,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from llm_pipeline.accuracy.evalue import clusters_to_decide
-from llm_pipeline.accuracy.intervals import items_to_decide
-from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.losses import ENOUGH_CLUSTERS
 from llm_pipeline.accuracy.paired import (
     Comparison,
     Interval,
@@ -29,9 +25,13 @@ from llm_pipeline.accuracy.paired import (
 )
 from llm_pipeline.accuracy.power import TYPICAL_FLIPS, items_needed
 from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
-from llm_pipeline.accuracy.score_test import SCORE_TEST, LossTest
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.statistics.evalue import clusters_to_decide
+from llm_pipeline.statistics.intervals import items_to_decide
+from llm_pipeline.statistics.losses import ENOUGH_CLUSTERS
+from llm_pipeline.statistics.score_test import SCORE_TEST, LossTest
 
 _WORST_PARTS = 3
 
@@ -237,9 +237,7 @@ def _detail(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdict
     if verdict is Verdict.INCONCLUSIVE and _is_too_weak(part, margin):
         return f"{flips} The baseline itself scores no more than the margin, so a loss could not show."
     if verdict is Verdict.GO and not _may_pass(part, margin):
-        return (
-            f"{flips} Too few items to prove its margin: no harm is shown, and the policy asks no more of a small task."
-        )
+        return f"{flips} Too few items to prove its margin: no harm is shown, which is all that the policy asks of it."
     return f"{flips} {_more_items(part, margin, policy)}" if verdict is Verdict.INCONCLUSIVE else flips
 
 
@@ -255,17 +253,15 @@ def _more_items(part: PairedAccuracy, margin: float, policy: AccuracyPolicy) -> 
     estimate = part.loss.estimate if part.loss else 0.0
     if part.clusters is not None and part.clusters < ENOUGH_CLUSTERS:
         clusters = clusters_to_decide(margin, policy.confidence)
-        return (
-            f"With so few clusters, whole clusters are tested: {clusters} of them show this margin if nothing changes."
-        )
+        return f"So few clusters are bet on as wholes: {clusters} of them show this margin if nothing changes."
     needed = items_to_decide(part.variance, margin - estimate, policy.confidence)
     if needed is None:
-        return "The loss equals the limit: no number of items would decide."
+        return "The loss sits on the limit: no number of items decides."
     more = max(needed - part.pairs, policy.minimum_items - part.pairs)
     return (
         f"About {more} more items would decide (90 % power)."
         if more > 0
-        else "These items are enough for one test, but not for all tasks and looks together."
+        else "Enough items for this alone and at once, not for all tasks and looks together."
     )
 
 
@@ -303,7 +299,7 @@ def _shortage(name: str, measured: int, limit: int, detail: str) -> Evidence:
 _OPENINGS = {
     Verdict.GO: "Not worse than the baseline by more than the margin",
     Verdict.NO_GO: "Worse than the baseline by more than the margin",
-    Verdict.INCONCLUSIVE: "Neither shown to be good enough nor shown to be too bad",
+    Verdict.INCONCLUSIVE: "Neither shown to be good enough nor to be too bad",
     Verdict.ANOMALOUS: "Better than the baseline by more than quantization can explain",
 }
 

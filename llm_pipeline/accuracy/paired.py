@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.accuracy.intervals import Bounds, mean_bounds
-from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.losses import LossSample, group_numbers
 from llm_pipeline.accuracy.score_scale import PLAIN, SHARES, ScoreScale, Scoring
-from llm_pipeline.accuracy.score_test import SCORE_TEST, LossTest
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.statistics.intervals import Bounds, mean_bounds
+from llm_pipeline.statistics.losses import LossSample, group_numbers
+from llm_pipeline.statistics.score_test import SCORE_TEST, LossTest
 
 POOLED = "all tasks"
 
@@ -278,7 +278,7 @@ def _refuse_other_questions(task: str, before: Mapping[int, ScoredItem], after: 
     shared = sorted(before.keys() & after.keys())
     if other := [number for number in shared if before[number].fingerprint != after[number].fingerprint]:
         raise IntegrityError(
-            f"{len(other)} of {len(shared)} items of task {task} ask different questions (first: item {other[0]})",
+            f"{len(other)} of {len(shared)} items of task {task} are other questions (first: item {other[0]})",
             where="baseline and candidate evaluations",
             hint="evaluate both with the same dataset revision, prompt template and few-shot seed",
         )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llm_pipeline.accuracy.evalue import log_wealth, wealth_needed
-from llm_pipeline.accuracy.intervals import items_to_decide
-from llm_pipeline.accuracy.losses import LossSample
-from llm_pipeline.accuracy.spending import boundaries, futility_boundaries, late, stopping_chances
+from llm_pipeline.statistics.evalue import log_wealth, wealth_needed
+from llm_pipeline.statistics.intervals import items_to_decide
+from llm_pipeline.statistics.losses import LossSample
+from llm_pipeline.statistics.spending import boundaries, futility_boundaries, late, stopping_chances
 
 if TYPE_CHECKING:
     from llm_pipeline.accuracy.looks import LookPlan
@@ -43,7 +43,7 @@ def items_needed(margin: float, flips: float, confidence: float, power: float = 
     """
     needed = items_to_decide(flips, margin, confidence, power) if margin > 0.0 else None
     if needed is None:
-        raise ValueError(f"no number of items can decide a margin of {margin}")
+        raise ValueError(f"no number of items decides a margin of {margin}")
     return needed
 
 

@@ -29,12 +29,12 @@ os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars
 
 from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.document_clusters import EACH_BY_ITSELF, document_clusters
-from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.lm_eval_scores import apply_filters, item_scores, scored_values
 from llm_pipeline.accuracy.lm_eval_tasks import LoadedTasks, load_tasks, task_failure
 from llm_pipeline.accuracy.prompt_style import PromptStyle, prompt_style
 from llm_pipeline.accuracy.saved_items import Place
 from llm_pipeline.accuracy.task_metrics import ItemScore
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.config.release import Evaluation
@@ -52,7 +52,7 @@ _LONGEST_HINT = 500
 
 
 class NotFinite(IntegrityError):
-    """A model gave a log-likelihood that is not a number: it is broken, and has no score."""
+    """A model gave a log-likelihood that is no number: it is broken, and has no score."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def _questions(name: str, task: Any, evaluation: Evaluation, style: PromptStyle)
     for instance in task.instances:
         by_document[instance.doc_id].append(instance)
     if sorted(by_document) != list(range(len(by_document))):
-        raise IntegrityError("lm-eval left out documents, or repeated some", where=name)
+        raise IntegrityError("lm-eval left out documents, or asks some twice", where=name)
     by_number = [sorted(by_document[number], key=lambda one: one.idx) for number in range(len(by_document))]
     clusters = document_clusters([instances[0].doc for instances in by_number], evaluation.cluster_field)
     return [_question(task, instances, cluster) for instances, cluster in zip(by_number, clusters, strict=True)]

@@ -18,13 +18,13 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.accuracy.evalue import log_mixture, wealth_needed
 from llm_pipeline.accuracy.gate import is_only_for_harm
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.power import TYPICAL_FLIPS
-from llm_pipeline.accuracy.spending import IMPROBABLE, boundaries, late
 from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.statistics.evalue import log_mixture, wealth_needed
+from llm_pipeline.statistics.spending import IMPROBABLE, boundaries, late
 
 RUNS = 400
 """Simulated evaluations: a chance of 0.8 is met within 0.04 in 95 of 100 cases."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.logging import get_logger
 
 log = get_logger(__name__)
@@ -51,9 +51,7 @@ class SavedItems:
             expected = list(order[len(items) : len(items) + len(portion or ())])
             if not portion or [(item.task, item.item_id) for item in portion] != expected:
                 whole = False
-                log.warning(
-                    "saved items are damaged or of another evaluation: they are evaluated again", file=path.name
-                )
+                log.warning("saved items are torn or of another evaluation: asked again", file=path.name)
                 path.unlink()
                 continue
             items += portion

@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterable
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.eprocess import LevelTest, RareTest, RateTest
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
-from llm_pipeline.canary.spread import Pace, Spread, independence
 from llm_pipeline.canary.units import LATENCIES, RARE, MetricLimits, MetricName, title_of
 from llm_pipeline.canary.windows import MetricCounts
 from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.statistics.eprocess import LevelTest, RareTest, RateTest
+from llm_pipeline.statistics.spread import Pace, Spread, independence
 
 MOST_A_BLOCK = 2.0
 """What one block of time may add to the logarithm of an e-value of common events. Four blocks at least are needed."""

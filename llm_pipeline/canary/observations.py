@@ -18,8 +18,8 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict
 
+from llm_pipeline.adapters.envoy.xds.names import FAILOVER_SUFFIX, plain_name
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.canary.xds.names import FAILOVER_SUFFIX, plain_name
 
 _GRPC_STREAM = "/ModelStreamInfer"
 _STREAMING_PATHS = ("/generate_stream", _GRPC_STREAM)
@@ -313,14 +313,14 @@ def _arm(cluster: object) -> tuple[SlotName | None, bool]:
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is not a number")
+    raise ValueError(f"{word} is no number")
 
 
 def _finite(value: Any) -> float:
     """A number, or what says one; a TypeError of anything else says that the line is damaged."""
     found = float(value)
     if not math.isfinite(found):
-        raise ValueError(f"{value} is not a number")
+        raise ValueError(f"{value} is no number")
     return found
 
 
@@ -336,7 +336,7 @@ def _positive(value: Any) -> float | None:
         return None
     found = _finite(value)
     if found < 0:
-        raise ValueError(f"{value} is negative")
+        raise ValueError(f"{value} is less than nothing")
     return found
 
 

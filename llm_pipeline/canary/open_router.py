@@ -39,11 +39,11 @@ def open_router(
     """
     match place:
         case EnvoyPlace():
-            from llm_pipeline.canary.envoy_process import start_router
+            from llm_pipeline.adapters.envoy.process import start_router
 
             return start_router(place, slots, state, initial=initial)
         case ExistingEnvoyPlace():
-            from llm_pipeline.canary.existing_envoy import feed_router
+            from llm_pipeline.adapters.envoy.existing import feed_router
 
             return feed_router(place, slots, state, initial=initial)
         case _:
@@ -57,11 +57,11 @@ def router_as_it_is(place: RouterPlace, slots: Mapping[SlotName, ServerPorts], s
     """
     match place:
         case EnvoyPlace():
-            from llm_pipeline.canary.envoy_process import find_router, stopped_router
+            from llm_pipeline.adapters.envoy.process import find_router, stopped_router
 
             return find_router(state) or stopped_router(state)
         case ExistingEnvoyPlace():
-            from llm_pipeline.canary.existing_envoy import fed_router
+            from llm_pipeline.adapters.envoy.existing import fed_router
 
             return fed_router(place, slots, state)
         case _:
@@ -70,14 +70,14 @@ def router_as_it_is(place: RouterPlace, slots: Mapping[SlotName, ServerPorts], s
 
 def name_release(router: TrafficRouter | None, slot: SlotName, release_id: str) -> None:
     """Have the answers of a slot's server say which release gave them, where the router is an Envoy."""
-    from llm_pipeline.canary.envoy import EnvoyRouter
+    from llm_pipeline.adapters.envoy.router import EnvoyRouter
 
     if not isinstance(router, EnvoyRouter):
         return
     try:
         router.name_release(slot, release_id)
     except RouterUnavailable as error:
-        log.warning("answers do not name the release that gave them", slot=slot, reason=str(error))
+        log.warning("answers do not say which release gave them", slot=slot, reason=str(error))
 
 
 def access_log_of(router: TrafficRouter) -> AccessLog:
@@ -86,8 +86,8 @@ def access_log_of(router: TrafficRouter) -> AccessLog:
     Raises:
         Unsupported: It keeps none.
     """
-    from llm_pipeline.canary.envoy import EnvoyRouter
-    from llm_pipeline.canary.envoy_process import LARGEST_ACCESS_LOG_BYTES
+    from llm_pipeline.adapters.envoy.process import LARGEST_ACCESS_LOG_BYTES
+    from llm_pipeline.adapters.envoy.router import EnvoyRouter
 
     if not isinstance(router, EnvoyRouter):
         raise Unsupported("this router keeps no record of single requests", hint="its analysis needs a metric source")
@@ -98,14 +98,14 @@ def access_log_of(router: TrafficRouter) -> AccessLog:
 def _remote_router(place: GatewayApiPlace | IstioPlace | AwsAlbPlace) -> TrafficRouter:
     match place:
         case AwsAlbPlace():
-            from llm_pipeline.canary.aws_alb import AlbRouter
+            from llm_pipeline.adapters.aws.alb import AlbRouter
 
             return AlbRouter(place)
         case GatewayApiPlace():
-            from llm_pipeline.canary.gateway_api import GatewayApiRouter
+            from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
 
             return GatewayApiRouter(place)
         case IstioPlace():
-            from llm_pipeline.canary.istio import IstioRouter
+            from llm_pipeline.adapters.istio.router import IstioRouter
 
             return IstioRouter(place)

@@ -16,12 +16,12 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from llm_pipeline.accuracy.evalue import BETTING_TEST
-from llm_pipeline.accuracy.intervals import binomial_tail, critical_value
-from llm_pipeline.accuracy.losses import LossSample
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.shadow import AnswerCheck, Matches, ShadowPolicy
 from llm_pipeline.serving.client import Generation
+from llm_pipeline.statistics.evalue import BETTING_TEST
+from llm_pipeline.statistics.intervals import binomial_tail, critical_value
+from llm_pipeline.statistics.losses import LossSample
 
 Holds = Callable[[Generation], bool]
 

@@ -21,7 +21,7 @@ from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 if TYPE_CHECKING:
-    from llm_pipeline.serving.golden import GoldenPrompt
+    from llm_pipeline.artifacts.golden import GoldenPrompt
 
 log = get_logger(__name__)
 
@@ -192,7 +192,7 @@ class TritonSlots:
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
         """See `SlotControl.warm_up`."""
-        from llm_pipeline.serving.golden import read_golden
+        from llm_pipeline.artifacts.golden import read_golden
 
         started = time.monotonic()
         golden = read_golden(self._store.fetch(repository))[:WARM_UP_PROMPTS]

@@ -11,7 +11,7 @@ protocol, version 2.
 
 from __future__ import annotations
 
-from llm_pipeline.serving.repository_layout import MODEL_NAME, MODEL_VERSION
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME, MODEL_VERSION
 
 _MODEL = f"/v2/models/{MODEL_NAME}"
 _VERSION = r"(/versions/[0-9]+)?"

@@ -11,7 +11,7 @@ from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, 
 from llm_pipeline.cli.texts import write_lines
 
 if TYPE_CHECKING:
-    from llm_pipeline.claim_state import Claimant
+    from llm_pipeline.release.claim_state import Claimant
 
 
 def add_commands(commands: Commands) -> None:
@@ -23,7 +23,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _claims(options: argparse.Namespace) -> int:
-    from llm_pipeline.release_claim import free_claim, readable_claims
+    from llm_pipeline.release.claim import free_claim, readable_claims
     from llm_pipeline.store import open_store
 
     store = open_store(deployment_of(options).store)

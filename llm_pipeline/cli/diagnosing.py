@@ -14,7 +14,7 @@ from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, 
 from llm_pipeline.cli.texts import write_lines
 
 if TYPE_CHECKING:
-    from llm_pipeline.doctor import Check
+    from llm_pipeline.operations.doctor import Check
 
 
 def add_commands(commands: Commands) -> None:
@@ -32,7 +32,7 @@ def add_commands(commands: Commands) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     from llm_pipeline.config.loading import load_release
-    from llm_pipeline.doctor import examine
+    from llm_pipeline.operations.doctor import examine
     from llm_pipeline.planning.task_checks import task_modules
 
     if options.config:

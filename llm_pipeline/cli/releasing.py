@@ -80,15 +80,15 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _stage_run(options: argparse.Namespace) -> int:
-    from llm_pipeline.stages.process import run_stage_process
+    from llm_pipeline.release.process import run_stage_process
 
     return run_stage_process(options.name, options.request, options.result, options.log)
 
 
 def _report(options: argparse.Namespace) -> int:
     from llm_pipeline.flow import Flow
-    from llm_pipeline.stages.contract import StageFailure
-    from llm_pipeline.stages.execute import execute
+    from llm_pipeline.release.contract import StageFailure
+    from llm_pipeline.release.execute import execute
     from llm_pipeline.store import open_store
     from llm_pipeline.store.references import release_of, resolve_reference
 

@@ -16,6 +16,8 @@ from pydantic_core import ErrorDetails
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.plain_files import DATA_FILE_BYTES, problem_of_plain_file, read_plain_file
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS, parse_yaml
+from llm_pipeline.catalog.modelopt_recipes import check_kv_cache, check_modelopt_recipe
+from llm_pipeline.catalog.named_sets import named_set
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.model import PathsRelativeTo
 from llm_pipeline.config.policy import Policy
@@ -24,8 +26,6 @@ from llm_pipeline.config.ranges import range_at
 from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.quantization.calibration import apportion
-from llm_pipeline.quantization.modelopt_recipes import check_kv_cache, check_modelopt_recipe
-from llm_pipeline.quantization.named_sets import named_set
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Location = tuple[int | str, ...]

@@ -10,7 +10,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo.airflow_client import AirflowClient, TaskState
 from llm_pipeline.demo.console import Console
 from llm_pipeline.flow import Flow
-from llm_pipeline.stages.contract import StageResult
+from llm_pipeline.release.contract import StageResult
 
 _LOOK_SECONDS = 1.0
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed"})

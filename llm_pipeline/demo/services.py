@@ -142,7 +142,7 @@ def generate(deployment: Deployment, prompt: str, maximum_tokens: int = 8) -> st
 
 def stop_everything(layout: DemoLayout) -> list[str]:
     """Stop every process that the demo or any release below it started; returns what was running."""
-    from llm_pipeline.canary.envoy_process import stop_router
+    from llm_pipeline.adapters.envoy.process import stop_router
     from llm_pipeline.serving.triton_server import stop_server
 
     stopped = [process.name for process in _running_processes(layout)]

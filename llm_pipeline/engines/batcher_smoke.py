@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.golden_match import golden_match
-from llm_pipeline.serving.golden import GoldenPrompt
 
 _MEASURED_TOKENS = 128
 _MOST_SEQUENCES = 64

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.serving.golden import GoldenPrompt
 
 log = get_logger(__name__)
 

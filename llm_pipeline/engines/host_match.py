@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 
+from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
 from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.catalog.tables import find_container, find_gpu
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import EngineDescription
-from llm_pipeline.engines.host_facts import HostFacts, read_host_facts
-from llm_pipeline.planning.catalog import find_container, find_gpu
 
 _MEMORY_TOLERANCE = 0.06
 """Drivers report a little less than the nominal memory, and differ by version."""

@@ -21,12 +21,12 @@ from typing import Any
 
 import yaml
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import read_object
 from llm_pipeline.base.logging import get_logger, write_readable_lines
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.serving.golden import GoldenPrompt
 
 log = get_logger(__name__)
 

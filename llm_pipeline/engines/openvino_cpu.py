@@ -25,21 +25,22 @@ from optimum.exporters.openvino import main_export
 from optimum.exporters.tasks import TasksManager
 from transformers.utils import logging as transformers_logging
 
+from llm_pipeline.artifacts.checkpoint_files import read_json
+from llm_pipeline.artifacts.checkpoint_loading import load_confined
+from llm_pipeline.artifacts.checkpoint_metadata import QuantizationMetadata, read_quantization
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
+from llm_pipeline.artifacts.repository_layout import TOKENIZER_FILE
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.checkpoint_loading import load_confined
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, EngineDescription, EngineFacts
+from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs
+from llm_pipeline.engines.dequantized_checkpoint import write_dequantized
 from llm_pipeline.engines.openvino_exporter import newest_transformers
 from llm_pipeline.engines.openvino_graph import NativeWeights, count_quantized_weights
 from llm_pipeline.engines.openvino_throughput import measure_throughput
 from llm_pipeline.model_facts.context import stated_context
-from llm_pipeline.quantization.checkpoint import Checkpoint
-from llm_pipeline.quantization.checkpoint_files import read_json
-from llm_pipeline.quantization.checkpoint_metadata import QuantizationMetadata, read_quantization
-from llm_pipeline.quantization.dequantized_checkpoint import write_dequantized
 from llm_pipeline.quantization.model_tensors import require_model_tensors
-from llm_pipeline.serving.repository_layout import TOKENIZER_FILE
 
 log = get_logger(__name__)
 

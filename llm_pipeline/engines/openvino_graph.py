@@ -21,10 +21,10 @@ import openvino as ov
 import torch
 from openvino import opset15 as op
 
+from llm_pipeline.artifacts.activations import FP8_MAXIMUM
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
+from llm_pipeline.artifacts.tensor_formats import SQUARE, ActivationFormat, unpack_int4
 from llm_pipeline.base.errors import Unsupported
-from llm_pipeline.quantization.activations import FP8_MAXIMUM
-from llm_pipeline.quantization.checkpoint import Checkpoint
-from llm_pipeline.quantization.formats import SQUARE, ActivationFormat, unpack_int4
 
 _TRACE_PREFIX = "self."
 _LAYER_NUMBER = re.compile(r"\.(\d+)\.")

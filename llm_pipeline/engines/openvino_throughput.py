@@ -11,8 +11,8 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from llm_pipeline.artifacts.checkpoint_loading import load_confined
 from llm_pipeline.base.errors import Unsupported
-from llm_pipeline.checkpoint_loading import load_confined
 from llm_pipeline.config.target import EngineLimits
 
 _OUTPUT_TOKENS = 32

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from llm_pipeline.artifacts.model_files import Selection, select_files, unsafe_reason
+from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.hub.files import Selection, select_files, unsafe_reason
 from llm_pipeline.hub.git_ids import blob_id, lfs_pointer
 from llm_pipeline.hub.local_files import license_of, open_body, read_part
 from llm_pipeline.hub.model_card import CARD_FILE
 from llm_pipeline.hub.partial_file import difference
-from llm_pipeline.hub.pinned import DEFAULT_REVISION, HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
 from llm_pipeline.hub.source import Body, ModelLook, SourceRefused
 

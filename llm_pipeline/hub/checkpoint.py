@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from llm_pipeline.artifacts.checkpoint_directory import check_document
+from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX
+from llm_pipeline.artifacts.pinned import PinnedModel
+from llm_pipeline.artifacts.safetensors_header import TensorEntry, read_header
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import read, read_object
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.checkpoint_directory import check_document
-from llm_pipeline.hub.files import WEIGHTS_SUFFIX
 from llm_pipeline.hub.model_config import check_model_config
-from llm_pipeline.hub.pinned import PinnedModel
-from llm_pipeline.hub.safetensors_header import TensorEntry, read_header
 from llm_pipeline.hub.sampled_values import check_values
 
 log = get_logger(__name__)
@@ -130,7 +130,7 @@ def _read_index(index: Path) -> tuple[dict[str, str], int | float | None]:
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise IntegrityError("not a weight index: weight_map does not name a shard for each tensor", where=index.name)
     if total_bytes is not None and not isinstance(total_bytes, (int, float)):
-        raise IntegrityError("not a weight index: total_size is not a number", where=index.name)
+        raise IntegrityError("not a weight index: total_size is no number", where=index.name)
     return weight_map, total_bytes
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llm_pipeline.artifacts.pinned import PinnedDataSet
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields
-from llm_pipeline.hub.pinned import PinnedDataSet
 from llm_pipeline.hub.source import FileBytes, taken
 
 _DEFAULT = "default"

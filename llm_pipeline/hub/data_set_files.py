@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.disk_space import Place, require_space
-from llm_pipeline.hub.pinned import HubFile, PinnedDataSet
 from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.hub.source import FileBytes
 from llm_pipeline.hub.transfer import Transfer

@@ -19,15 +19,15 @@ from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import OfflineModeIsEnabled
 from pydantic import ValidationError
 
+from llm_pipeline.artifacts.model_files import unsafe_reason
+from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, HubRefused, RepositoryDisabled, connect, malformed_answer
 from llm_pipeline.hub.cache_source import CacheSource, default_cache
 from llm_pipeline.hub.directory_source import DirectorySource
-from llm_pipeline.hub.files import unsafe_reason
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.model_card import CARD_FILE
-from llm_pipeline.hub.pinned import HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.hub.source import Body, FileBytes, SourceRefused
 
 log = get_logger(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.logging import get_logger
@@ -11,7 +12,6 @@ from llm_pipeline.hub.access import Hub, NotOnTheHub
 from llm_pipeline.hub.data_sets import HubDataSets
 from llm_pipeline.hub.disk_space import Place, require_space
 from llm_pipeline.hub.hub_source import HubSource
-from llm_pipeline.hub.pinned import HubFile, PinnedDataSet
 from llm_pipeline.hub.transfer import Transfer
 
 log = get_logger(__name__)

@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_pipeline.artifacts.model_files import Selection, select_files, unsafe_reason
+from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.base.errors import ConfigError, IntegrityError
-from llm_pipeline.hub.files import Selection, select_files, unsafe_reason
 from llm_pipeline.hub.git_ids import blob_hasher, blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.local_files import license_of, open_body, read_part
 from llm_pipeline.hub.model_card import CARD_FILE
-from llm_pipeline.hub.pinned import DEFAULT_REVISION, HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
 from llm_pipeline.hub.source import Body, ModelLook, SourceRefused
 

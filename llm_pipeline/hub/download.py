@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.directory_listing import walk_files
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.checkpoint import check_checkpoint
 from llm_pipeline.hub.disk_space import Place, require_space
 from llm_pipeline.hub.partial_file import difference
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.hub.source import Source
 from llm_pipeline.hub.transfer import Transfer, TransferStopped

@@ -11,9 +11,9 @@ from huggingface_hub import hf_hub_url
 from huggingface_hub.constants import MAX_HTTP_DOWNLOAD_SIZE
 from huggingface_hub.utils import hf_raise_for_status
 
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub
 from llm_pipeline.hub.bounded_answers import FILE_ANSWER, bounded_session
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.resolve import pin_revision, resolve_revision
 from llm_pipeline.hub.source import Body, ModelLook, taken
 

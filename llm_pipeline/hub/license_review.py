@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import Unsupported
-from llm_pipeline.hub.pinned import PinnedModel
 
 _NO_LICENSE = "not stated"
 _NOT_GATED = "no"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.artifacts.safetensors_header import TensorEntry
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import read_object
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.hub.safetensors_header import TensorEntry
 
 log = get_logger(__name__)
 
@@ -40,7 +40,7 @@ def check_model_config(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
         tensors: All tensors of the model, by name.
 
     Raises:
-        IntegrityError: It is not a JSON object, names no architecture, has absurd dimensions, or the weights contradict
+        IntegrityError: It is no JSON object, names no architecture, has absurd dimensions, or the weights contradict
             it.
     """
     config = read_object(path, where=path.name, maximum_bytes=_MAXIMUM_BYTES, finite=False)

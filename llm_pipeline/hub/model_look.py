@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
+from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX
+from llm_pipeline.artifacts.safetensors_header import TensorEntry, parse_header
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import parse
-from llm_pipeline.hub.files import WEIGHTS_SUFFIX
-from llm_pipeline.hub.safetensors_header import TensorEntry, parse_header
 from llm_pipeline.hub.source import ModelLook
 from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.reader import ModelDocuments

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, HubRefused, malformed_answer
-from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.hub.watch import Head, Reference, content_digest, counted_files
 
 

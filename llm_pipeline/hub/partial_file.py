@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from llm_pipeline.artifacts.pinned import HubFile
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.hub.git_ids import blob_hasher
-from llm_pipeline.hub.pinned import HubFile
 
 if TYPE_CHECKING:
     from hashlib import _Hash

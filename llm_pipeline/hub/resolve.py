@@ -8,12 +8,12 @@ from typing import Any
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from pydantic import ValidationError
 
+from llm_pipeline.artifacts.model_files import Selection, select_files
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.access import TIMEOUT_SECONDS, Hub, RepositoryDisabled, RepositoryRenamed, malformed_answer
-from llm_pipeline.hub.files import Selection, select_files
 from llm_pipeline.hub.model_card import stated_license
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
 
 log = get_logger(__name__)
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX, select_files
+from llm_pipeline.artifacts.pinned import HubFile, ObjectVersion, PinnedModel
 from llm_pipeline.base.errors import IntegrityError, PipelineError, Terminal, Transient
 from llm_pipeline.base.timed_connection import AnswerTooLong
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.hub.directory_source import LARGE_BYTES, require_revision
-from llm_pipeline.hub.files import WEIGHTS_SUFFIX, select_files
 from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
-from llm_pipeline.hub.pinned import HubFile, ObjectVersion, PinnedModel
 from llm_pipeline.hub.resolve import report_resolved
 from llm_pipeline.hub.source import Body, ModelLook, SourceRefused, SourceTooSlow, SourceUnavailable, WrongBytes
 

@@ -13,8 +13,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from llm_pipeline.artifacts.safetensors_header import TensorEntry
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.hub.safetensors_header import TensorEntry
 
 _RUN = 64
 

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
 
 
 class SourceRefused(Terminal):

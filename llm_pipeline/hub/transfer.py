@@ -13,12 +13,12 @@ from pathlib import Path
 from threading import Event
 from typing import ClassVar
 
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.timed_connection import MINIMUM_BYTES_PER_SECOND, RATE_WINDOW_SECONDS, MinimumRate, TooSlow
 from llm_pipeline.hub.partial_file import PartialFile
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.hub.source import FileBytes, SourceTooSlow, SourceUnavailable, WrongBytes
 

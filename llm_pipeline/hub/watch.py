@@ -26,10 +26,10 @@ from typing import Literal
 
 from pydantic import AwareDatetime
 
+from llm_pipeline.artifacts.model_files import select_files
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
-from llm_pipeline.hub.files import select_files
 
 DAY = timedelta(hours=24)
 FIRST_PATIENCE = timedelta(minutes=2)

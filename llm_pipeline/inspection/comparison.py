@@ -14,9 +14,9 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.changes import Change, changes
 from llm_pipeline.inspection.table import readable_bytes
-from llm_pipeline.release_record import read_record
-from llm_pipeline.stages.contract import StageResult
-from llm_pipeline.stages.execute import KeyContent, StageRecord, read_stage_record
+from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.execute import KeyContent, StageRecord, read_stage_record
+from llm_pipeline.release.record import read_record
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import Manifest
 from llm_pipeline.store.references import (

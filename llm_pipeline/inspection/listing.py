@@ -18,9 +18,9 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.damage import DamagedRow
 from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
-from llm_pipeline.release_record import read_record
-from llm_pipeline.stages.contract import StageResult
-from llm_pipeline.stages.execute import read_stage_record, record_name
+from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.execute import read_stage_record, record_name
+from llm_pipeline.release.record import read_record
 from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
 from llm_pipeline.store.lease import LeaseState, lease_of
 from llm_pipeline.store.places import place_state

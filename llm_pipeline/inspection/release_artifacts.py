@@ -8,8 +8,8 @@ from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.damage import DamagedRow
-from llm_pipeline.release_record import ReleaseRecord, read_record
-from llm_pipeline.stages.contract import StageResult
+from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.references import readable_pointers, release_ids
 

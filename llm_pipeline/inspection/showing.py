@@ -17,9 +17,9 @@ from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.damage import DamagedRow
 from llm_pipeline.inspection.release_artifacts import readable_results, release_artifacts, users_of
 from llm_pipeline.inspection.table import aligned, labelled, readable_bytes, readable_time, shortened
-from llm_pipeline.release_record import read_record
-from llm_pipeline.stages.contract import StageResult
-from llm_pipeline.stages.execute import KeyContent, read_stage_record
+from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.execute import KeyContent, read_stage_record
+from llm_pipeline.release.record import read_record
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, ManifestFile

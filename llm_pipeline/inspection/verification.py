@@ -8,9 +8,10 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.release_artifacts import release_artifacts, results_in_order
-from llm_pipeline.release_record import read_record, trusted_record
-from llm_pipeline.release_record import record_name as release_name
-from llm_pipeline.stages.execute import read_stage_record, record_name, results_name, trusted_stage_record
+from llm_pipeline.release.execute import read_stage_record, record_name, results_name, trusted_stage_record
+from llm_pipeline.release.record import read_record, trusted_record
+from llm_pipeline.release.record import record_name as release_name
+from llm_pipeline.release.trusted_pointers import pointer_problem
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.pointers import pointers_name
 from llm_pipeline.store.references import (
@@ -20,7 +21,6 @@ from llm_pipeline.store.references import (
     ReleaseReference,
     StageReference,
 )
-from llm_pipeline.trusted_pointers import pointer_problem
 
 
 class Problem(Frozen):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llm_pipeline.accuracy.intervals import critical_value
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import Regression
 from llm_pipeline.loadtest.faults import Fault
@@ -20,6 +19,7 @@ from llm_pipeline.loadtest.outcome import Ratio
 from llm_pipeline.loadtest.pairs import same_requests
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
+from llm_pipeline.statistics.intervals import critical_value
 
 if TYPE_CHECKING:
     from llm_pipeline.loadtest.measure import LoadClient

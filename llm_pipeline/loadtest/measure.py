@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
@@ -31,7 +32,6 @@ from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.server_metrics import ServerSampler
 from llm_pipeline.loadtest.traffic import Traffic
-from llm_pipeline.serving.repository_layout import MODEL_NAME
 
 _REQUEST_SECONDS = 100e-6
 _CHUNK_SECONDS = 20e-6
@@ -132,7 +132,7 @@ class LoadClient:
             raise Transient(
                 f"none of {len(records)} requests {reached}: {said}",
                 where=self._endpoint.url,
-                hint="is the server running, and is this its HTTP port?",
+                hint="is the server up, and is this its HTTP port?",
             )
 
 

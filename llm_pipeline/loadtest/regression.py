@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.accuracy.intervals import critical_value
-from llm_pipeline.accuracy.spending import early, nominal_level
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Verdict
@@ -31,6 +29,8 @@ from llm_pipeline.loadtest.outcome import Ratio, RegressionOutcome
 from llm_pipeline.loadtest.pairs import same_requests
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.sample_size import share_bounds, shown_above
+from llm_pipeline.statistics.intervals import critical_value
+from llm_pipeline.statistics.spending import early, nominal_level
 
 if TYPE_CHECKING:
     from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow
@@ -154,7 +154,7 @@ def _measure(servers: _Servers, traffic: Iterator[Traffic], regression: Regressi
     while len(rounds) < regression.maximum_rounds and len(void) <= _MOST_VOID_ROUNDS:
         found = servers.round(next(traffic), production_first=len(rounds) % 2 == 1)
         if isinstance(found, str):
-            _log.warning("a round is not counted", reason=found)
+            _log.warning("a round does not count", reason=found)
             void.append(found)
             continue
         rounds.append(found)
@@ -293,5 +293,5 @@ def _too_few(counted: int, void: Sequence[str], regression: Regression) -> Evide
         limit=float(regression.rounds),
         unit="rounds",
         samples=counted,
-        detail=f"{len(void)} rounds were not counted. The last one: {void[-1]}",
+        detail=f"{len(void)} rounds did not count. The last one: {void[-1]}",
     )

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from llm_pipeline.accuracy.intervals import clopper_pearson_upper, critical_value
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.stalls import excluded_period, in_words, seconds_to_exclude, soak_seconds
+from llm_pipeline.statistics.intervals import clopper_pearson_upper, critical_value
 
 MOST_RATES = 3
 """Rates that a confirmation tries: from the one that the search found down to the workload's."""

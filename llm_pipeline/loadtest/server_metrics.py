@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import psutil
 
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.prometheus import Increases, Series, parse_metrics
-from llm_pipeline.serving.repository_layout import MODEL_NAME
 
 _INTERVAL_SECONDS = 1.0
 _READ_SECONDS = 2.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
+from llm_pipeline.artifacts.repository_layout import TOKENIZER_FILE
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.serving.golden import GoldenPrompt, read_golden
-from llm_pipeline.serving.repository_layout import TOKENIZER_FILE
 
 log = get_logger(__name__)
 

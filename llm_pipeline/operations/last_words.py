@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.router_place import RouterPlace, users_address
 from llm_pipeline.flow import Flow
 from llm_pipeline.inspection.table import labelled
-from llm_pipeline.serving.repository_layout import MODEL_NAME
 from llm_pipeline.store.places import Serving, serving_at
 
 _EXAMPLE = {"text_input": "Hello", "max_tokens": 32}

@@ -14,12 +14,12 @@ from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.standby import stand_down
+from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.places import holder_of, serving_at
 from llm_pipeline.store.pointers import Pointer, read_pointers
-from llm_pipeline.trusted_pointers import require_served
 
 log = get_logger(__name__)
 
@@ -112,7 +112,7 @@ def have_standby(
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
             if not missing():
                 return None
-            log.info("the previous version is the standby", release=previous.release_id, slot=previous.slot)
+            log.info("the version before stands by", release=previous.release_id, slot=previous.slot)
             epoch = epoch_above(lease.epoch, router.read()[0].epoch)
             traffic_to(router, backed.model_copy(update={"epoch": epoch}), patience)
     except LeaseHeld:
@@ -155,7 +155,7 @@ def warm_again(
         return None
     require_served(store, model_id, target, previous)
     journal.save(record.model_copy(update={"slot_given_back": True}))
-    log.info("the previous version is kept warm again", release=previous.release_id, slot=previous.slot)
+    log.info("the version before is kept warm again", release=previous.release_id, slot=previous.slot)
     slots.ensure(previous.slot, previous.repository, newest)
     name_release(router, previous.slot, previous.release_id)
     return previous

@@ -9,11 +9,11 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.flow import Flow
 from llm_pipeline.operations.status import STAGING
-from llm_pipeline.release_claim import readable_claims
-from llm_pipeline.release_record import ReleaseRecord, read_record
+from llm_pipeline.release.claim import readable_claims
+from llm_pipeline.release.contract import StageFailure, StageResult
+from llm_pipeline.release.execute import execute
+from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.serving.triton_server import find_server, stop_server
-from llm_pipeline.stages.contract import StageFailure, StageResult
-from llm_pipeline.stages.execute import execute
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.canary.agreement import disagreements
-from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.guard_sign import RECENT_SECONDS, read_sign
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.record import CanaryRecord, current_canary, read_record
@@ -158,7 +158,7 @@ class _Look:
             return ServerStatus(slot=slot, condition=condition, address=address)
         return ServerStatus(
             slot=slot,
-            condition="is running but gives no answer",
+            condition="runs and answers nothing",
             address=address,
             release_id=names.get(running.digest, running.digest[:_SHOWN_DIGITS]),
             digest=running.digest,

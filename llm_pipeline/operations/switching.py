@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from llm_pipeline.adapters.envoy.process import StartedEnvoy, stop_router
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.agreement import is_moving
 from llm_pipeline.canary.draining import retire
-from llm_pipeline.canary.envoy_process import StartedEnvoy, stop_router
 from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.moving import Patience, traffic_to, wait
 from llm_pipeline.canary.open_router import name_release, open_router
@@ -23,12 +23,12 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.acting import PlaceBusy, acting, token_of
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.served_place import place_as_it_is
+from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.places import Serving, holder_of, serving_at
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
-from llm_pipeline.trusted_pointers import require_served
 
 log = get_logger(__name__)
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from llm_pipeline.canary.analysis import KIND_ALPHA_SHARE, begin
-from llm_pipeline.canary.eprocess import RateTest
 from llm_pipeline.canary.evidence import regression_limit
 from llm_pipeline.canary.metric_tests import MetricState
 from llm_pipeline.canary.metric_tests import Parity as ParityTests
@@ -34,7 +33,8 @@ from llm_pipeline.planning.canary_steps import (
     StepPower,
 )
 from llm_pipeline.planning.canary_warnings import canary_warnings
-from llm_pipeline.planning.sequential_power import Arms, chance_within, median_requests, median_requests_if_rare
+from llm_pipeline.statistics.eprocess import RateTest
+from llm_pipeline.statistics.sequential_power import Arms, chance_within, median_requests, median_requests_if_rare
 
 BASE_ERROR_SHARE = 0.002
 """Errors of stable that are assumed: how rare they are is not known before."""

@@ -10,9 +10,17 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.catalog.runtime_versions import (
+    container_problem,
+    container_warning,
+    engine_problem,
+    release_numbers,
+    version_problem,
+    version_warning,
+)
+from llm_pipeline.catalog.tables import Column, containers, find_family, find_gpu, first_reader_version
 from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
-from llm_pipeline.planning.catalog import Column, containers, find_family, find_gpu, first_reader_version
 from llm_pipeline.planning.engine_formats import (
     compiled_formats,
     compiled_kv_cache,
@@ -38,14 +46,6 @@ from llm_pipeline.planning.formats import (
     nearest_weights,
     weights_support,
     worse,
-)
-from llm_pipeline.planning.runtime_versions import (
-    container_problem,
-    container_warning,
-    engine_problem,
-    release_numbers,
-    version_problem,
-    version_warning,
 )
 from llm_pipeline.planning.target_checks import target_problem
 from llm_pipeline.planning.weight_storage import bits_per_weight

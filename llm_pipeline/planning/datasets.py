@@ -14,7 +14,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.loadtest.workload_files import workload_files
-from llm_pipeline.release_record import PROMPTS_DATASET, TASKS_DATASET, ReleaseRecord, calibration_dataset
+from llm_pipeline.release.record import PROMPTS_DATASET, TASKS_DATASET, ReleaseRecord, calibration_dataset
 from llm_pipeline.store.manifest import Manifest, ManifestFile
 
 _KIND = "dataset"

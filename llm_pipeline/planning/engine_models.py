@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.quantization import QuantizationRecipe
@@ -19,7 +20,6 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.openvino_exporter import newest_transformers
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import Refused
-from llm_pipeline.planning.runtime_versions import release_numbers
 
 _MODEL_ENVIRONMENT = "model"
 _OF_SEVERAL_PARTS = "ForConditionalGeneration"
@@ -98,6 +98,6 @@ def _within(version: str, oldest: str | None, newest: str | None) -> bool:
 
 @cache
 def _table(name: str) -> dict[str, Any]:
-    text = files("llm_pipeline.planning").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
+    text = files("llm_pipeline.catalog").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
     table: dict[str, Any] = json.loads(text)
     return table

@@ -15,12 +15,12 @@ from llm_pipeline.accuracy.data_choice import refuse_script
 from llm_pipeline.accuracy.dataset_calls import DatasetCall, RepositoryName
 from llm_pipeline.accuracy.task_definitions import TaskDefinition, own_definitions
 from llm_pipeline.accuracy.task_files import read_task_directory
+from llm_pipeline.artifacts.pinned import DEFAULT_REVISION
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.hub.address import require_listening
-from llm_pipeline.hub.pinned import DEFAULT_REVISION
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.planning.patience import Asked, side_by_side
 from llm_pipeline.planning.task_pool import known_facts

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from functools import reduce
 from typing import Literal, NamedTuple
 
+from llm_pipeline.catalog.exported_names import ALGORITHMS, MIXED
+from llm_pipeline.catalog.modelopt_recipes import known_modelopt_recipe
+from llm_pipeline.catalog.tables import Column, SupportCell, find_reader_support, find_support, lists_format
 from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
-from llm_pipeline.planning.catalog import Column, SupportCell, find_reader_support, find_support, lists_format
 from llm_pipeline.planning.weight_storage import format_bits
-from llm_pipeline.quantization.exported_names import ALGORITHMS, MIXED
-from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe
 
 BaselinePrecision = Literal["float16", "bfloat16"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from llm_pipeline.catalog.tables import Gpu
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.catalog import Gpu
 from llm_pipeline.planning.formats import asked_by
 from llm_pipeline.planning.memory import weight_bytes
 from llm_pipeline.planning.task_pool import TaskItems

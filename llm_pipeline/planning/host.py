@@ -12,8 +12,8 @@ from llm_pipeline.base.directory_listing import list_directory
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import Interpreter
+from llm_pipeline.release.contract import EnvironmentName
 from llm_pipeline.serving.ports import require_free_port
-from llm_pipeline.stages.contract import EnvironmentName
 
 _REQUIRED: tuple[EnvironmentName, ...] = ("control", "model")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

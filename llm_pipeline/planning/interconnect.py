@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.target import Target
-from llm_pipeline.planning.catalog import find_gpu
 
 _PAIR = 2
 

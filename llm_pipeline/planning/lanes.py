@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.compatibility import Refused
-from llm_pipeline.planning.runtime_versions import release_numbers
 from llm_pipeline.planning.task_pool import TaskItems
 
 _FIRST_WITH_PROMPT_LOGPROBS = "1.3.0rc11"

@@ -14,6 +14,13 @@ from typing import Literal, NamedTuple, get_args
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.catalog.runtime_versions import (
+    RELEASE_REPOSITORY,
+    known_versions,
+    release_numbers,
+    version_problem,
+)
+from llm_pipeline.catalog.tables import containers, find_gpu, gpus
 from llm_pipeline.config.quantization import (
     CALIBRATED,
     Calibration,
@@ -24,14 +31,7 @@ from llm_pipeline.config.quantization import (
 )
 from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions
 from llm_pipeline.config.target import Target
-from llm_pipeline.planning.catalog import containers, find_gpu, gpus
 from llm_pipeline.planning.compatibility import Refused, judge_compatibility
-from llm_pipeline.planning.runtime_versions import (
-    RELEASE_REPOSITORY,
-    known_versions,
-    release_numbers,
-    version_problem,
-)
 
 Backend = Literal["tensorrt_llm_llmapi", "tensorrt_llm_engine"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)

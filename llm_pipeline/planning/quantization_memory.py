@@ -17,13 +17,13 @@ other methods' terms follow from modelopt's code and wait for their measurement.
 from __future__ import annotations
 
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.catalog.batch_limits import SHARE_USED
 from llm_pipeline.config.quantization import QuantizationRecipe, Search
 from llm_pipeline.config.target import Parallelism
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.formats import BaselinePrecision, asked_by
 from llm_pipeline.planning.memory import rank_weight_bytes
 from llm_pipeline.planning.weight_storage import HALF_PRECISION, head_parameters
-from llm_pipeline.quantization.batch_limits import SHARE_USED
 
 CONTEXT_BYTES = 2**30
 """CUDA context and libraries of one process on one device; an estimate."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.catalog.batch_limits import LARGEST_BATCH_TOKENS
+from llm_pipeline.catalog.tables import Gpu, find_gpu
 from llm_pipeline.config.deployment import QuantizationHost
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Evaluation, ResolvedRelease
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.catalog import Gpu, find_gpu
 from llm_pipeline.planning.evidence import FLIPS, GatePower
 from llm_pipeline.planning.formats import BaselinePrecision
 from llm_pipeline.planning.gpu_time import quantization_seconds, scoring_seconds
 from llm_pipeline.planning.quantization_memory import PeakMemory, devices_needed, fitting_batch, predict_peak
 from llm_pipeline.planning.task_pool import TaskItems
-from llm_pipeline.quantization.batch_limits import LARGEST_BATCH_TOKENS
 
 _ASSUMED_BATCH = 32
 _EXPECTED_FLIPS = FLIPS[1]

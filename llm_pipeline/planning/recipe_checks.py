@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.model_facts.facts import ModelFacts
@@ -13,7 +14,6 @@ from llm_pipeline.planning import host
 from llm_pipeline.planning.formats import asked_by
 from llm_pipeline.planning.weight_storage import is_excluded, least_effective_bits
 from llm_pipeline.quantization.checkpoint_ranks import DecoderSizes, refuse_uneven_ranks
-from llm_pipeline.quantization.modelopt_recipes import formats_of, known_modelopt_recipe
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 from llm_pipeline.quantization.whole_blocks import BLOCKWISE, refuse_partial_widths
 

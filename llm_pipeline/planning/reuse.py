@@ -21,11 +21,11 @@ from llm_pipeline.flow import Flow, MissingResult, passed
 from llm_pipeline.planning.datasets import expected_data_commits, expected_datasets
 from llm_pipeline.planning.history import History
 from llm_pipeline.release import step as release_step
+from llm_pipeline.release.contract import Stage, StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import KeyContent, StageRecord, key_content, trusted_stage_record
 from llm_pipeline.release.flow import release_flow, step_named
+from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.step import Scope
-from llm_pipeline.release_record import ReleaseRecord
-from llm_pipeline.stages.contract import Stage, StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import KeyContent, StageRecord, key_content, trusted_stage_record
 from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import ArtifactStore
 

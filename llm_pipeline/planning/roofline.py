@@ -20,10 +20,10 @@ from math import ceil
 from typing import NamedTuple
 
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.catalog.tables import Gpu, find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.catalog import Gpu, find_gpu
 from llm_pipeline.planning.memory import kv_element_bytes
 from llm_pipeline.planning.speed import PUBLISHED, UNITS, Tokens, Unit
 from llm_pipeline.planning.weight_storage import (

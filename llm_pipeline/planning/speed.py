@@ -22,10 +22,10 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Literal, NamedTuple
 
+from llm_pipeline.catalog.tables import Gpu, find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.catalog import Gpu, find_gpu
 from llm_pipeline.planning.memory import kv_bytes_per_token, kv_element_bytes
 from llm_pipeline.planning.weight_storage import (
     Share,

@@ -12,8 +12,8 @@ from typing import Literal
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.history import History
 from llm_pipeline.planning.reuse import Step, StepReuse
 from llm_pipeline.release.flow import step_named

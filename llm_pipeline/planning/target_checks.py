@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
+from llm_pipeline.catalog.runtime_versions import Problem, known_versions, version_order
+from llm_pipeline.catalog.tables import containers, find_gpu
 from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, WeightFormat
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.dialects import dialect_of
@@ -15,9 +17,7 @@ from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.engines.trtllm_build.checkpoint import refuse_other_ranks
 from llm_pipeline.engines.trtllm_build.command import PROGRAM, command_problems
 from llm_pipeline.engines.trtllm_build.foreseen import refuse_lost_features
-from llm_pipeline.planning.catalog import containers, find_gpu
 from llm_pipeline.planning.interconnect import interconnect_warnings
-from llm_pipeline.planning.runtime_versions import Problem, known_versions, version_order
 from llm_pipeline.planning.unread_options import unread_warnings
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import tensorrt_llm_names
 from llm_pipeline.serving.launch_rules import default_mode, nodes_of, require_launchable

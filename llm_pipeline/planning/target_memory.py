@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import ceil
 
+from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.compatibility import Refused, platform_of
 from llm_pipeline.planning.formats import CPU_FORMATS, legal_weights
 from llm_pipeline.planning.host import total_memory_bytes

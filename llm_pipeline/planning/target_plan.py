@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.catalog.tables import find_container, find_gpu
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.capacity import capacity
-from llm_pipeline.planning.catalog import find_container, find_gpu
 from llm_pipeline.planning.compatibility import Refused, judge_compatibility
 from llm_pipeline.planning.engine_models import engine_doubts, engine_refusal, installed_transformers
 from llm_pipeline.planning.model import RecipePlan, TargetPlan

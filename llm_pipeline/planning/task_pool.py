@@ -76,7 +76,7 @@ def known_tasks() -> dict[str, TaskItems]:
 @cache
 def known_facts() -> dict[str, Any]:
     """What is known of lm-eval's own tasks: sizes, data, modules they need, whether they run what the model writes."""
-    text = files("llm_pipeline.planning").joinpath("data", "known_tasks.json").read_text(encoding="utf-8")
+    text = files("llm_pipeline.catalog").joinpath("data", "known_tasks.json").read_text(encoding="utf-8")
     facts: dict[str, Any] = json.loads(text)
     return facts
 

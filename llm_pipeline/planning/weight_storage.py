@@ -14,10 +14,10 @@ from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
 
+from llm_pipeline.catalog.modelopt_recipes import known_modelopt_recipe
+from llm_pipeline.catalog.output_head import keeps_head
 from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe, WeightFormat
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe
-from llm_pipeline.quantization.output_head import keeps_head
 
 HALF_PRECISION = 2
 """Bytes of one float16 or bfloat16 element."""

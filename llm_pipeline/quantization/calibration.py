@@ -9,10 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
+from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
 from llm_pipeline.base.digest import sha256_bytes, sha256_json
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.checkpoint_loading import load_tokenizer
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.quantization.bounded_child import TookTooMuch, run_in_child
 from llm_pipeline.quantization.calibration_samples import Sample, read_sources

@@ -10,8 +10,8 @@ from typing import Any
 
 from llm_pipeline.base.digest import canonical_json
 from llm_pipeline.base.errors import ConfigError, unless_io
+from llm_pipeline.catalog.named_sets import named_set
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, CalibrationSource
-from llm_pipeline.quantization.named_sets import named_set
 
 Message = Mapping[str, Any]
 

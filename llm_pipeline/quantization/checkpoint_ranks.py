@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from llm_pipeline.artifacts.checkpoint_loading import load_config
 from llm_pipeline.base.errors import Unsupported
-from llm_pipeline.checkpoint_loading import load_config
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.quantization.whole_blocks import BLOCK, BLOCKWISE
 

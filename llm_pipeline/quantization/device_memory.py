@@ -19,7 +19,7 @@ import torch
 
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.quantization.batch_limits import LARGEST_BATCH_TOKENS, SHARE_USED
+from llm_pipeline.catalog.batch_limits import LARGEST_BATCH_TOKENS, SHARE_USED
 
 log = get_logger(__name__)
 

@@ -11,12 +11,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.artifacts.checkpoint_files import read_json
+from llm_pipeline.artifacts.checkpoint_loading import load_config
+from llm_pipeline.artifacts.checkpoint_metadata import QUANTIZATION_FILE
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.checkpoint_loading import load_config
-from llm_pipeline.quantization.checkpoint import Checkpoint
-from llm_pipeline.quantization.checkpoint_files import read_json
-from llm_pipeline.quantization.checkpoint_metadata import QUANTIZATION_FILE
-from llm_pipeline.quantization.exported_names import MIXED
+from llm_pipeline.catalog.exported_names import MIXED
 
 _CHANGED_BY_EXPORT = frozenset({"quantization_config", "dtype", "torch_dtype", "transformers_version", "_name_or_path"})
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
+from llm_pipeline.artifacts.quantized_checkpoint import LAYER_SUFFIXES, Checkpoint
+from llm_pipeline.artifacts.stored_tensors import StoredTensors
 from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.catalog.exported_names import ALGORITHMS, FUSED_PROJECTIONS
+from llm_pipeline.catalog.output_head import with_head_kept
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint
-from llm_pipeline.quantization.exported_names import ALGORITHMS, FUSED_PROJECTIONS
 from llm_pipeline.quantization.model_tensors import empty_model
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
-from llm_pipeline.quantization.output_head import with_head_kept
-from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 SIZE_TOLERANCE = 0.001
 BITS_TOLERANCE = 0.005

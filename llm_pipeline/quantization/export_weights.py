@@ -19,9 +19,9 @@ from math import prod
 
 import torch
 
+from llm_pipeline.artifacts.quantized_checkpoint import LAYER_SUFFIXES, Checkpoint
+from llm_pipeline.artifacts.stored_tensors import StoredTensors
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.quantization.checkpoint import LAYER_SUFFIXES, Checkpoint
-from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 TOLERATED_FRACTION = 0.01
 """Of a layer's weights that may be further away: what search for the best smoothing saturates."""

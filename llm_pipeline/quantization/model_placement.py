@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging as transformers_logging
 
+from llm_pipeline.artifacts.checkpoint_loading import load_causal_model
 from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.checkpoint_loading import load_causal_model
 from llm_pipeline.quantization.device_memory import free_bytes
 from llm_pipeline.quantization.model_tensors import refuse_initialised
 

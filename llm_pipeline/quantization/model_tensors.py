@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.artifacts.checkpoint_loading import load_config
+from llm_pipeline.artifacts.checkpoint_metadata import read_quantization
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.checkpoint_loading import load_config
 from llm_pipeline.hub.checkpoint import read_tensors
-from llm_pipeline.quantization.checkpoint_metadata import read_quantization
 from llm_pipeline.quantization.known_extras import unknown_extras
 
 if TYPE_CHECKING:
-    from llm_pipeline.hub.safetensors_header import TensorEntry
+    from llm_pipeline.artifacts.safetensors_header import TensorEntry
     from llm_pipeline.quantization.loader_mapping import Placement
 
 _LISTED = 5
@@ -148,7 +148,7 @@ def _type_problems(model: Any, placement: Placement, plain: Mapping[str, TensorE
 
 def _tie_problems(directory: Path, placement: Placement) -> Iterator[str]:
     """Where both are stored and differ, Transformers uses both, and engines use one of them for the other."""
-    from llm_pipeline.quantization.stored_tensors import StoredTensors
+    from llm_pipeline.artifacts.stored_tensors import StoredTensors
 
     if not placement.stored_ties:
         return

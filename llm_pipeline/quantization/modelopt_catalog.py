@@ -19,10 +19,10 @@ from typing import Any
 import yaml
 
 from llm_pipeline.base.entry import entry_point
+from llm_pipeline.catalog.modelopt_recipes import ModeloptRecipe
 from llm_pipeline.config.quantization import WEIGHT_BITS, KvCacheFormat, WeightFormat
-from llm_pipeline.quantization.modelopt_recipes import ModeloptRecipe
 
-TABLE = Path(__file__).parent / "data" / "modelopt_recipes.json"
+TABLE = Path(__file__).parents[1] / "catalog" / "data" / "modelopt_recipes.json"
 
 _TRAINING = "it is a part of training, not of quantization after training"
 _REFUSED_TYPES = {

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
 from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.quantization.modelopt_catalog import load_modelopt_recipe
-from llm_pipeline.quantization.modelopt_recipes import formats_of, known_modelopt_recipe
 
 _MODELOPT_NAMES: Mapping[WeightFormat, str] = {
     "fp8": "FP8_DEFAULT_CFG",

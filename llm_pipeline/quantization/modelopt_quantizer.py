@@ -22,15 +22,17 @@ import modelopt.torch.quantization as mtq
 import torch
 from modelopt.torch.export import export_hf_checkpoint
 
+from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.catalog.exported_names import ALGORITHMS
+from llm_pipeline.catalog.output_head import with_head_kept
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.quantization import autoquantize
 from llm_pipeline.quantization.algorithms import memory_growth, only_rescales
 from llm_pipeline.quantization.calibration import CalibrationSet
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses, forward
 from llm_pipeline.quantization.calibration_state import CalibrationState
-from llm_pipeline.quantization.checkpoint_files import copy_companions
 from llm_pipeline.quantization.checkpoint_ranks import read_decoder_sizes, refuse_uneven_ranks
 from llm_pipeline.quantization.device_memory import (
     Shortage,
@@ -42,7 +44,6 @@ from llm_pipeline.quantization.device_memory import (
     sequence_bytes,
     shortage,
 )
-from llm_pipeline.quantization.exported_names import ALGORITHMS
 from llm_pipeline.quantization.model_placement import Placement, devices, is_offloaded, load_plain_model, place_here
 from llm_pipeline.quantization.model_tensors import empty_model, require_model_tensors
 from llm_pipeline.quantization.modelopt_configs import (
@@ -51,7 +52,6 @@ from llm_pipeline.quantization.modelopt_configs import (
     refuse_unsupported,
     search_formats,
 )
-from llm_pipeline.quantization.output_head import with_head_kept
 from llm_pipeline.quantization.plain_data import to_json
 from llm_pipeline.quantization.quantizer_state import capture, quantized_weights, recorded_rescaling
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import (

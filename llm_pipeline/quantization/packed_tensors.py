@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint, is_kv_scale
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.quantization.checkpoint import Checkpoint, is_kv_scale
+from llm_pipeline.catalog.exported_names import FUSED_PROJECTIONS
 from llm_pipeline.quantization.export_structure import Shape, check_storage
-from llm_pipeline.quantization.exported_names import FUSED_PROJECTIONS
 
 _CACHED = {"k_proj": "k_scale", "v_proj": "v_scale"}
 

@@ -12,10 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.artifacts.checkpoint_files import read_json
+from llm_pipeline.artifacts.safetensors_header import read_header
 from llm_pipeline.base.errors import IntegrityError, Unsupported, unless_io
 from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, QuantizationRecipe, WeightFormat
-from llm_pipeline.hub.safetensors_header import read_header
-from llm_pipeline.quantization.checkpoint_files import read_json
 from llm_pipeline.quantization.tensorrt_llm_tensors import tensor_problems
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llm_pipeline.hub.safetensors_header import TensorEntry
+    from llm_pipeline.artifacts.safetensors_header import TensorEntry
 
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)")
 _EVERY_LAYER = ("attention.qkv.weight", "attention.dense.weight", "mlp.fc.weight", "mlp.proj.weight",

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 
+from llm_pipeline.artifacts.checkpoint_files import COMPANIONS, TOKENIZERS, read_json
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
+from llm_pipeline.artifacts.stored_tensors import StoredTensors
 from llm_pipeline.base.digest import sha256_file
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.quantization.checkpoint import Checkpoint
-from llm_pipeline.quantization.checkpoint_files import COMPANIONS, TOKENIZERS, read_json
 from llm_pipeline.quantization.export_metadata import check_metadata
 from llm_pipeline.quantization.export_structure import (
     BITS_TOLERANCE,
@@ -29,7 +30,6 @@ from llm_pipeline.quantization.export_structure import (
 )
 from llm_pipeline.quantization.export_weights import changed_norms, check_scales, compare_weights
 from llm_pipeline.quantization.model_tensors import require_model_tensors
-from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 
 @dataclass(frozen=True)

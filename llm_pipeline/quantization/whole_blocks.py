@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.catalog.exported_names import ALGORITHMS
+from llm_pipeline.catalog.modelopt_recipes import formats_of
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
-from llm_pipeline.quantization.exported_names import ALGORITHMS
-from llm_pipeline.quantization.modelopt_recipes import formats_of
 
 BLOCK = 128
 """Input columns that share a scale of INT4, in modelopt's own configurations."""

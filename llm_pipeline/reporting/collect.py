@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.accuracy.gate import compare_as_judged
-from llm_pipeline.accuracy.items import ScoredItem, read_items
 from llm_pipeline.accuracy.score_scale import PLAIN, Scoring
+from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.flow import Flow
 from llm_pipeline.planning.model import TargetPlan
-from llm_pipeline.release_record import ReleaseRecord, read_record
+from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.reporting.canary import read_canary
 from llm_pipeline.reporting.failures import flow_order, read_failures
 from llm_pipeline.reporting.headline import decides, recipe_in_words, release_headline, released_facts
@@ -37,7 +38,6 @@ from llm_pipeline.reporting.model import (
 from llm_pipeline.reporting.standing import Results
 from llm_pipeline.reporting.trials import TrialReader
 from llm_pipeline.reporting.variants import VariantReader
-from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.pointers import read_pointers
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llm_pipeline.base.errors import ErrorDocument
+from llm_pipeline.release.contract import StageFailure
 from llm_pipeline.release.flow import release_flow, step_named
 from llm_pipeline.release.step import Effect, Scope
 from llm_pipeline.reporting.model import FailedStage
 from llm_pipeline.reporting.standing import Results, chosen_recipes
-from llm_pipeline.stages.contract import StageFailure
 from llm_pipeline.store import ArtifactStore
 
 _LONGEST_MESSAGE = 320

@@ -7,12 +7,12 @@ from datetime import datetime
 
 from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.verdict import Verdict, worst
-from llm_pipeline.release_record import ReleaseRecord
+from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.reporting.failures import failures_in_words
 from llm_pipeline.reporting.model import CanaryStudy, Fact, FailedStage, Headline, State, stage_label
 from llm_pipeline.reporting.rolled_back import ended_in_rollback, rollback_in_words
 from llm_pipeline.reporting.standing import UNQUANTIZED, Results, chosen_recipes, serves
-from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.store.pointers import Pointers
 
 _ALWAYS_RUN = ("staging_down", "rollback", "report")

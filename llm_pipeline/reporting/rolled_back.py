@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary.record import Phase
+from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.model import CanaryMark, CanaryRollback, CanaryStudy
 from llm_pipeline.reporting.quantities import duration
 from llm_pipeline.reporting.standing import Results
-from llm_pipeline.stages.contract import StageResult
 from llm_pipeline.store.pointers import Pointers
 
 _BACK = "rolling back"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from llm_pipeline.stages.contract import StageResult
+from llm_pipeline.release.contract import StageResult
 from llm_pipeline.store.pointers import Pointer, Pointers
 
 UNQUANTIZED = "none"

@@ -8,11 +8,11 @@ from typing import Protocol, TypeVar
 
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline.release_record import ReleaseRecord, read_record
+from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.execute import results_name
+from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.reporting.model import EngineSpeed, Variant
 from llm_pipeline.reporting.standing import UNQUANTIZED, Results, chosen_recipes, served_before
-from llm_pipeline.stages.contract import StageResult
-from llm_pipeline.stages.execute import results_name
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.pointers import Pointer, Pointers
 

@@ -14,11 +14,11 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.quantization.calibration_store import calibration_document
+from llm_pipeline.release.execute import record_name
 from llm_pipeline.retention.limit import FORCE, TooMuchToRemove, refusal, taken
 from llm_pipeline.retention.plan import RetentionPlan, plan_retention
 from llm_pipeline.retention.report import Keeping, RetentionReport, going
 from llm_pipeline.retention.state import ReleaseState, WorkDirectory, read_state
-from llm_pipeline.stages.execute import record_name
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
 from llm_pipeline.store.condemned import RETENTION_LEASE, condemn, pardon, remove_condemned, remove_unfinished

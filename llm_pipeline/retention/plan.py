@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.claim_state import Claimant
 from llm_pipeline.config.deployment import Retention
+from llm_pipeline.release.claim_state import Claimant
 from llm_pipeline.retention.state import (
     LeaseDocument,
     RecordState,

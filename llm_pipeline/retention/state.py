@@ -16,12 +16,12 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.directory_listing import list_directories, list_directory
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import CanaryRecord, Phase
-from llm_pipeline.claim_state import ClaimState
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.release_claim import read_claims
-from llm_pipeline.release_record import ReleaseRecord
-from llm_pipeline.stages.contract import StageResult
-from llm_pipeline.stages.execute import StageRecord
+from llm_pipeline.release.claim import read_claims
+from llm_pipeline.release.claim_state import ClaimState
+from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.execute import StageRecord
+from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.store.artifact_store import ArtifactStore, Document, Leftover, StoredArtifact
 from llm_pipeline.store.condemned import Condemned, read_condemned
 from llm_pipeline.store.lease import lease_of

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from llm_pipeline.base import detached
 from llm_pipeline.base.directory_listing import list_directory
 from llm_pipeline.base.errors import from_document
+from llm_pipeline.release.contract import OUTCOME, StageRequest, StageResult
 from llm_pipeline.runners.runner import Job
-from llm_pipeline.stages.contract import OUTCOME, StageRequest, StageResult
 
 _LAST_LINES = 8
 _LONGEST_LINE = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from llm_pipeline.base.digest import sha256_json
-from llm_pipeline.stages.contract import StageRequest
+from llm_pipeline.release.contract import StageRequest
 
 LABEL_PREFIX = "llm-pipeline/"
 """What the names of our labels and annotations begin with."""

@@ -10,6 +10,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError, StageCrashed
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageResult
 from llm_pipeline.runners.job_directory import (
     last_lines,
     latest_number,
@@ -21,7 +22,6 @@ from llm_pipeline.runners.job_directory import (
 )
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.stage_environment import stage_environment
-from llm_pipeline.stages.contract import EnvironmentName, StageRequest, StageResult
 
 _BATCH_NICENESS = 10
 

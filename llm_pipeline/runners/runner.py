@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.stages.contract import EnvironmentName, StageRequest, StageResult
+from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageResult
 
 RunnerName = Literal["process", "docker", "kubernetes"]
 

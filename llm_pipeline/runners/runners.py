@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from llm_pipeline.adapters.docker.runner import DockerRunner
+from llm_pipeline.adapters.kubernetes.runner import KubernetesRunner
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.runners.docker import DockerRunner
-from llm_pipeline.runners.kubernetes import KubernetesRunner
+from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.runners.process import ProcessRunner
 from llm_pipeline.runners.runner import Job, Placement, RunnerName, StageRunner
-from llm_pipeline.stages.contract import StageRequest, StageResult
 
 
 class Runners:

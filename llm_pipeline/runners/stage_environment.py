@@ -21,8 +21,8 @@ from typing import Any
 from llm_pipeline.base.plain_environment import is_plain
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.runners.runner import STAGE_VARIABLES
-from llm_pipeline.stages.contract import StageRequest
 from llm_pipeline.stages.registry import load_stage
 
 _NAMED_BY = frozenset({"token_variable", "password_variable"})

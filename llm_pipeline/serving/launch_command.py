@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL, MODEL_NAME
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.model import ConfigModel, Port
 from llm_pipeline.config.target import EngineBuilderName
 from llm_pipeline.serving.identity import served_name
 from llm_pipeline.serving.launch_rules import LaunchMode, Placement
-from llm_pipeline.serving.repository_layout import ENGINE_MODEL, MODEL_NAME
 
 _SERVER = "/opt/tritonserver/bin/tritonserver"
 _LLM_API_LAUNCHER = "trtllm-llmapi-launch"

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.offline import OFFLINE
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.offline import OFFLINE
 from llm_pipeline.serving.launch_command import MpiHosts, ServerOptions, launcher_command, rank_arguments
 from llm_pipeline.serving.launch_rules import LaunchMode, default_mode, require_launchable
-from llm_pipeline.serving.repository_layout import MODEL_NAME
 
 __all__ = ["LaunchMode", "LaunchPlan", "MpiHosts", "RankProcess", "launch_plan"]
 

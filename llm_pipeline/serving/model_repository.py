@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_pipeline.artifacts import golden as golden_prompts
+from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.artifacts.golden import GoldenPrompt
+from llm_pipeline.artifacts.repository_layout import FACTS_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineBuilderName, Target
-from llm_pipeline.engines.builder import EngineDescription
-from llm_pipeline.serving import golden as golden_prompts
-from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.repositories import batched, llmapi, openvino
 from llm_pipeline.serving.repositories import engine as engine_repository
 from llm_pipeline.serving.repositories.packaged import Fact, PackagedEngine
-from llm_pipeline.serving.repository_layout import FACTS_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.repository_lint import lint_repository
 

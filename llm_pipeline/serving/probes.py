@@ -12,11 +12,11 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.probing.answers import (
     golden_outputs,
     length_is_kept,

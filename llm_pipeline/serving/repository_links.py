@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import TypeAdapter, ValidationError
 
+from llm_pipeline.artifacts.repository_layout import LINKS_FILE
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.serving.repository_layout import LINKS_FILE
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 _LINKS = TypeAdapter(dict[str, ArtifactRef])

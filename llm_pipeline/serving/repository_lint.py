@@ -10,12 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.config.target import EngineBuilderName
-from llm_pipeline.engines.builder import ENGINE_FILE, EngineDescription
-from llm_pipeline.serving.lint import lint_repository_directory
-from llm_pipeline.serving.lint.repository import ModelSource, read_repository
-from llm_pipeline.serving.repository_layout import (
+from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription
+from llm_pipeline.artifacts.repository_layout import (
     BASE_FILE,
     BATCHER_FILE,
     CONFIG_FILE,
@@ -30,6 +26,10 @@ from llm_pipeline.serving.repository_layout import (
     TOKENIZER_DIRECTORY,
     VLLM_PROCESS_FILE,
 )
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.config.target import EngineBuilderName
+from llm_pipeline.serving.lint import lint_repository_directory
+from llm_pipeline.serving.lint.repository import ModelSource, read_repository
 from llm_pipeline.serving.repository_links import read_links
 
 if TYPE_CHECKING:

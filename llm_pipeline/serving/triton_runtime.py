@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.artifacts.checkpoint_directory import check_directory
 from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.checkpoint_directory import check_directory
-from llm_pipeline.engines.offline import OFFLINE
+from llm_pipeline.base.offline import OFFLINE
 
 STUB = "triton_python_backend_stub"
 _INTERPRETER_FACTS = """

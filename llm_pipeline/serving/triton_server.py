@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.confinement import confined
@@ -27,7 +28,6 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.serving.identity import served_name
 from llm_pipeline.serving.ports import LOOPBACK, require_free
-from llm_pipeline.serving.repository_layout import MODEL_NAME
 from llm_pipeline.serving.server_log import failure_lines
 from llm_pipeline.serving.shared_memory import remove_segments, segment_prefix
 from llm_pipeline.serving.slot_fence import FencingToken, admit

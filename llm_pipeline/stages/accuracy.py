@@ -8,15 +8,15 @@ from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
 from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
 from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.accuracy.gate import compare_as_judged
-from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_comparison, format_evaluation
+from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.model import ConfigModel, Small
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
 

@@ -11,7 +11,7 @@ from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Evaluation, TaskOptions
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
 

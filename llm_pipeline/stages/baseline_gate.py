@@ -9,15 +9,15 @@ from pathlib import Path
 
 from llm_pipeline.accuracy.baseline_gate import judge_baseline
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
-from llm_pipeline.accuracy.items import ScoredItem, read_items
 from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_baseline
+from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import ExpectedScore
-from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
 

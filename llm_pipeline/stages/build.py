@@ -9,15 +9,16 @@ from typing import Any
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.artifacts.checkpoint_directory import check_directory
+from llm_pipeline.artifacts.engine_description import EngineFacts
+from llm_pipeline.artifacts.golden import GoldenPrompt, golden_from_items
+from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Metric
-from llm_pipeline.checkpoint_directory import check_directory
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, EngineFacts, engine_builder
-from llm_pipeline.serving.golden import GoldenPrompt, golden_from_items
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, engine_builder
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
 

@@ -6,12 +6,12 @@ import contextlib
 import time
 from pathlib import Path
 
+from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.envoy import EnvoyRouter
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of, name_release, open_router
 from llm_pipeline.canary.plan import CanaryPlan
@@ -36,11 +36,11 @@ from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.switching import start
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.store.lease import Lease, LeaseLost
 from llm_pipeline.store.places import claim_place, serving_at
 from llm_pipeline.store.pointers import Pointer
-from llm_pipeline.trusted_pointers import require_served
 
 log = get_logger(__name__)
 

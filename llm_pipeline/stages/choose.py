@@ -5,7 +5,7 @@ from __future__ import annotations
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.model import ConfigModel, Fraction
-from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from pydantic import Field
 
+from llm_pipeline.artifacts.pinned import HubFile, ObjectVersion, PinnedModel, Sha1
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, HubId
 from llm_pipeline.config.model_sizes import ModelSizes
 from llm_pipeline.config.release import ModelSource
-from llm_pipeline.hub.pinned import HubFile, ObjectVersion, PinnedModel, Sha1
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import read_facts
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 
 
 class DownloadConfig(ConfigModel):

@@ -30,6 +30,7 @@ from llm_pipeline.accuracy.eval_data import (
 )
 from llm_pipeline.accuracy.task_definitions import TaskDefinition, own_definitions, package_definitions
 from llm_pipeline.accuracy.task_files import read_task_directory
+from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, PinnedDataSet, Sha1
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.durable import replace_durably
@@ -39,9 +40,8 @@ from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, DataSetName, Revision
 from llm_pipeline.hub.data_set_files import DataSetFiles
 from llm_pipeline.hub.data_sets import DataSets, open_data_sets
-from llm_pipeline.hub.pinned import DEFAULT_REVISION, PinnedDataSet, Sha1
 from llm_pipeline.hub.rate_limit import RateLimit
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
 

@@ -12,6 +12,7 @@ from statistics import mean
 
 from pydantic import Field
 
+from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import Metric
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
@@ -33,13 +34,12 @@ from llm_pipeline.loadtest.table import format_load_test
 from llm_pipeline.loadtest.token_counter import find_tokenizer, open_counter
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.serving.comparison_server import comparison_server
-from llm_pipeline.serving.golden import read_golden
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_links import fetch_links
 from llm_pipeline.serving.triton_server import find_server
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
 

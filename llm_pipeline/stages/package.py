@@ -8,15 +8,15 @@ from dataclasses import asdict
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.artifacts.golden import golden_from_items
+from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.target import EngineBuilderName, Target
-from llm_pipeline.engines.builder import EngineDescription
-from llm_pipeline.serving.golden import golden_from_items
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.serving.model_repository import Fact, write_repository
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
 

@@ -22,7 +22,7 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     check_tensorrt_llm_checkpoint,
     refuse_unsupported_tensorrt_llm_checkpoint,
 )
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.store.provenance import Provenance, here
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import Any
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.release.contract import Stage
 from llm_pipeline.release.flow import stage_names, step_named
-from llm_pipeline.stages.contract import Stage
 
 
 def publishes(name: str) -> bool:

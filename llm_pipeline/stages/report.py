@@ -6,7 +6,7 @@ import time
 
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
 

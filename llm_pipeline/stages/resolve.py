@@ -11,9 +11,11 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.digest import sha256_file, sha256_json
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.catalog.named_sets import named_set
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.model import ConfigModel, Revision
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
@@ -21,12 +23,12 @@ from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.dataset_file import fetch_dataset_file
 from llm_pipeline.hub.disk_space import Place, require_space
 from llm_pipeline.hub.license_review import license_change, require_license
-from llm_pipeline.hub.pinned import PinnedModel
 from llm_pipeline.hub.sources import open_source
 from llm_pipeline.loadtest.workload_files import workload_files
 from llm_pipeline.planning.plan import plan_release
-from llm_pipeline.quantization.named_sets import named_set
-from llm_pipeline.release_record import (
+from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.execute import key_content, read_stage_record, replace_document
+from llm_pipeline.release.record import (
     PROMPTS_DATASET,
     TASKS_DATASET,
     ReleaseRecord,
@@ -34,10 +36,8 @@ from llm_pipeline.release_record import (
     read_record,
     record_name,
 )
-from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 from llm_pipeline.stages.download import STAGE as DOWNLOAD
 from llm_pipeline.stages.download import download_config
-from llm_pipeline.stages.execute import key_content, read_stage_record, replace_document
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.condemned import publish_spared
 from llm_pipeline.store.provenance import Provenance, here

@@ -12,7 +12,7 @@ from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
-from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 
 class RollbackConfig(ConfigModel):

@@ -14,20 +14,20 @@ from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_e
 from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.harness import refuse_other_harness
-from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.looks import evaluation_order, plan_looks
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_comparison
+from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.serving.identity import require_served
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
 

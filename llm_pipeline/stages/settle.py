@@ -11,7 +11,7 @@ from llm_pipeline.canary.slots import slot_ports
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.operations.promotion import Promotion, promote
-from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.store.pointers import Pointer
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
+from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.verdict import Judgement, Verdict
@@ -14,15 +15,14 @@ from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.config.server_place import KubernetesServer, ServerPlace
 from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.config.target import Target
+from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, StagingSlot, open_control
-from llm_pipeline.serving.golden import read_golden
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.serving.kubernetes_manifests.released import ServedRelease
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_host import refuse_other_host
 from llm_pipeline.serving.repository_links import fetch_links
 from llm_pipeline.serving.triton_server import SlotBusy
-from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 
 log = get_logger(__name__)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import Field
 
+from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import open_control
 from llm_pipeline.serving.triton_server import stop_server
-from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
 from llm_pipeline.stages.staging import ServerSlotConfig
 
 

@@ -3,7 +3,7 @@
 A release's record and results, the outcomes of its jobs, and what was concluded under a stage key or a calibration's
 are signed by the stage's process that writes them. Leases, claims, pointers and the state of a canary are not, because
 processes without a key change them. What a pointer names is checked against what is signed, in
-`llm_pipeline.trusted_pointers`.
+`llm_pipeline.release.trusted_pointers`.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ from llm_pipeline.loadtest.session import search, warm_up
 from llm_pipeline.loadtest.token_counter import open_counter
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
-from llm_pipeline.release_record import PROMPTS_DATASET
+from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.record import PROMPTS_DATASET
 from llm_pipeline.runners.runner import StageRunner
 from llm_pipeline.serving.control.opening import open_control
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.repository_links import fetch_links
 from llm_pipeline.serving.triton_server import ServerFailed
-from llm_pipeline.stages.contract import StageRequest, StageResult
 from llm_pipeline.tuning.knobs import Settings, knobs_of, with_settings
 from llm_pipeline.tuning.sweep import Trial
 from llm_pipeline.tuning.trouble import trouble_in_text, trouble_in_window

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from llm_pipeline.artifacts.host_facts import read_host_facts
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.logging import write_readable_lines
-from llm_pipeline.engines.host_facts import read_host_facts
 from llm_pipeline.verification.bench import Bench, versions
 from llm_pipeline.verification.installed import ask_installed
 from llm_pipeline.verification.prepared import Prepared

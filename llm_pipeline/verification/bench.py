@@ -10,19 +10,20 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
+from llm_pipeline.artifacts.host_facts import HostFacts
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.json_document import read_object
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.catalog.tables import Gpu, find_container, gpus
 from llm_pipeline.config.engine_options import EngineBuildOptions
 from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions
 from llm_pipeline.config.target import EngineBuilderName, EngineLimits, Target
-from llm_pipeline.engines.builder import BuildInputs, EngineDescription
-from llm_pipeline.engines.host_facts import HostFacts
+from llm_pipeline.engines.builder import BuildInputs
 from llm_pipeline.model_facts.context import context_length
 from llm_pipeline.model_facts.words import ConfigWords
-from llm_pipeline.planning.catalog import Gpu, find_container, gpus
-from llm_pipeline.serving.golden import GoldenPrompt, read_golden
 from llm_pipeline.verification.installed import InstalledRuntime
 from llm_pipeline.verification.prepared import (
     CHECKPOINT_DIRECTORY,
@@ -137,7 +138,7 @@ def this_gpu(host: HostFacts) -> Gpu:
     if nearest is None or first.memory_bytes < nearest.usable_bytes * (1 - _MEMORY_TOLERANCE):
         raise Unsupported(
             f"{first.name} ({first.sm}, {first.memory_bytes / 2**30:.0f} GiB) is not in the GPU catalog",
-            where="llm_pipeline/planning/data/gpu_catalog.json",
+            where="llm_pipeline/catalog/data/gpu_catalog.json",
             hint="add it, with the source of its figures",
         )
     return nearest

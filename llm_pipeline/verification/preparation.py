@@ -12,12 +12,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.artifacts.golden import GoldenPrompt, write_golden
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.quantization import CALIBRATED, Calibration, CalibrationSource, QuantizationRecipe
 from llm_pipeline.demo.tasks import distinct, stream
 from llm_pipeline.engines.builder import BaselinePrecision
-from llm_pipeline.serving.golden import GoldenPrompt, write_golden
 from llm_pipeline.verification.prepared import (
     CHECKPOINT_DIRECTORY,
     TENSORRT_LLM_DIRECTORY,
@@ -151,7 +151,7 @@ def _answers(checkpoint: Path, prompts: Sequence[str], dtype: BaselinePrecision)
     """Greedy answers of the exported numbers, prompt by prompt."""
     import torch
 
-    from llm_pipeline.checkpoint_loading import load_tokenizer
+    from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
     from llm_pipeline.quantization.readback import load_model
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

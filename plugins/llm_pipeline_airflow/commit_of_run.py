@@ -17,10 +17,10 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import Watch
 from llm_pipeline.hub.watch import Reference, Start
-from llm_pipeline.release_record import read_record
+from llm_pipeline.release.record import read_record
+from llm_pipeline.release.watch_record import Claim, claim_commit, read_claim
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.pointers import read_pointers
-from llm_pipeline.watch_record import Claim, claim_commit, read_claim
 from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.base.verdict import Evidence, Judgement
-from llm_pipeline.stages.contract import StageResult
+from llm_pipeline.release.contract import StageResult
 
 _HEADINGS = ("fact", "verdict", "measured", "bounds", "limit", "n")
 _LOAD_FIGURES = {

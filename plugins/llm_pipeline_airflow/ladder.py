@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from llm_pipeline.stages.contract import StageRequest
+from llm_pipeline.release.contract import StageRequest
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.operators import StageOperator
 

@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.stages.contract import StageRequest
+from llm_pipeline.release.contract import StageRequest
 from llm_pipeline_airflow.faults import attempt
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.operators import StageOperator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.flow import resolve_request
-from llm_pipeline.stages.contract import StageRequest, StageResult
+from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.store import open_store
 from llm_pipeline.store.places import hand_over
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name

@@ -26,8 +26,7 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.hub.watch import DAY, Decision, Outcome, Reference, Trouble, WatchState, decide
-from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.watch_record import (
+from llm_pipeline.release.watch_record import (
     WatchStatus,
     read_claim,
     read_claims,
@@ -35,6 +34,7 @@ from llm_pipeline.watch_record import (
     webhook_revision,
     write_status,
 )
+from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline_airflow.faults import known_fault
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.runs import dag_id_of

@@ -23,8 +23,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llm_pipeline.config.loading import LoadedRelease, load_release
 from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.release.watch_record import call_webhook
 from llm_pipeline.store import open_store
-from llm_pipeline.watch_record import call_webhook
 from llm_pipeline_airflow.faults import attempt, known_fault
 from llm_pipeline_airflow.guarded_routes import guarded_route
 from llm_pipeline_airflow.logs import get_logger

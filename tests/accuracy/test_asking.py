@@ -6,10 +6,10 @@ import pytest
 
 from llm_pipeline.accuracy import asking as module
 from llm_pipeline.accuracy.asking import Asking
-from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 

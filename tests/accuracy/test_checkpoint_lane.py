@@ -17,9 +17,9 @@ from llm_pipeline.accuracy.baseline_gate import judge_baseline
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, evaluate_candidate
 from llm_pipeline.accuracy.divergence import REFERENCE_FILE
 from llm_pipeline.accuracy.evaluation import read_summary
-from llm_pipeline.accuracy.items import read_items
 from llm_pipeline.accuracy.questions import NotFinite, Questions
 from llm_pipeline.accuracy.table import format_evaluation
+from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from llm_pipeline.accuracy.evalue import BETTING_TEST, log_mixture, log_wealth, wealth_needed
-from llm_pipeline.accuracy.losses import LossSample
+from llm_pipeline.statistics.evalue import BETTING_TEST, log_mixture, log_wealth, wealth_needed
+from llm_pipeline.statistics.losses import LossSample
 
 
 def sample(lost: int, gained: int, pairs: int) -> LossSample:

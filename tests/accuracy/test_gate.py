@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from llm_pipeline.accuracy.gate import judge_pairs
-from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import plan_looks
 from llm_pipeline.accuracy.paired import Interval, TaskPairs, bound_losses, compare, pair_items
 from llm_pipeline.accuracy.score_scale import Scoring
-from llm_pipeline.accuracy.score_test import SCORE_TEST
 from llm_pipeline.accuracy.sequential import judge_look
 from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.accuracy.task_metrics import TaskMetric
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.statistics.score_test import SCORE_TEST
 
 POLICY = AccuracyPolicy(margin=0.01, task_margin=0.03, confidence=0.95, minimum_items=500, anomalous_gain=0.05)
 
@@ -88,7 +88,7 @@ def test_an_interval_across_the_margin_is_inconclusive_and_says_how_many_items_w
 
 def test_an_observed_loss_on_the_margin_says_that_no_number_of_items_decides() -> None:
     judgement = judge_accuracy(*pair(20, 10, 1000), POLICY)
-    assert "no number of items would decide" in judgement.evidence[0].detail
+    assert "no number of items decides" in judgement.evidence[0].detail
 
 
 def test_a_good_point_estimate_on_few_items_is_not_enough() -> None:
@@ -200,7 +200,7 @@ def test_scores_on_another_scale_are_refused(score: float) -> None:
 
 
 def test_another_template_or_dataset_is_refused() -> None:
-    with pytest.raises(IntegrityError, match=r"3000 of 3000 items of task gsm8k ask different questions"):
+    with pytest.raises(IntegrityError, match=r"3000 of 3000 items of task gsm8k are other questions"):
         judge_accuracy(items([1.0] * 3000), items([1.0] * 3000, template="v2"), POLICY)
 
 

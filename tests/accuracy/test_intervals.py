@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from llm_pipeline.accuracy.intervals import (
+from llm_pipeline.statistics.intervals import (
     FEW_CHANGES,
     Bounds,
     clopper_pearson_upper,
@@ -20,8 +20,8 @@ from llm_pipeline.accuracy.intervals import (
     tango_statistic,
     wilson_bounds,
 )
-from llm_pipeline.accuracy.losses import LossSample
-from llm_pipeline.accuracy.score_test import SCORE_TEST
+from llm_pipeline.statistics.losses import LossSample
+from llm_pipeline.statistics.score_test import SCORE_TEST
 
 Z95 = float(stats.norm.ppf(0.95))
 

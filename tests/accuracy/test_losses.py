@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from llm_pipeline.accuracy.items import ScoredItem
-from llm_pipeline.accuracy.losses import FEW_CLUSTERS, LossSample, group_numbers
 from llm_pipeline.accuracy.paired import compare
-from llm_pipeline.accuracy.score_test import SCORE_TEST
+from llm_pipeline.artifacts.items import ScoredItem
+from llm_pipeline.statistics.losses import FEW_CLUSTERS, LossSample, group_numbers
+from llm_pipeline.statistics.score_test import SCORE_TEST
 
 
 def drawn(clusters: int, size: int, likeness: float, seed: int = 1) -> LossSample:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.paired import POOLED, Comparison, compare, pair_items
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.saved_items import SavedItems
+from llm_pipeline.artifacts.items import ScoredItem
 
 ORDER = [("a", 2), ("b", 0), ("a", 0), ("a", 1)]
 ITEMS = [ScoredItem(task=t, item_id=n, fingerprint=f"{t}{n}", score=1.0, generative=False) for t, n in ORDER]

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_pipeline.accuracy.gate import compare_as_judged, judge_pairs
-from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan, plan_looks
 from llm_pipeline.accuracy.paired import pair_items
 from llm_pipeline.accuracy.sequential import decision_rule, judge_look
-from llm_pipeline.accuracy.spending import stopping_chances
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.statistics.spending import stopping_chances
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_pipeline.accuracy.spending import (
+from llm_pipeline.statistics.spending import (
     IMPROBABLE,
     boundaries,
     early,

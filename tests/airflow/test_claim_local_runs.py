@@ -16,7 +16,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow
 from llm_pipeline.local_run import LocalRun, ask_on_terminal
-from llm_pipeline.release_claim import ClaimState, read_claim
+from llm_pipeline.release.claim import ClaimState, read_claim
 from llm_pipeline.store import open_store
 
 pytestmark = pytest.mark.slow

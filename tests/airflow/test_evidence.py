@@ -11,7 +11,7 @@ from llm_pipeline_airflow.runs import release_of_run, remember_run
 from markdown_it import MarkdownIt
 
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.stages.contract import StageResult
+from llm_pipeline.release.contract import StageResult
 from llm_pipeline.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -7,7 +7,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from llm_pipeline_airflow.claim import ClaimSensor
 from llm_pipeline_airflow.dag_factory import release_dag
 
-from llm_pipeline.release_claim import read_claim
+from llm_pipeline.release.claim import read_claim
 from llm_pipeline.store import open_store
 
 

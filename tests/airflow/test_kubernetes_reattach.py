@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.stages.contract import StageRequest
+from llm_pipeline.release.contract import StageRequest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "doubles"))
 

@@ -21,7 +21,7 @@ from sqlalchemy import select
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.doctor import examine
+from llm_pipeline.operations.doctor import examine
 
 GPU_TARGET = """
 accelerator: H100-SXM-80GB

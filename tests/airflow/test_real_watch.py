@@ -22,8 +22,8 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.demo.airflow_client import AirflowClient
 from llm_pipeline.demo.airflow_services import start_airflow, stop_airflow
 from llm_pipeline.demo.hub_repository import publish_revision
+from llm_pipeline.release.watch_record import read_claim, read_status
 from llm_pipeline.store import open_store
-from llm_pipeline.watch_record import read_claim, read_status
 
 from ..hub.conftest import safetensors_bytes  # noqa: TID252
 

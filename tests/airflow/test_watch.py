@@ -34,10 +34,10 @@ from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.observe import list_commit
 from llm_pipeline.hub.resolve import resolve_revision
 from llm_pipeline.hub.watch import Start
-from llm_pipeline.release_record import ReleaseRecord, record_name
+from llm_pipeline.release.record import ReleaseRecord, record_name
+from llm_pipeline.release.watch_record import Claim, call_webhook, claim_commit, read_status
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
-from llm_pipeline.watch_record import Claim, call_webhook, claim_commit, read_status
 
 from ..hub.conftest import LocalHub, local_hub  # noqa: F401, TID252 - a fixture of the hub's tests
 

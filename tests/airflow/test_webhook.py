@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from huggingface_hub import WebhookPayload
 from llm_pipeline_airflow import webhook
 
+from llm_pipeline.release.watch_record import webhook_revision
 from llm_pipeline.store import open_store
-from llm_pipeline.watch_record import webhook_revision
 
 URL = "/webhooks/hub"
 VARIABLE = "LLM_PIPELINE_WEBHOOK_SECRET"

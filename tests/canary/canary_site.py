@@ -13,11 +13,11 @@ from typing import Any
 
 from http_slots import HttpSlots
 
+from llm_pipeline.adapters.envoy.process import start_router, stop_router
+from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
-from llm_pipeline.canary.envoy import EnvoyRouter
-from llm_pipeline.canary.envoy_process import start_router, stop_router
 from llm_pipeline.canary.record import CanaryRecord, read_record
 from llm_pipeline.canary.router import SlotName, all_to
 from llm_pipeline.config.deployment import ServerPorts

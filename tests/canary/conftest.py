@@ -47,7 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CustomResource
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(found.kubeconfig()))
         patch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-        patch.setattr("llm_pipeline.canary.kubernetes_object._WAITS_SECONDS", (0.0, 0.0))
+        patch.setattr("llm_pipeline.adapters.kubernetes.custom_object._WAITS_SECONDS", (0.0, 0.0))
         yield found
     found.close()
 

@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from http_slots import HttpSlots
 
+from llm_pipeline.adapters.envoy.process import find_router
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import write_json_lines
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name

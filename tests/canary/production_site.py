@@ -11,17 +11,17 @@ from typing import Any
 
 from canary_site import free_ports
 
+from llm_pipeline.adapters.envoy.process import find_router, stop_router
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.envoy_process import find_router, stop_router
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo.traffic import TrafficRecord
 from llm_pipeline.operations.served_place import roll_back_at
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.triton_server import find_server, stop_server
-from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointers, read_pointers
 

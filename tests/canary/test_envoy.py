@@ -11,12 +11,12 @@ from collections import Counter
 import aiohttp
 import pytest
 
+from llm_pipeline.adapters.envoy.process import find_router, stop_router
+from llm_pipeline.adapters.envoy.xds.files import replace_json
+from llm_pipeline.adapters.envoy.xds.names import BACKED_SUFFIX
 from llm_pipeline.base.errors import ConfigError, Fenced
 from llm_pipeline.canary.access_log import AccessLog, LogCursor
-from llm_pipeline.canary.envoy_process import find_router, stop_router
 from llm_pipeline.canary.router import RouterConflict, RouterRejected, RouteState, all_to
-from llm_pipeline.canary.xds.files import replace_json
-from llm_pipeline.canary.xds.names import BACKED_SUFFIX
 
 pytestmark = pytest.mark.slow
 
@@ -121,7 +121,7 @@ def test_the_same_write_twice_is_one_revision(site) -> None:
 
 def test_an_old_epoch_is_fenced(site) -> None:
     shift(site, split(5, epoch=7))
-    with pytest.raises(Fenced, match="epoch 6 was superseded"):
+    with pytest.raises(Fenced, match="epoch 6 is over"):
         site.router.write(split(50, epoch=6), None)
     assert site.router.read()[0].weights["green"] == 500
 

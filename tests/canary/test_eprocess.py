@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from llm_pipeline.canary.eprocess import LevelTest, RareTest, RateTest, SplitTest
+from llm_pipeline.statistics.eprocess import LevelTest, RareTest, RateTest, SplitTest
 
 Windows = list[tuple[int, int, int, int]]
 

@@ -6,8 +6,8 @@ import pytest
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import StepState
-from llm_pipeline.canary.eprocess import SplitTest
 from llm_pipeline.canary.findings import does_not_answer
+from llm_pipeline.statistics.eprocess import SplitTest
 
 
 def split_of(candidate: int, stable: int, share: float = 0.25) -> StepState:

@@ -15,7 +15,7 @@ from gateway_controller import GatewayController
 from router_contract import GATEWAY_PLACE, HTTP_ROUTE, NAMESPACE, KubernetesSubject, gateway_subject, split, until
 from scipy import stats
 
-from llm_pipeline.canary.gateway_api import GatewayApiRouter
+from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
 from llm_pipeline.canary.open_router import open_router, router_as_it_is
 from llm_pipeline.canary.router import ALL, RouterRejected, RouterUnavailable, RouteState, SlotName, all_to
 

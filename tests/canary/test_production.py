@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from production_site import MODEL, MODEL_PYTHON, ROOT, SECOND, TRITON_HOME, Production, result, verdict
 
+from llm_pipeline.adapters.envoy.process import find_router
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.envoy_process import find_router
 from llm_pipeline.canary.record import Phase, read_record
 from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.cli import main
 from llm_pipeline.operations.guard import guard_once
+from llm_pipeline.release.contract import StageFailure
 from llm_pipeline.serving.triton_server import find_server, stop_server
-from llm_pipeline.stages.contract import StageFailure
 from llm_pipeline.store.places import PlaceTaken, hand_over
 from llm_pipeline.store.pointers import read_pointers
 
@@ -224,7 +224,7 @@ def test_a_release_that_a_person_takes_back_in_the_middle_of_a_step_says_who_did
         judgement = step.result(timeout=60).judgement
     assert judgement is not None
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "rolled back by anna: it answers nonsense at 20" in judgement.summary
+    assert "taken back by anna: it answers nonsense at 20" in judgement.summary
     assert production.users_go().failed == 0
 
 

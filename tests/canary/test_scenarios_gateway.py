@@ -13,9 +13,9 @@ from gateway_controller import GatewayController
 from live_site import Trial
 from router_contract import NAMESPACE, KubernetesSubject, gateway_subject, until
 
+from llm_pipeline.adapters.envoy.statistics import EnvoyStatistics
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import ALL, RouteState, SlotName, all_to
-from llm_pipeline.canary.sources.envoy_statistics import EnvoyStatistics
 from llm_pipeline.canary.traffic import CountedTraffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]

@@ -18,8 +18,8 @@ import torch
 import worker
 from transformers import PreTrainedTokenizerFast
 
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.quantization.checkpoint import Checkpoint
 from llm_pipeline.quantization.export_weights import changed_norms
 
 pytestmark = pytest.mark.slow

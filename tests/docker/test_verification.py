@@ -18,11 +18,11 @@ import psutil
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from llm_pipeline.artifacts.golden import GoldenPrompt, write_golden
+from llm_pipeline.artifacts.host_facts import read_host_facts
 from llm_pipeline.engines.failures import BuildFailed
-from llm_pipeline.engines.host_facts import read_host_facts
 from llm_pipeline.engines.llm_args.dialects import DIALECTS
 from llm_pipeline.engines.llm_args.recorded_schema import recorded_schema
-from llm_pipeline.serving.golden import GoldenPrompt, write_golden
 from llm_pipeline.serving.triton_server import start_server
 from llm_pipeline.verification import loading_steps, serving_steps
 from llm_pipeline.verification.__main__ import main

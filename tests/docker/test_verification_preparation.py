@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("modelopt")
 
-from llm_pipeline.serving.golden import read_golden
+from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.verification import preparation
 from llm_pipeline.verification.prepared import Prepared
 

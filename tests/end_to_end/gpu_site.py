@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from llm_pipeline.accuracy.items import read_items
-from llm_pipeline.canary.envoy_process import stop_router
+from llm_pipeline.adapters.envoy.process import stop_router
+from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.serving.triton_server import stop_server
 

@@ -4,8 +4,9 @@ import importlib.util
 
 import pytest
 
+from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.engines.builder import EngineDescription, engine_builder
+from llm_pipeline.engines.builder import engine_builder
 
 
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is not None, reason="this interpreter has OpenVINO")

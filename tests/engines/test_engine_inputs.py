@@ -13,6 +13,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from test_tensorrt_llm_llmapi import target as h100
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.quantization import QuantizationRecipe
@@ -20,9 +21,8 @@ from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.quantization.model_placement import Placement, load_plain_model
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 from llm_pipeline.quantization.readback import load_model
-from llm_pipeline.serving.golden import GoldenPrompt
+from llm_pipeline.release.execute import execute
 from llm_pipeline.serving.models.transformers_batcher import Batcher, Settings
-from llm_pipeline.stages.execute import execute
 
 NORM = "model.layers.1.post_attention_layernorm.weight"
 LIMITS = {"maximum_sequences": 2, "maximum_tokens_per_request": 64, "maximum_batched_tokens": 64}
@@ -90,7 +90,7 @@ def test_nothing_is_quantized_of_a_checkpoint_without_a_norm(damaged, tmp_path):
 
 
 def test_no_checkpoint_without_a_norm_passes_unquantized(damaged, tmp_path):
-    from llm_pipeline.stages.contract import StageRequest
+    from llm_pipeline.release.contract import StageRequest
     from llm_pipeline.store import open_store
 
     store = open_store(f"file://{tmp_path}/store")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.host_facts import CONTAINER_VARIABLE, GpuFacts, HostFacts, read_host_facts
 from llm_pipeline.base.errors import Transient, Unsupported
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import EngineDescription, EngineFacts
-from llm_pipeline.engines.host_facts import CONTAINER_VARIABLE, GpuFacts, HostFacts, read_host_facts
 from llm_pipeline.engines.host_match import (
     driver_warning,
     engine_problems,

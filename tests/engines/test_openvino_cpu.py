@@ -13,11 +13,12 @@ import openvino as ov
 import tiny_llama
 import torch
 
+from llm_pipeline.artifacts.activations import quantize_fp8, quantize_int8
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.stored_tensors import StoredTensors
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.engines.builder import BuildInputs, EngineDescription, EngineFacts, engine_builder
+from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.engines.openvino_cpu import PARITY_PROPERTIES, SERVING_FILES
-from llm_pipeline.quantization.activations import quantize_fp8, quantize_int8
-from llm_pipeline.quantization.stored_tensors import StoredTensors
 
 pytestmark = pytest.mark.slow
 
@@ -59,8 +60,8 @@ def test_a_mixed_checkpoint_is_built_layer_by_layer_in_its_own_formats(exported,
 
 
 def test_four_bit_floating_point_is_refused(checkpoint, tmp_path):
+    from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
     from llm_pipeline.engines.openvino_graph import NativeWeights
-    from llm_pipeline.quantization.checkpoint import Checkpoint
 
     nvfp4 = tiny_llama.export_quantized(checkpoint, "nvfp4", tmp_path / "nvfp4")
     with pytest.raises(Unsupported, match="no CPU engine computes NVFP4"):

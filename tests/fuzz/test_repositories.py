@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from mutations import HOSTILE_TEXTS, documents, mutated, mutated_bytes
 from safetensors_files import write_safetensors
 
+from llm_pipeline.artifacts.model_files import select_files
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
+from llm_pipeline.artifacts.safetensors_header import read_header
 from llm_pipeline.base.errors import ExitCode, IntegrityError, PipelineError
 from llm_pipeline.hub.checkpoint import check_checkpoint
 from llm_pipeline.hub.directory_source import DirectorySource
-from llm_pipeline.hub.files import select_files
 from llm_pipeline.hub.model_card import card_fields, stated_license
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
-from llm_pipeline.hub.safetensors_header import read_header
 
 WEIGHTS, INDEX = "model-00001-of-00001.safetensors", "model.safetensors.index.json"
 TENSORS = {"model.embed_tokens.weight": ("F32", [8, 4], bytes(128)), "model.norm.weight": ("F32", [4], bytes(16))}

@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import pytest
 from huggingface_hub.utils import close_session, get_session
 
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.timed_connection import Deadline, TooSlow
 from llm_pipeline.hub import bounded_answers
 from llm_pipeline.hub.access import HubUnavailable, connect
 from llm_pipeline.hub.hub_source import HubSource
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import pytest
 
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.hub.access import HubRefused, HubUnavailable, connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.partial_file import DiskTooSmall
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.hub.source import SourceUnavailable
 from llm_pipeline.hub.transfer import Transfer
@@ -383,7 +383,7 @@ from pathlib import Path
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.hub_source import HubSource
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.hub.source import SourceUnavailable
 from llm_pipeline.hub.transfer import Transfer

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from llm_pipeline.hub.access import Hub
 from llm_pipeline.hub.resolve import resolve_revision
-from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
 
 from .conftest import TOKEN_VARIABLE, LocalHub

@@ -21,8 +21,8 @@ from llm_pipeline.base.confinement import confined
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.demo.hub_repository import publish_revision
 from llm_pipeline.planning.task_pool import known_facts
-from llm_pipeline.stages.contract import StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
 
 from .conftest import LocalHub

@@ -25,8 +25,8 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.demo.hub_repository import publish_revision
 from llm_pipeline.hub.transfer import Transfer
-from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
 from llm_pipeline.store.provenance import Provenance, here
 

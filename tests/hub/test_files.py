@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from llm_pipeline.artifacts.model_files import select_files, unsafe_reason
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.hub.files import select_files, unsafe_reason
 
 LLAMA = [
     ".gitattributes", "LICENSE", "README.md", "USE_POLICY.md", "config.json", "generation_config.json",

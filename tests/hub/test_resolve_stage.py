@@ -16,8 +16,8 @@ from llm_pipeline.flow import Flow, resolve_request
 from llm_pipeline.hub import disk_space
 from llm_pipeline.hub.partial_file import DiskTooSmall
 from llm_pipeline.planning import host
-from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 
 from .conftest import TOKEN_VARIABLE, LocalHub
 from .safetensors_files import write_safetensors

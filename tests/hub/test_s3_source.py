@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.bounded_aws import AnswerLimits
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.hub.download import download_model
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.s3_source import S3Source
 from llm_pipeline.hub.source import Body, SourceRefused, SourceTooSlow, SourceUnavailable
 from llm_pipeline.hub.transfer import Transfer

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.artifacts.safetensors_header import read_header
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.hub.safetensors_header import read_header
 
 
 def tensor(start: int, end: int, *, dtype: str = "U8", shape: list[Any] | None = None) -> dict[str, Any]:

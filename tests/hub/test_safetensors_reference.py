@@ -10,7 +10,7 @@ numpy_files = pytest.importorskip("safetensors.numpy")
 
 import numpy as np
 
-from llm_pipeline.hub.safetensors_header import read_header
+from llm_pipeline.artifacts.safetensors_header import read_header
 
 
 def test_what_the_reference_library_writes_is_sound(tmp_path: Path) -> None:

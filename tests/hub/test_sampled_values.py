@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.artifacts.safetensors_header import read_header
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.hub.safetensors_header import read_header
 from llm_pipeline.hub.sampled_values import check_values, runs
 
 from .safetensors_files import WIDTHS, write_safetensors

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.git_ids import blob_id
-from llm_pipeline.hub.pinned import HubFile, PinnedModel
 from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.hub.source import Body, SourceUnavailable, WrongBytes
 from llm_pipeline.hub.transfer import SourceTooSlow, Transfer

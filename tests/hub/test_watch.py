@@ -29,8 +29,15 @@ from llm_pipeline.hub.watch import (
     counted_files,
     decide,
 )
+from llm_pipeline.release.watch_record import (
+    Claim,
+    call_webhook,
+    claim_commit,
+    read_claim,
+    read_claims,
+    webhook_revision,
+)
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.watch_record import Claim, call_webhook, claim_commit, read_claim, read_claims, webhook_revision
 
 from .conftest import LocalHub
 

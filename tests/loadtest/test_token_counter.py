@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from llm_pipeline.artifacts.golden import GoldenPrompt, write_golden
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.loadtest.token_counter import open_counter
-from llm_pipeline.serving.golden import GoldenPrompt, write_golden
 
 WORDS = {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "[UNK]": 2}, "unk_token": "[UNK]"}}
 TOKENIZER = {

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
-from llm_pipeline.claim_state import Claimant, ClaimState, LocalProcess
 from llm_pipeline.cli import main
 from llm_pipeline.operations import staging
+from llm_pipeline.release.claim_state import Claimant, ClaimState, LocalProcess
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.planning.catalog import (
+from llm_pipeline.catalog.tables import (
     containers,
     families,
     find_container,

@@ -7,10 +7,10 @@ import pytest
 from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, cpu_target, gpu_target, judge, recipe, refusal
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.catalog.modelopt_recipes import modelopt_recipes
+from llm_pipeline.catalog.runtime_versions import has_engine_compiler, parse_version, release_numbers
 from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe
 from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
-from llm_pipeline.planning.runtime_versions import has_engine_compiler, parse_version, release_numbers
-from llm_pipeline.quantization.modelopt_recipes import modelopt_recipes
 
 TRITON_1_1_0 = "nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3"
 KV_CACHES = ("none", "fp8", "int8", "nvfp4")

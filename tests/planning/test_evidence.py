@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from published import known_facts
 
+from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.target import Target
-from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.evidence import gate_power
 from llm_pipeline.planning.gpu_time import forward_seconds, quantization_seconds, scoring_seconds
 from llm_pipeline.planning.lanes import judge_lanes

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from benchmarks.example_files import render_target
+from llm_pipeline.catalog.tables import find_container
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.target import Target
-from llm_pipeline.planning.catalog import find_container
 from llm_pipeline.planning.model import Plan
 from llm_pipeline.planning.plan import plan_release
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.catalog.tables import families, find_gpu, gpus
 from llm_pipeline.cli import main
-from llm_pipeline.planning.catalog import families, find_gpu, gpus
 from llm_pipeline.planning.matrix import Backend, Cell, Selection, contained_versions, judge_cells
 from llm_pipeline.planning.matrix_table import format_matrix
 
@@ -61,13 +61,11 @@ def expected(sm: str, name: str, column: str) -> str:
     """The worst of: kernels of that generation, the checkpoint's reader, the exporter for engines."""
     unknown = {"value": "unknown"}
     said = [
-        recorded("llm_pipeline.planning", "quant_support_matrix")["matrix"][sm.replace("103", "100")].get(
-            ROWS[name], {}
-        )
+        recorded("llm_pipeline.catalog", "quant_support_matrix")["matrix"][sm.replace("103", "100")].get(ROWS[name], {})
     ]
     values = [said[0].get(column, unknown)["value"]]
     if name in EXPORTED_AS:
-        reader = recorded("llm_pipeline.planning", "checkpoint_reader")["others"][EXPORTED_AS[name]]
+        reader = recorded("llm_pipeline.catalog", "checkpoint_reader")["others"][EXPORTED_AS[name]]
         values.append(reader[column]["value"])
     exporter = recorded("llm_pipeline.quantization", "tensorrt_llm_checkpoint")
     known = ("none", *exporter["algorithms"], *(f"kv_cache_{kv}" for kv in exporter["kv_caches"]))
@@ -119,7 +117,7 @@ def test_no_engine_is_legal_from_1_3_on_and_the_reason_is_the_compiler():
 @pytest.mark.parametrize("family", families())
 def test_a_family_makes_a_legal_cell_unknown_where_nvidia_does_not_list_it_and_changes_no_other(family: str):
     columns = {engine: column for column, (engine, version) in COLUMNS.items() if version == "1.2.1"}
-    table = next(row for row in recorded("llm_pipeline.planning", "model_support")["families"] if row["name"] == family)
+    table = next(row for row in recorded("llm_pipeline.catalog", "model_support")["families"] if row["name"] == family)
     selection = Selection(accelerators=(A100, H200, B200), versions=("1.2.1",))
     for plain, cell in zip(judge_cells(selection), judge_cells(selection._replace(models=(family,))), strict=True):
         listed = table["engine" if columns[cell.engine] == "engine_1_2" else "pytorch"] + table["tested"]

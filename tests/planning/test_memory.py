@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from published import config_of, known_facts
 
+from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.runtime_options import KvCacheOptions
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
-from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.disk import disk_need
 from llm_pipeline.planning.memory import (
     Engine,

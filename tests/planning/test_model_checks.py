@@ -239,7 +239,7 @@ def test_a_model_that_sees_is_not_traced_as_one_that_reads():
 
 def test_the_exporter_of_the_table_is_the_one_that_is_pinned():
     pins = (Path(__file__).parents[2] / "docker" / "constraints" / "model-py311.txt").read_text()
-    table = json.loads((CONFIGS.parent / "llm_pipeline/planning/data/openvino_exporter.json").read_text())
+    table = json.loads((CONFIGS.parent / "llm_pipeline/catalog/data/openvino_exporter.json").read_text())
     assert f"{table['exporter']}=={table['version']}\n" in pins
     for compared in TRACED_WITH.values():  # another version is to be compared again, by the corpus
         assert f"\ntransformers=={compared}\n" in pins

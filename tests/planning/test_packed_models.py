@@ -9,10 +9,10 @@ import pytest
 from judging import recipe
 from published import config_of, facts_of
 
+from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
-from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.memory import weight_bytes
 from llm_pipeline.planning.roofline import RooflineEngine, decode_step_seconds, prompt_seconds
 

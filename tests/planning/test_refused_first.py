@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.flow import resolve_request
-from llm_pipeline.stages.contract import StageFailure
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.release.contract import StageFailure
+from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
 
 

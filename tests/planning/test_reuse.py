@@ -22,10 +22,10 @@ from llm_pipeline.planning import datasets
 from llm_pipeline.planning.history import History, PastRelease
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
 from llm_pipeline.planning.stage_graph import planned_steps
+from llm_pipeline.release import execute
+from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult
 from llm_pipeline.release.flow import release_flow, stage_names
-from llm_pipeline.release_record import read_record
-from llm_pipeline.stages import execute
-from llm_pipeline.stages.contract import Produced, StageContext, StageOutput, StageResult
+from llm_pipeline.release.record import read_record
 from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import ArtifactStore, open_store
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from published import known_facts
 
+from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.runtime_options import KvCacheOptions, RuntimeOptions, SpeculativeDecoding
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.catalog import find_gpu
 from llm_pipeline.planning.roofline import (
     RooflineEngine,
     decode_step_seconds,

@@ -9,11 +9,11 @@ from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, gpu_target, judge, reci
 from published import config_of, known_facts
 
 from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.catalog.tables import gpus
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.target import Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
-from llm_pipeline.planning.catalog import gpus
 from llm_pipeline.planning.compatibility import Legal
 from llm_pipeline.planning.engine_formats import compiled_weights
 from llm_pipeline.planning.parallelism_advice import advise_split

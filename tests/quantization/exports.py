@@ -18,8 +18,8 @@ from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization import tensor_quant
 from transformers import LlamaForCausalLM
 
+from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.quantization.checkpoint_files import copy_companions
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))

@@ -19,8 +19,8 @@ from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.quantization import calibration_store, modelopt_quantizer, validation
 from llm_pipeline.quantization.calibration_passes import CalibrationPasses
 from llm_pipeline.quantization.calibration_state import CalibrationState
-from llm_pipeline.stages.contract import StageRequest
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.release.contract import StageRequest
+from llm_pipeline.release.execute import execute
 from llm_pipeline.stages.quantize import QuantizeConfig
 from llm_pipeline.store import open_store
 from llm_pipeline.store.lease import Lease

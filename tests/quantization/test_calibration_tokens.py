@@ -13,8 +13,8 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.catalog import named_sets
 from llm_pipeline.config.quantization import Calibration
-from llm_pipeline.quantization import named_sets
 from llm_pipeline.quantization.calibration import draw_calibration
 from llm_pipeline.quantization.calibration_samples import Sample, read_sources
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.quantization.modelopt_recipes import known_modelopt_recipe, modelopt_recipes
+from llm_pipeline.catalog.modelopt_recipes import known_modelopt_recipe, modelopt_recipes
 
 
 def test_a_known_recipe_says_what_it_makes_of_a_model():

@@ -14,8 +14,8 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
 from llm_pipeline.quantization.calibration_passes import Progress
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import check_tensorrt_llm_checkpoint
-from llm_pipeline.stages.contract import StageRequest
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.release.contract import StageRequest
+from llm_pipeline.release.execute import execute
 from llm_pipeline.stages.quantize import QuantizeConfig
 from llm_pipeline.store import open_store
 

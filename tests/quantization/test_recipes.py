@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.catalog.modelopt_recipes import check_kv_cache, check_modelopt_recipe
 from llm_pipeline.config.quantization import Calibration, KvCacheFormat, WeightFormat
 from llm_pipeline.quantization.modelopt_configs import refuse_unsupported
-from llm_pipeline.quantization.modelopt_recipes import check_kv_cache, check_modelopt_recipe
 
 EVERY = sorted(path.stem for path in (Path(__file__).parents[2] / "configs" / "quantization").glob("*.yaml"))
 

@@ -8,14 +8,14 @@ pytest.importorskip("modelopt")
 
 from llm_pipeline.accuracy.evaluation import read_summary
 from llm_pipeline.accuracy.gate import ERROR_FACT
-from llm_pipeline.accuracy.items import read_items
+from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
+from llm_pipeline.release.contract import StageRequest
+from llm_pipeline.release.execute import execute
 from llm_pipeline.stages.accuracy import AccuracyConfig
 from llm_pipeline.stages.baseline import BaselineConfig
-from llm_pipeline.stages.contract import StageRequest
-from llm_pipeline.stages.execute import execute
 from llm_pipeline.stages.quantize import QuantizeConfig
 from llm_pipeline.store import open_store
 

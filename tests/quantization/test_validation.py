@@ -12,12 +12,12 @@ import exports
 import modelopt.torch.quantization as mtq
 from safetensors.torch import load_file
 
+from llm_pipeline.artifacts.checkpoint_files import copy_companions
+from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
+from llm_pipeline.artifacts.tensor_formats import unpack_int4
 from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.catalog.exported_names import ALGORITHMS
 from llm_pipeline.quantization import export_weights
-from llm_pipeline.quantization.checkpoint import Checkpoint
-from llm_pipeline.quantization.checkpoint_files import copy_companions
-from llm_pipeline.quantization.exported_names import ALGORITHMS
-from llm_pipeline.quantization.formats import unpack_int4
 from llm_pipeline.quantization.validation import validate_export
 
 LAYER = "model.layers.1.mlp.up_proj"

@@ -14,10 +14,10 @@ from load_sample import sample_load_test
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.accuracy.evaluation import DataRead, Divergence, NoiseFloor, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import judge_pairs
-from llm_pipeline.accuracy.items import ScoredItem
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import pair_items
 from llm_pipeline.accuracy.sequential import decision_rule
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
@@ -37,9 +37,9 @@ from llm_pipeline.config.release import (
 )
 from llm_pipeline.config.target import Target
 from llm_pipeline.hub.resolve import PinnedModel
-from llm_pipeline.release_record import ReleaseRecord, record_name
-from llm_pipeline.stages.contract import StageFailure, StageResult, Timings
-from llm_pipeline.stages.execute import failure_name, results_name
+from llm_pipeline.release.contract import StageFailure, StageResult, Timings
+from llm_pipeline.release.execute import failure_name, results_name
+from llm_pipeline.release.record import ReleaseRecord, record_name
 from llm_pipeline.store.local import LocalStore
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
 

@@ -25,9 +25,9 @@ from llm_pipeline.config.environment import (
     KubernetesEnvironment,
     Mount,
 )
+from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.runners.runner import Job, Placement, StageRunner
 from llm_pipeline.runners.runners import Runners
-from llm_pipeline.stages.contract import StageRequest
 
 REPOSITORY = Path(__file__).parents[2]
 STAGE = Path(__file__).parent / "stages_for_tests" / "run_stage.py"

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from llm_pipeline.adapters.docker.image import repository_of
 from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient, Unsupported
-from llm_pipeline.runners.docker_image import repository_of
 from llm_pipeline.runners.runner import Placement
 
 HERE = Placement(environment="control")

@@ -11,6 +11,10 @@ from datetime import timedelta
 
 import pytest
 
+from llm_pipeline.adapters.kubernetes import api as kubernetes_api
+from llm_pipeline.adapters.kubernetes import runner as kubernetes
+from llm_pipeline.adapters.kubernetes.job import job_manifest
+from llm_pipeline.adapters.kubernetes.log import lines_after, since
 from llm_pipeline.base.errors import (
     ConfigError,
     RemoteStageError,
@@ -21,10 +25,7 @@ from llm_pipeline.base.errors import (
 )
 from llm_pipeline.config.environment import ClaimMount, Toleration
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.runners import kubernetes, kubernetes_api
 from llm_pipeline.runners.job_names import label_value
-from llm_pipeline.runners.kubernetes_job import job_manifest
-from llm_pipeline.runners.kubernetes_log import lines_after, since
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.runners import Runners
 

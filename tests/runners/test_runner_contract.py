@@ -19,7 +19,7 @@ import sys
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.runners.runners import Runners
-from llm_pipeline.stages.contract import StageRequest
+from llm_pipeline.release.contract import StageRequest
 deployment, request = Deployment.model_validate_json(sys.argv[1]), StageRequest.model_validate_json(sys.argv[2])
 print(Runners(deployment).submit(request, Placement(environment="control")).model_dump_json())
 """

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from llm_pipeline.adapters.kubernetes.job import job_manifest
 from llm_pipeline.config.deployment import Deployment, HubAccess
 from llm_pipeline.config.environment import KubernetesEnvironment
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.config.store import Keyless, Signing, StoreConfig
+from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.flow import stage_names
-from llm_pipeline.runners.kubernetes_job import job_manifest
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.stage_environment import command_environment, stage_environment, withheld_secrets
-from llm_pipeline.stages.contract import StageRequest
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SECRETS = (

@@ -10,8 +10,8 @@ from pathlib import Path
 from llm_pipeline_airflow.operators import StageOperator
 
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.runners.runners import Runners
-from llm_pipeline.stages.contract import StageRequest
 
 
 class Operator(StageOperator):

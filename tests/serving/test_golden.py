@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.accuracy.items import ScoredItem
+from llm_pipeline.artifacts.golden import GOLDEN_FILE, GoldenPrompt, golden_from_items, read_golden, write_golden
+from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.serving.golden import GOLDEN_FILE, GoldenPrompt, golden_from_items, read_golden, write_golden
 
 
 def item(number, prompt, completion=" yes", generative=True):

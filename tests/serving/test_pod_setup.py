@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import EngineDescription, EngineFacts
-from llm_pipeline.engines.host_facts import GpuFacts, HostFacts
 from llm_pipeline.serving.pod_setup import await_listeners
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.store import ArtifactStore, open_store

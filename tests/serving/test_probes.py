@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.probes import probe
 
 sys.path.insert(0, str(Path(__file__).parent / "faulty_model"))

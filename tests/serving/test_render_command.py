@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.hub.pinned import PinnedModel
-from llm_pipeline.release_record import ReleaseRecord, record_name
-from llm_pipeline.stages.contract import StageResult, Timings
-from llm_pipeline.stages.execute import results_name
+from llm_pipeline.release.contract import StageResult, Timings
+from llm_pipeline.release.execute import results_name
+from llm_pipeline.release.record import ReleaseRecord, record_name
 from llm_pipeline.store import open_store
 
 ROOT = Path(__file__).parents[2]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import EngineDescription, EngineFacts
-from llm_pipeline.engines.host_facts import GpuFacts, HostFacts
 from llm_pipeline.serving.repository_host import refuse_other_host
 from llm_pipeline.serving.repository_links import fetch_links, read_links, write_links
 from llm_pipeline.serving.triton_runtime import link_repository

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.accuracy.evaluation import summarise, write_evaluation
-from llm_pipeline.accuracy.items import ITEMS_FILE, ScoredItem
+from llm_pipeline.artifacts.items import ITEMS_FILE, ScoredItem
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.stages.contract import StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 from llm_pipeline.store import ArtifactStore, open_store
 
 CARD = {"arc": {"minimum": 0.93, "maximum": 0.97, "source": "model card, 2026-05"}}

@@ -12,9 +12,9 @@ pytest.importorskip("openvino_genai")
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 import tiny_llama
 
-from llm_pipeline.engines.builder import EngineDescription
-from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
 
 pytestmark = pytest.mark.slow

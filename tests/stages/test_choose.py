@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.stages.contract import StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 
 
 def run(tmp_path: Path, *attempts: tuple[str, str, int]) -> StageResult:

@@ -13,9 +13,9 @@ from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.model_look import read_documents
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import read_facts
-from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 from llm_pipeline.stages.download import download_config
-from llm_pipeline.stages.execute import execute
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 16,

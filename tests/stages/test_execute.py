@@ -12,8 +12,8 @@ from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 from llm_pipeline.base.logging import JsonLineFormatter, ReadableFormatter
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.stages import execute as execution
-from llm_pipeline.stages.contract import (
+from llm_pipeline.release import execute as execution
+from llm_pipeline.release.contract import (
     Produced,
     Stage,
     StageContext,

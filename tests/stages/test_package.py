@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("tritonclient")
 
-from llm_pipeline.accuracy.items import ScoredItem, write_items
+from llm_pipeline.artifacts.golden import read_golden
+from llm_pipeline.artifacts.items import ScoredItem, write_items
+from llm_pipeline.artifacts.repository_layout import OPENVINO_FILES
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.serving.golden import read_golden
-from llm_pipeline.serving.repository_layout import OPENVINO_FILES
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 from llm_pipeline.serving.repository_lint import lint_repository
-from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
 from llm_pipeline.store import open_store
 
 TARGET = {
@@ -24,8 +24,8 @@ GPU_TARGET = {"name": "h100", "accelerator": "H100-SXM5-80GB", "engine": "tensor
 
 
 def make_engine(directory):
+    from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
     from llm_pipeline.config.target import Target
-    from llm_pipeline.engines.builder import EngineDescription, EngineFacts
 
     directory.mkdir()
     for name in OPENVINO_FILES:
@@ -42,9 +42,9 @@ def make_engine(directory):
 
 @pytest.fixture
 def gpu_build(tmp_path):
+    from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+    from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
     from llm_pipeline.config.target import Target
-    from llm_pipeline.engines.builder import EngineDescription, EngineFacts
-    from llm_pipeline.engines.host_facts import GpuFacts, HostFacts
 
     directory = tmp_path / "gpu_engine"
     directory.mkdir()

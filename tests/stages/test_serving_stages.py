@@ -13,10 +13,10 @@ from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.target import Target
 from llm_pipeline.loadtest.outcome import read_outcome
 from llm_pipeline.loadtest.records import read_records
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.triton_server import find_server, start_server, stop_server
-from llm_pipeline.stages.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
 from llm_pipeline.store import open_store
 
 pytestmark = pytest.mark.slow

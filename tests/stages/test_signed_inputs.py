@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.store import Signing, StoreConfig
-from llm_pipeline.stages import execute as execution
-from llm_pipeline.stages.contract import Stage, StageContext, StageFailure, StageOutput, StageRequest, StageResult
+from llm_pipeline.release import execute as execution
+from llm_pipeline.release.contract import Stage, StageContext, StageFailure, StageOutput, StageRequest, StageResult
 from llm_pipeline.store import LocalStore
 
 

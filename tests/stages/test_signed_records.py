@@ -19,9 +19,9 @@ from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.store import Signing, StoreConfig
 from llm_pipeline.quantization.calibration_store import calibration_document, shared_calibration
-from llm_pipeline.stages import execute as execution
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
-from llm_pipeline.stages.execute import record_name, results_name, trusted_stage_record
+from llm_pipeline.release import execute as execution
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
+from llm_pipeline.release.execute import record_name, results_name, trusted_stage_record
 from llm_pipeline.store import LocalStore, open_store
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signed_documents import require_signed

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.stages.contract import OUTCOME, StageFailure, StageRequest
+from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest
 from llm_pipeline.store import open_store
 
 SCRIPT = """
 import os, subprocess, sys, time, signal
 from pathlib import Path
 from pydantic import BaseModel
-from llm_pipeline.stages import execute, process, time_limit
-from llm_pipeline.stages.contract import Stage, StageOutput
+from llm_pipeline.release import execute, process, time_limit
+from llm_pipeline.release.contract import Stage, StageOutput
 
 class Nothing(BaseModel): pass
 
@@ -65,7 +65,7 @@ def test_a_stage_that_hangs_is_stopped_and_its_lease_is_free_again(tmp_path: Pat
 
 
 def test_what_ran_in_time_is_left_alone_and_the_alarm_is_off_afterwards() -> None:
-    from llm_pipeline.stages.time_limit import ended_after
+    from llm_pipeline.release.time_limit import ended_after
 
     with ended_after(0.05, lambda: pytest.fail("given up")):
         pass

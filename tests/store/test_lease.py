@@ -10,8 +10,8 @@ import pytest
 
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
-from llm_pipeline.stages.execute import execute
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 from llm_pipeline.store import LocalStore, open_store
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState
 
@@ -170,8 +170,8 @@ def test_of_two_processes_that_want_one_stage_key_one_computes_and_the_other_wai
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_is_killed: bool
 ) -> None:
     stage = Stage(name="count", version=1, config=Nothing, run=_counted, environment="control")
-    monkeypatch.setattr("llm_pipeline.stages.execute.load_stage", lambda _name: stage)
-    monkeypatch.setattr("llm_pipeline.stages.execute._LEASE_POLL_SECONDS", 0.1)
+    monkeypatch.setattr("llm_pipeline.release.execute.load_stage", lambda _name: stage)
+    monkeypatch.setattr("llm_pipeline.release.execute._LEASE_POLL_SECONDS", 0.1)
     ended: multiprocessing.Queue[str] = multiprocessing.Queue()
     runs = tmp_path / "runs"
     if first_is_killed:

@@ -17,18 +17,18 @@ def open_source(source: MetricSource, place: RouterPlace, router: TrafficRouter)
     """
     match source:
         case PrometheusSource():
-            from llm_pipeline.canary.sources.prometheus import PrometheusMetrics
+            from llm_pipeline.adapters.prometheus.source import PrometheusMetrics
 
             return PrometheusMetrics(source)
         case CloudWatchSource():
-            from llm_pipeline.canary.sources.cloudwatch import CloudWatchMetrics
+            from llm_pipeline.adapters.aws.cloudwatch import CloudWatchMetrics
 
             if not isinstance(place, AwsAlbPlace):
                 raise ConfigError(f"CloudWatch counts the requests of a load balancer, the router is {place.kind}")
             return CloudWatchMetrics(source, place)
         case EnvoySource():
-            from llm_pipeline.canary.envoy import EnvoyRouter
-            from llm_pipeline.canary.sources.envoy_statistics import EnvoyStatistics
+            from llm_pipeline.adapters.envoy.router import EnvoyRouter
+            from llm_pipeline.adapters.envoy.statistics import EnvoyStatistics
 
             if not isinstance(router, EnvoyRouter):
                 raise ConfigError(f"Envoy's statistics need an Envoy, the router is {place.kind}")

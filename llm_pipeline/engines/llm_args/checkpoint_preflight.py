@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_pipeline.artifacts.checkpoint_files import TOKENIZERS, read_json
+from llm_pipeline.artifacts.checkpoint_metadata import QUANTIZATION_FILE, QuantizationMetadata, read_quantization
 from llm_pipeline.base.errors import IntegrityError, Unsupported
+from llm_pipeline.catalog.tables import SupportCell, find_reader_support
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.dialects import dialect_of
 from llm_pipeline.model_facts.context import stated_context
-from llm_pipeline.planning.catalog import SupportCell, find_reader_support
-from llm_pipeline.quantization.checkpoint_files import TOKENIZERS, read_json
-from llm_pipeline.quantization.checkpoint_metadata import QUANTIZATION_FILE, QuantizationMetadata, read_quantization
 
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 

@@ -12,12 +12,12 @@ from typing import Literal
 import yaml
 from pydantic import JsonValue
 
+from llm_pipeline.artifacts.checkpoint_metadata import read_quantization
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.runtime_options import CudaGraphOptions, RuntimeOptions, SpeculativeDecoding
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.dialects import Dialect, dialect_of
-from llm_pipeline.quantization.checkpoint_metadata import read_quantization
 
 Document = dict[str, JsonValue]
 

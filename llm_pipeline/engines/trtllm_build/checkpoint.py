@@ -12,11 +12,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from llm_pipeline.artifacts.safetensors_header import read_header
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import read_object
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.trtllm_build.checkpoint_config import CheckpointConfig
-from llm_pipeline.hub.safetensors_header import read_header
 from llm_pipeline.quantization.tensorrt_llm_tensors import tensor_problems
 
 CONFIG_FILE = "config.json"

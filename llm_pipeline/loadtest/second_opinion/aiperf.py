@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.client.target import request_body
 from llm_pipeline.loadtest.second_opinion.exports import AIPERF_SUMMARY, ToolRun, read_aiperf
 from llm_pipeline.loadtest.traffic import Traffic
-from llm_pipeline.serving.repository_layout import MODEL_NAME
 
 PROGRAM_VARIABLE = "LLM_PIPELINE_AIPERF"
 REQUEST_TIMEOUT_SECONDS = 60
@@ -51,7 +51,7 @@ def require_tool(endpoint: Endpoint) -> Path:
         )
     if endpoint.header_variables:
         raise ConfigError(
-            "aiperf cannot be used on this endpoint: it would show the values of the headers on its command line",
+            "aiperf cannot be asked about this endpoint: it would show the values of the headers on its command line",
             where=endpoint.url,
             hint="leave second_opinion out of the policy, or stage where no headers are needed",
         )

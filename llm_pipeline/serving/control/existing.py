@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.server_place import ExistingServer
@@ -19,7 +20,6 @@ from llm_pipeline.serving.control.model_directory import open_model_directory
 from llm_pipeline.serving.control.model_versions import ModelVersions, candidate_config, differing_fields
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_no_requests
-from llm_pipeline.serving.repository_layout import MODEL_NAME
 from llm_pipeline.serving.slot_lock import exclusive
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 

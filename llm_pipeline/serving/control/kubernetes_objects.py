@@ -9,8 +9,8 @@ import dataclasses
 from operator import attrgetter
 from typing import Any, ClassVar
 
-from llm_pipeline.runners.kubernetes_api import Cluster
-from llm_pipeline.runners.kubernetes_state import PodState, pod_state
+from llm_pipeline.adapters.kubernetes.api import Cluster
+from llm_pipeline.adapters.kubernetes.state import PodState, pod_state
 
 Manifest = dict[str, Any]
 

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.artifacts.repository_layout import CONFIG_FILE, FACT_PREFIX, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.errors import IntegrityError, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.serving.control.model_control import ModelConfigDocument, ModelControl
 from llm_pipeline.serving.control.model_directory import ModelDirectory
 from llm_pipeline.serving.identity import DIGEST_PARAMETER
-from llm_pipeline.serving.repository_layout import CONFIG_FILE, FACT_PREFIX, MODEL_NAME, MODEL_VERSION
 
 log = get_logger(__name__)
 

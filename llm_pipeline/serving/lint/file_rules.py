@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from llm_pipeline.artifacts.repository_layout import MODEL_FILE
 from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.repository import ModelSource, Repository, is_version
-from llm_pipeline.serving.repository_layout import MODEL_FILE
 
 
 def file_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:

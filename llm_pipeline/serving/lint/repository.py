@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llm_pipeline.artifacts.repository_layout import CONFIG_FILE, MODEL_FILE
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.serving.lint.finding import Finding, Severity
 from llm_pipeline.serving.lint.leftovers import without_leftovers
 from llm_pipeline.serving.lint.parsing import Mistake, parse_config
 from llm_pipeline.serving.lint.pbtxt import line_of, without_comments
-from llm_pipeline.serving.repository_layout import CONFIG_FILE, MODEL_FILE
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llm_pipeline.artifacts.repository_layout import CONFIG_FILE, FACT_PREFIX
 from llm_pipeline.serving.lint.finding import Finding
 from llm_pipeline.serving.lint.known_mistakes import TEMPLATE_VALUES
 from llm_pipeline.serving.lint.leftovers import Leftover, find_leftovers
 from llm_pipeline.serving.lint.parameter_rules import template_of
 from llm_pipeline.serving.lint.repository import ModelSource, Repository
-from llm_pipeline.serving.repository_layout import CONFIG_FILE, FACT_PREFIX
 from llm_pipeline.serving.triton_config.recorded import MODEL_NAMES, RecordedParameter, recorded_model
 
 

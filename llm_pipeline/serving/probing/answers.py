@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import Generation, GenerationRequest
-from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.probing.served import Served, all_right
 
 GOLDEN_OUTPUTS = "golden outputs reproduced"

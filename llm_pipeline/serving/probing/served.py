@@ -10,11 +10,11 @@ from typing import Any
 
 import aiohttp
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import MODEL_PATH, Generation, GenerationClient, GenerationRequest, read_body
-from llm_pipeline.serving.golden import GoldenPrompt
 
 ACTIVE_REQUESTS = "llm_active_requests"
 _REQUESTS_TOTAL = "llm_requests_total"

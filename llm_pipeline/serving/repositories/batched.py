@@ -6,11 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.target import EngineBuilderName
-from llm_pipeline.serving.repositories.packaged import PackagedEngine, copy_code, text_switches, write_served_model
-from llm_pipeline.serving.repository_layout import (
+from llm_pipeline.artifacts.repository_layout import (
     BATCHER_FILE,
     CHECKPOINT_DIRECTORY,
     COMPILED_DIRECTORY,
@@ -19,6 +15,10 @@ from llm_pipeline.serving.repository_layout import (
     MODEL_VERSION,
     VLLM_PROCESS_FILE,
 )
+from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.target import EngineBuilderName
+from llm_pipeline.serving.repositories.packaged import PackagedEngine, copy_code, text_switches, write_served_model
 
 _CODE: Mapping[EngineBuilderName, Mapping[str, str]] = {
     "transformers_torch": {"transformers_batcher": BATCHER_FILE},

@@ -12,6 +12,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from llm_pipeline.artifacts.repository_layout import (
+    ENGINE_DIRECTORY,
+    ENGINE_MODEL,
+    MODEL_FILE,
+    MODEL_NAME,
+    MODEL_VERSION,
+    TOKENIZER_DIRECTORY,
+)
 from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.serving.repositories.packaged import (
@@ -19,14 +27,6 @@ from llm_pipeline.serving.repositories.packaged import (
     copy_code,
     text_switches,
     write_served_model,
-)
-from llm_pipeline.serving.repository_layout import (
-    ENGINE_DIRECTORY,
-    ENGINE_MODEL,
-    MODEL_FILE,
-    MODEL_NAME,
-    MODEL_VERSION,
-    TOKENIZER_DIRECTORY,
 )
 from llm_pipeline.serving.triton_config import (
     bls_config,

@@ -7,12 +7,12 @@ from typing import Any
 
 import yaml
 
+from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY, LLM_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.yaml_document import parse_yaml
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.repositories.packaged import PackagedEngine, text_switches, write_served_model
-from llm_pipeline.serving.repository_layout import CHECKPOINT_DIRECTORY, LLM_FILE, MODEL_NAME, MODEL_VERSION
 
 LLM_ARGUMENTS_FILE = "llm_args.yaml"
 """In the engine: the arguments of `LLM` as they were checked by the build."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, OPENVINO_FILES, TOKENIZER_FILE
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
-from llm_pipeline.serving.repository_layout import ENGINE_DIRECTORY, OPENVINO_FILES, TOKENIZER_FILE
 
 
 def write(engine: PackagedEngine, repository: Path) -> dict[str, ArtifactRef]:

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.serving_options import ServingOptions
-from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.engines.builder import EngineDescription
-from llm_pipeline.serving.repository_layout import (
+from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.artifacts.repository_layout import (
     BASE_FILE,
     ENGINE_DIRECTORY,
     FACT_PREFIX,
@@ -23,6 +20,9 @@ from llm_pipeline.serving.repository_layout import (
     OUTPUTS,
     Tensor,
 )
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.serving_options import ServingOptions
+from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.serving.triton_config import write_config
 
 if TYPE_CHECKING:

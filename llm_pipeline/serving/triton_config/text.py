@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_pipeline.serving.repository_layout import CONFIG_FILE
+from llm_pipeline.artifacts.repository_layout import CONFIG_FILE
 
 if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig

@@ -15,8 +15,9 @@ from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.stages import execute, registry
-from llm_pipeline.stages.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release import execute
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.stages import registry
 
 GATES = ("baseline_gate", "accuracy", "staging", "served_accuracy", "load_test", "canary")
 OUTPUTS = {
@@ -96,10 +97,10 @@ def output(context: StageContext, plan: dict) -> StageOutput:
 
 
 def resolve(context: StageContext) -> StageOutput:
+    from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
     from llm_pipeline.config.loading import load_release
-    from llm_pipeline.hub.pinned import HubFile, PinnedModel
     from llm_pipeline.planning.ladder import climbing_order
-    from llm_pipeline.release_record import PROMPTS_DATASET, ReleaseRecord, record_name
+    from llm_pipeline.release.record import PROMPTS_DATASET, ReleaseRecord, record_name
 
     loaded = load_release(Path(context.config.config_path))
     release_id = f"{loaded.config.name}-{(context.config.revision or COMMIT)[:8]}-00000000"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.canary.sources import cloudwatch
+from llm_pipeline.adapters.aws import cloudwatch
+from llm_pipeline.adapters.aws.cloudwatch import CloudWatchMetrics
 from llm_pipeline.canary.sources.arm_metrics import MetricsCursor, SourceContradicts, SourceDown
-from llm_pipeline.canary.sources.cloudwatch import CloudWatchMetrics
 from llm_pipeline.config.metric_source import CloudWatchSource
 from llm_pipeline.config.router_place import AwsAlbPlace, TargetGroups
 

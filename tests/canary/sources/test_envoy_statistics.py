@@ -7,10 +7,10 @@ import time
 import pytest
 from test_envoy import ask, both_up, shift, split
 
-from llm_pipeline.canary.envoy_process import stop_router
+from llm_pipeline.adapters.envoy.process import stop_router
+from llm_pipeline.adapters.envoy.statistics import EnvoyStatistics
 from llm_pipeline.canary.router import Mirror, all_to
 from llm_pipeline.canary.sources.arm_metrics import SourceDown
-from llm_pipeline.canary.sources.envoy_statistics import EnvoyStatistics
 
 pytestmark = pytest.mark.slow
 

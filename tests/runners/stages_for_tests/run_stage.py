@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.stages import execute
-from llm_pipeline.stages.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release import execute
+from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 _BEAT = 'while :; do echo beat >> "$0"; sleep 0.05; done'
 

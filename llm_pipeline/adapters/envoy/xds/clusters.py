@@ -1,0 +1,109 @@
+"""The clusters of every slot and protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, TYPE, Json, address, discovery, named
+from llm_pipeline.adapters.envoy.xds.names import (
+    BACKED_SUFFIX,
+    FAILOVER_SUFFIX,
+    GUARDED_SUFFIX,
+    MIRROR_SUFFIX,
+    Protocol,
+    cluster_name,
+)
+from llm_pipeline.canary.router import SlotName, other_slot
+from llm_pipeline.config.server_ports import ServerPorts
+
+_BREAKERS = {
+    "thresholds": [{"max_connections": 4096, "max_pending_requests": 4096, "max_requests": 4096, "max_retries": 256}]
+}
+_MIRROR_BREAKERS = {
+    "thresholds": [{"max_connections": 64, "max_pending_requests": 64, "max_requests": 64, "max_retries": 0}]
+}
+"""A slow mirror keeps at most this many copies waiting; further ones are not sent."""
+
+
+def clusters(slots: Mapping[SlotName, ServerPorts], host: str = LOCAL_HOST) -> Json:
+    """All clusters of every slot and protocol; `host` is where the slots' ports are."""
+    resources = [
+        cluster
+        for slot, ports in slots.items()
+        for protocol, port in (("http", ports.http), ("grpc", ports.grpc))
+        for cluster in _slot_clusters(slot, protocol, address(port, host))  # type: ignore[arg-type]
+    ]
+    return discovery("1", resources)
+
+
+def _slot_clusters(slot: SlotName, protocol: Protocol, at: Json) -> list[Json]:
+    name = cluster_name(slot, protocol)
+    plain = _static_cluster(name, protocol, at)
+    guarded = {**_static_cluster(f"{name}{GUARDED_SUFFIX}", protocol, at), **_guard(protocol)}
+    mirror = _static_cluster(f"{name}{MIRROR_SUFFIX}", protocol, at) | {"circuit_breakers": _MIRROR_BREAKERS}
+    other = cluster_name(other_slot(slot), protocol)
+    failover = _aggregate_cluster(f"{name}{FAILOVER_SUFFIX}", [guarded["name"], other, name])
+    backed = _aggregate_cluster(f"{name}{BACKED_SUFFIX}", [name, other])
+    return [plain, guarded, failover, backed, mirror]
+
+
+def _aggregate_cluster(name: str, members: list[str]) -> Json:
+    """The first member with a healthy server; a retry goes to the next one.
+
+    Only a guarded member can be unhealthy. It comes again unguarded at the end: where the other one fails too, a server
+    that was refused by an earlier check may answer by now.
+    """
+    return {
+        "@type": f"{TYPE}.config.cluster.v3.Cluster",
+        "name": name,
+        "connect_timeout": "1s",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "circuit_breakers": _BREAKERS,  # its own: the default allows three retries at a time
+        "cluster_type": named(
+            "envoy.clusters.aggregate", "extensions.clusters.aggregate.v3.ClusterConfig", clusters=members
+        ),
+    }
+
+
+def _static_cluster(name: str, protocol: Protocol, at: Json) -> Json:
+    options = "http_protocol_options" if protocol == "http" else "http2_protocol_options"
+    extension = f"{TYPE}.extensions.upstreams.http.v3.HttpProtocolOptions"
+    endpoint = {"endpoint": {"address": at}}
+    return {
+        "@type": f"{TYPE}.config.cluster.v3.Cluster",
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "lb_policy": "LEAST_REQUEST",
+        "ignore_health_on_host_removal": True,
+        "circuit_breakers": _BREAKERS,
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": extension,
+                "explicit_http_config": {options: {}},
+            }
+        },
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+
+
+def _guard(protocol: Protocol) -> Json:
+    """What only a slot on trial has: on stable, an ejection could take the last server away."""
+    guard: Json = {
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "outlier_detection": {
+            "consecutive_5xx": 5,
+            "consecutive_gateway_failure": 5,
+            "consecutive_local_origin_failure": 2,
+            "split_external_local_origin_errors": True,
+            "interval": "0.5s",
+            "base_ejection_time": "3s",
+            "max_ejection_percent": 100,
+        },
+    }
+    if protocol == "http":
+        probe = {"path": "/v2/health/ready"}
+        times = {"timeout": "2s", "interval": "1s", "no_traffic_interval": "1s"}
+        thresholds = {"unhealthy_threshold": 2, "healthy_threshold": 1}
+        guard["health_checks"] = [{**times, **thresholds, "http_health_check": probe}]
+    return guard

@@ -1,0 +1,180 @@
+"""Weighted routes: written for a state of the traffic, and read back; what users may not ask for has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+
+from llm_pipeline.adapters.envoy.xds.listener import BUFFER, LUA, STREAM_IDLE
+from llm_pipeline.adapters.envoy.xds.messages import TYPE, Json, discovery, named
+from llm_pipeline.adapters.envoy.xds.names import MIRROR_SUFFIX, ROUTES, Protocol, arm_name, cluster_name
+from llm_pipeline.canary import users_paths
+from llm_pipeline.canary.router import Mirror, RouteState, SlotName
+from llm_pipeline.config.router_place import UserLimits
+
+RELEASE_HEADER = "x-llm-release"
+_LARGEST_LENGTH = 2**62
+_REFUSING_GRPC_STATUSES = (2, 3, 5, 6, 7, 9, 11, 12)
+"""What a server that answers at all says of a request: unknown, invalid argument, not found, and the like."""
+
+_UNBUFFERED: Json = {
+    "typed_per_filter_config": {
+        BUFFER: {"@type": f"{TYPE}.extensions.filters.http.buffer.v3.BufferPerRoute", "disabled": True}
+    }
+}
+
+
+def routes(state: RouteState, version: str, limits: UserLimits, releases: Mapping[str, str] | None = None) -> Json:
+    """Weighted routes. `validate_clusters` makes Envoy refuse a route to a cluster that does not exist.
+
+    Bodies up to the largest one are kept until an answer begins, so that another server can be asked the same.
+
+    Args:
+        state: Where the traffic goes.
+        version: What Envoy acknowledges.
+        limits: What users may take.
+        releases: What answers say of who gave them, by the address of the server, as the access log has it.
+    """
+    table = {
+        "@type": f"{TYPE}.config.route.v3.RouteConfiguration",
+        "name": ROUTES,
+        "validate_clusters": True,
+        "virtual_hosts": [
+            {
+                "name": "users",
+                "domains": ["*"],
+                "include_attempt_count_in_response": True,
+                "request_body_buffer_limit": limits.largest_request_bytes,
+                **_named_release(releases or {}),
+                "routes": [
+                    _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _longer_than(limits.largest_request_bytes)),
+                    *_offered(state),
+                    _refusal(HTTPStatus.NOT_FOUND, {}),
+                ],
+            }
+        ],
+    }
+    return discovery(version, [table])
+
+
+def _named_release(releases: Mapping[str, str]) -> Json:
+    """The header that names the release: of the server that answered, also where another one had failed before it.
+
+    Over gRPC it is metadata. A server's own header of that name is replaced; an answer of Envoy itself has none.
+    """
+    if not releases:
+        return {}
+    table = ", ".join(f"{json.dumps(address)}: {json.dumps(name)}" for address, name in sorted(releases.items()))
+    value = f"%CEL({{{table}}}[upstream.address])%"
+    header = {"header": {"key": RELEASE_HEADER, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+    return {"response_headers_to_add": [header]}
+
+
+def _offered(state: RouteState) -> Iterator[Json]:
+    """The routes to the servers; those of HTTP are the last, and are read back."""
+    common = _for_the_filter(state)
+    grpc, http = _weighted(state, "grpc"), _weighted(state, "http")
+    for path in users_paths.GRPC_CALLS:
+        yield {"match": {"path": path, "grpc": {}}, "route": grpc, **common}
+    for path in users_paths.GRPC_STREAMS:
+        yield {"match": {"path": path, "grpc": {}}, "route": grpc, **common, **_UNBUFFERED}
+    for method, path in (("GET", users_paths.HTTP_READS), ("POST", users_paths.HTTP_ASKS)):
+        asked = [{"name": ":method", "string_match": {"exact": method}}]
+        yield {"match": {"safe_regex": {"regex": path}, "headers": asked}, "route": http, **common}
+
+
+def _longer_than(length: int) -> Json:
+    """A request that says itself that it is too long is refused before it is read."""
+    return {"headers": [{"name": "content-length", "range_match": {"start": length + 1, "end": _LARGEST_LENGTH}}]}
+
+
+def _refusal(status: HTTPStatus, match: Json) -> Json:
+    """Envoy's own answer, at once; the listener puts it into words, and gRPC clients get a status of gRPC."""
+    return {"match": {"prefix": "/", **match}, "direct_response": {"status": status.value}, **_UNBUFFERED}
+
+
+def _for_the_filter(state: RouteState) -> Json:
+    """What the filter that reads answers has to know of a route: the header that names the session."""
+    if state.sticky_header is None:
+        return {}
+    return {"metadata": {"filter_metadata": {LUA: {"session_header": state.sticky_header}}}}
+
+
+def weights_of(document: Json) -> dict[str, int]:
+    """Weights by cluster name of the HTTP route in a discovery response or a config dump's route table."""
+    arms = _http_action(document)["weighted_clusters"]["clusters"]
+    return {arm["name"]: int(arm.get("weight", 0)) for arm in arms}
+
+
+def sticky_header_of(document: Json) -> str | None:
+    """The header that keeps sessions in one arm, if the routes name one."""
+    policies = _http_action(document).get("hash_policy")
+    return str(policies[0]["header"]["header_name"]) if policies else None
+
+
+def mirror_of(document: Json) -> Mirror | None:
+    """Where the routes copy requests to, if they do."""
+    policies = _http_action(document).get("request_mirror_policies")
+    if not policies:
+        return None
+    share = policies[0]["runtime_fraction"]["default_value"]["numerator"]
+    return Mirror.model_validate({"slot": policies[0]["cluster"].removesuffix(MIRROR_SUFFIX), "share": share})
+
+
+def _http_action(document: Json) -> Json:
+    """The action of the last route that leads to servers: all of them split alike."""
+    table = document["resources"][0] if "resources" in document else document
+    action: Json = [route["route"] for route in table["virtual_hosts"][0]["routes"] if "route" in route][-1]
+    return action
+
+
+def _weighted(state: RouteState, protocol: Protocol) -> Json:
+    action: Json = {
+        "weighted_clusters": {"clusters": _arms(state, protocol)},
+        "timeout": "0s",
+        "idle_timeout": STREAM_IDLE,
+        "retry_policy": _retry_policy(protocol, on_trial=state.candidate is not None),
+    }
+    if state.sticky_header:
+        action["weighted_clusters"]["use_hash_policy"] = True
+        action["hash_policy"] = [{"header": {"header_name": state.sticky_header}, "terminal": True}]
+    if state.mirror:
+        fraction = {"default_value": {"numerator": state.mirror.share, "denominator": "TEN_THOUSAND"}}
+        mirror = cluster_name(state.mirror.slot, protocol) + MIRROR_SUFFIX
+        action["request_mirror_policies"] = [{"cluster": mirror, "runtime_fraction": fraction}]
+    return action
+
+
+def _arms(state: RouteState, protocol: Protocol) -> list[Json]:
+    """The candidate first: with a hash policy its share then grows without moving a session back to stable."""
+    slots: list[SlotName] = sorted(("blue", "green"), key=lambda slot: slot != state.candidate)
+    return [{"name": arm_name(slot, protocol, state), "weight": state.weights.get(slot, 0)} for slot in slots]
+
+
+def _retry_policy(protocol: Protocol, *, on_trial: bool) -> Json:
+    """Only before the first byte, and to the next priority: on trial, one slot's failure is answered by the other.
+
+    Triton answers every error of a decoupled model with 400, its own internal ones and a full queue too, so while
+    a candidate is on trial a refusal gets a second opinion from the other slot, and only one: a request that really is
+    wrong would otherwise be asked a third time. What both refuse is the user's own mistake.
+    """
+    conditions = ["reset", "connect-failure", "refused-stream"]
+    conditions += ["5xx"] if protocol == "http" else ["unavailable", "internal", "resource-exhausted"]
+    policy: Json = {
+        "num_retries": 1 if on_trial else 2,
+        "retry_back_off": {"base_interval": "0.02s", "max_interval": "0.2s"},
+        "retry_priority": named(
+            "envoy.retry_priorities.previous_priorities",
+            "extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig",
+            update_frequency=1,
+        ),
+    }
+    if on_trial and protocol == "http":
+        conditions.append("retriable-status-codes")
+        policy["retriable_status_codes"] = [HTTPStatus.BAD_REQUEST.value, HTTPStatus.NOT_FOUND.value]
+    if on_trial and protocol == "grpc":
+        conditions.append("retriable-headers")
+        refusing = {"safe_regex": {"regex": "|".join(str(status) for status in _REFUSING_GRPC_STATUSES)}}
+        policy["retriable_headers"] = [{"name": "grpc-status", "string_match": refusing}]
+    return {**policy, "retry_on": ",".join(conditions)}

@@ -1,0 +1,1 @@
+"""Kubernetes: its API's client, objects that are compared and swapped, and stages as Jobs."""

@@ -1,0 +1,217 @@
+"""The Kubernetes runner: a stage as a Job of one pod.
+
+A Job's name follows from its request and the number of the attempt, so submitting twice gives one Job. Pods may share
+no file with the worker: the outcome is a document of the store, and a stage has succeeded only if that says so.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from llm_pipeline.adapters.kubernetes.api import Cluster
+from llm_pipeline.adapters.kubernetes.job import WORK_LABEL, job_manifest
+from llm_pipeline.adapters.kubernetes.log import lines_after, since
+from llm_pipeline.adapters.kubernetes.state import PodState, ending, waits_in_vain
+from llm_pipeline.base.digest import sha256_bytes
+from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient, from_document
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.environment import KubernetesEnvironment
+from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import replace_document
+from llm_pipeline.release.process import job_outcome_name
+from llm_pipeline.runners.environments import environment_of, image_of
+from llm_pipeline.runners.job_directory import last_lines
+from llm_pipeline.runners.job_names import job_base_name, job_name_prefix, work_hash
+from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.runners.stage_environment import withheld_secrets
+from llm_pipeline.stages.registry import publishes
+from llm_pipeline.store import open_store
+from llm_pipeline.store.artifact_store import Document
+from llm_pipeline.store.signed_documents import refusal, require_signed
+
+log = get_logger(__name__)
+
+_GONE_AFTER_SECONDS = 90.0
+_POLL_SECONDS = 0.2
+_TAIL = 20
+_NUMBER = re.compile(r"-(\d+)(?:\.json)?$")
+
+
+class KubernetesRunner:
+    """Starts stages in pods."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._store = open_store(deployment.store)
+        self._clusters: dict[str, Cluster] = {}
+        self._running_pods: dict[str, str] = {}
+
+    def submit(self, request: StageRequest, placement: Placement) -> Job:
+        """Start a stage; the same request while its Job still runs, or waits to, gives that job.
+
+        Raises:
+            ConfigError: There is no image, the store is out of a pod's reach, or the cluster refuses the Job.
+            Transient: The cluster cannot be reached, or an older Job of the stage does not end.
+            Unsupported: The Kubernetes client is not installed here.
+        """
+        environment = environment_of(self._deployment, placement.environment, KubernetesEnvironment)
+        image = image_of(self._deployment, environment, placement)
+        cluster = self._cluster(placement.environment)
+        digest = sha256_bytes(request.model_dump_json(indent=1).encode())
+        base = job_base_name(request, digest)
+        there = cluster.jobs(f"{WORK_LABEL}={work_hash(request)}")
+        for state in there:
+            job = self._job(placement, request, state.name, digest)
+            if state.request_digest == digest and not state.deleting and self.is_active(job):
+                return job
+        for state in there:
+            if not state.ended:  # an older configuration of the same stage: superseded
+                self._stop(cluster, state.name)
+        name = f"{base}-{self._next_number(base, request, [state.name for state in there])}"
+        job = self._job(placement, request, name, digest)
+        if "@" not in image:
+            log.warning("the image is named by a tag, which may move: name its digest", image=image)
+        if cluster.create_job(
+            job_manifest(environment, image, request, job, withheld_secrets(request, self._deployment))
+        ):
+            log.info("a Job runs the stage", job=name, namespace=environment.namespace, image=image)
+        elif (found := cluster.job(name)) is None or found.request_digest != digest:
+            raise Transient("a Job of another request has the name", where=name, hint="try again: it will be another")
+        return job
+
+    def is_active(self, job: Job) -> bool:
+        """Whether the stage's pod runs, or waits to. One that waits in vain is deleted, and its outcome says why.
+
+        Raises:
+            Transient: The cluster cannot be reached.
+        """
+        cluster, now = self._cluster(job.environment), datetime.now(UTC)
+        state = cluster.job(job.name)
+        if state is None:  # deleted; what its deletion left behind may still run
+            return any(not (pod.ended or pod.is_lost(now)) for pod in cluster.pods(job.name))
+        if state.ended or state.ready:
+            return not state.ended
+        pods = cluster.pods(job.name)
+        if pods and pods[-1].is_lost(now):
+            return False
+        return state.deleting or self._may_start(cluster, job, pods[-1] if pods else None, now - state.created_at)
+
+    def _may_start(self, cluster: Cluster, job: Job, pod: PodState | None, waited: timedelta) -> bool:
+        environment = environment_of(self._deployment, job.environment, KubernetesEnvironment)
+        overdue = waited > timedelta(minutes=environment.start_timeout_minutes)
+        events = cluster.events(job.name) if overdue and pod is None else ()
+        problem = waits_in_vain(pod, overdue=overdue, events=events)
+        if problem is not None:
+            self._stop(cluster, job.name)
+            self._record(job, problem)
+        return problem is None
+
+    def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
+        """Whole log lines from an offset on, and the offset to go on from; see `kubernetes_log`."""
+        cluster = self._cluster(job.environment)
+        pod_name = self._running_pods.get(job.name)
+        if pod_name is None:
+            pods = cluster.pods(job.name)
+            if not pods or not pods[-1].started:
+                return [], offset
+            pod_name = self._running_pods[job.name] = pods[-1].name
+            log.info("the stage's pod has started", pod=pod_name, node=pods[-1].node, image=pods[-1].image_id)
+        return lines_after(cluster.log(pod_name, since_time=since(offset)), offset)
+
+    def outcome(self, job: Job) -> StageResult:
+        """The result of a stage that has ended, from the store.
+
+        Raises:
+            StageCrashed: It ended without saying how.
+            PipelineError: The error it reported, in its own family.
+        """
+        if document := self._store.read_document(job.outcome_document):
+            try:
+                outcome = OUTCOME.validate_python(document.value)
+            except ValidationError as error:
+                raise StageCrashed("the stage's outcome cannot be understood", where=job.outcome_document) from error
+            if isinstance(outcome, StageResult):
+                self._require_signed(job, outcome, document)
+                return outcome
+            raise from_document(outcome.error)
+        cluster = self._cluster(job.environment)
+        pods = cluster.pods(job.name)
+        pod = pods[-1] if pods else None
+        how, advice = ending(cluster.job(job.name), pod, datetime.now(UTC))
+        lines = self._last_lines(cluster, pod)
+        raise StageCrashed(
+            f"the stage ended without a result: {how}; its last lines:\n{lines}", where=f"Job {job.name}", hint=advice
+        )
+
+    def _require_signed(self, job: Job, result: StageResult, document: Document) -> None:
+        """Refuse a result that is not signed as its stage does, or is of another stage than the job."""
+        if not job.name.startswith(job_name_prefix(result.stage)):
+            raise refusal(self._store, job.outcome_document, f"it is of stage {result.stage}")
+        if publishes(result.stage):
+            require_signed(self._store, job.outcome_document, document)
+
+    def cancel(self, job: Job) -> None:
+        """Delete the Job and wait until its pod is gone.
+
+        Raises:
+            Transient: The pod does not end; its node may be lost.
+        """
+        self._stop(self._cluster(job.environment), job.name)
+
+    def _cluster(self, environment_name: str) -> Cluster:
+        if environment_name not in self._clusters:
+            environment = environment_of(self._deployment, environment_name, KubernetesEnvironment)
+            self._clusters[environment_name] = Cluster(environment.namespace, environment.context)
+        return self._clusters[environment_name]
+
+    def _job(self, placement: Placement, request: StageRequest, name: str, digest: str) -> Job:
+        return Job(
+            runner="kubernetes",
+            environment=placement.environment,
+            name=name,
+            directory=Path(request.work_root) / "jobs" / request.release_id / name,
+            request_digest=digest,
+            outcome_document=job_outcome_name(request.release_id, name),
+        )
+
+    def _next_number(self, base: str, request: StageRequest, job_names: list[str]) -> int:
+        """One that neither a Job has nor an outcome, which outlives its Job and must not be taken for another's."""
+        documents = self._store.list_documents(f"releases/{request.release_id}/jobs")
+        names = [*job_names, *(document.rpartition("/")[2] for document in documents)]
+        ours = [name for name in names if name.startswith(f"{base}-")]
+        return max((int(found[1]) for name in ours if (found := _NUMBER.search(name))), default=0) + 1
+
+    def _stop(self, cluster: Cluster, name: str) -> None:
+        cluster.delete_job(name)
+        deadline = time.monotonic() + _GONE_AFTER_SECONDS
+        while time.monotonic() < deadline:
+            job, pods = cluster.job(name), cluster.pods(name)
+            if job is None and not pods:
+                return
+            if job is None:
+                for pod in pods:  # left behind by somebody's deletion of the Job alone
+                    cluster.delete_pod(pod.name)
+            time.sleep(_POLL_SECONDS)
+        raise Transient(
+            "the Job's pod does not end", where=f"Job {name}", hint="is its node lost? see kubectl get pods"
+        )
+
+    def _record(self, job: Job, problem: PipelineError) -> None:
+        """Keep why a stage never started as its outcome: whoever asks later gets the same error."""
+        if self._store.read_document(job.outcome_document):  # it started while it was being cancelled
+            return
+        _, release_id, *_ = job.outcome_document.split("/")
+        failure = StageFailure(release_id=release_id, stage=job.name, subject="", error=problem.to_document())
+        replace_document(self._store, job.outcome_document, failure.model_dump(mode="json"))
+
+    def _last_lines(self, cluster: Cluster, pod: PodState | None) -> str:
+        if pod is None:
+            return "(its log is gone with its pod)"
+        lines, _ = lines_after(cluster.log(pod.name, last_lines=_TAIL), 0)
+        return last_lines(lines)

@@ -1,0 +1,217 @@
+"""Prometheus as a source of counts: the counters' own values at both ends of a window, no rates.
+
+`increase()` extrapolates, and a series that begins with its first error has no increase at all. So the values at the
+window's ends are asked for and subtracted here, series by series: a value that fell is a restart, a series that was
+not there before began at zero. Both ends look back an hour, so that a failed scrape is no beginning.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import ssl
+import time
+import urllib.parse
+from collections import defaultdict
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from llm_pipeline.base.bounded_http import HttpAnswer, call
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.sources.arm_metrics import (
+    ArmWindow,
+    Histogram,
+    MetricsCursor,
+    MetricsWindow,
+    SourceContradicts,
+    SourceDown,
+    check_total,
+)
+from llm_pipeline.config.metric_source import PrometheusSource
+
+_LOOK_BACK = "1h"
+_TIMEOUT_SECONDS = 5.0
+_SCRAPES_BEFORE_TOTAL = 8
+"""Router and servers are scraped at different times: their counts can be compared only over many scrapes."""
+
+Series = frozenset[tuple[str, str]]
+Increases = Mapping[Series, int]
+
+
+class PrometheusMetrics:
+    """The `ArmMetrics` port on the query API of a Prometheus."""
+
+    def __init__(self, source: PrometheusSource) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            source: The server and its counters.
+
+        Raises:
+            ConfigError: The token's variable is empty, or the certificates cannot be read.
+        """
+        self._source = source
+        self._slots: dict[str, SlotName] = {source.slots.blue: "blue", source.slots.green: "green"}
+        self._headers = _authorization(source)
+        try:
+            self._tls = ssl.create_default_context(cafile=source.ca_file)
+        except OSError as error:
+            raise ConfigError(f"cannot read ca_file: {error}", where=source.ca_file or "") from error
+
+    def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
+        """See `ArmMetrics.begin`; requests up to the next scrape belong to the time before."""
+        start = time.time() - seconds_ago + (0.0 if seconds_ago else self._source.scrape_seconds)
+        return MetricsCursor(began=start, until=start)
+
+    def window(self, since: MetricsCursor) -> MetricsWindow:
+        """See `ArmMetrics.window`."""
+        now = time.time()
+        if now < since.until + self._source.scrape_seconds:
+            return MetricsWindow(arms={}, cursor=since)
+        self._refuse_stale(now)
+        source = self._source
+        requests = self._by_slot(self._increases(source.requests, since.until, now))
+        errors = self._by_slot(self._increases(source.errors, since.until, now))
+        first_token = self._histograms(source.first_token, since.until, now)
+        end_to_end = self._histograms(source.end_to_end, since.until, now)
+        arms = {
+            slot: ArmWindow(
+                requests=sum(requests[slot].values()),
+                errors=sum(errors[slot].values()),
+                lost=sum(errors[slot].values()),
+                first_token=first_token.get(slot),
+                end_to_end=end_to_end.get(slot),
+            )
+            for slot in self._slots.values()
+        }
+        counters = self._with_total(since, arms, now)
+        return MetricsWindow(arms=arms, cursor=MetricsCursor(began=since.began, until=now, counters=counters))
+
+    def _refuse_stale(self, now: float) -> None:
+        newest: dict[str, float] = {}
+        for labels, value in self._query(f"timestamp({self._source.requests})", now):
+            name = labels.get(self._source.slot_label, "")
+            newest[name] = max(value, newest.get(name, 0.0))
+        for label, slot in self._slots.items():
+            where = f'{self._source.requests} with {self._source.slot_label}="{label}"'
+            if label not in newest:
+                hint = (
+                    "is the server scraped, and is that its label? It may count from its first request on: warm it up"
+                )
+                raise SourceDown(f"there are no requests of slot {slot}", where=where, hint=hint)
+            age = now - newest[label]
+            if age > self._source.stale_seconds:
+                raise SourceDown(f"the newest sample of slot {slot} is {age:.0f} s old", where=where)
+
+    def _increases(self, selector: str, start: float, end: float) -> dict[Series, int]:
+        """How much each series grew."""
+        query = f"last_over_time({selector}[{_LOOK_BACK}])"
+        before = {frozenset(labels.items()): value for labels, value in self._query(query, start)}
+        grown = {}
+        for labels, value in self._query(query, end):
+            series = frozenset(labels.items())
+            old = before.get(series, 0.0)
+            grown[series] = round(value - old if value >= old else value)
+        return grown
+
+    def _by_slot(self, increases: Increases) -> dict[SlotName, dict[Series, int]]:
+        found: dict[SlotName, dict[Series, int]] = {slot: {} for slot in self._slots.values()}
+        for series, count in increases.items():
+            label = dict(series).get(self._source.slot_label, "")
+            if label in self._slots:
+                found[self._slots[label]][series] = count
+            elif count:
+                raise SourceContradicts(
+                    f'{count} requests are under {self._source.slot_label}="{label}", which is no slot',
+                    where=self._source.url,
+                    hint="correct slots, or narrow the selectors",
+                )
+        return found
+
+    def _histograms(self, selector: str | None, start: float, end: float) -> dict[SlotName, Histogram]:
+        if selector is None:
+            return {}
+        milliseconds = 1000.0 if self._source.bucket_unit == "seconds" else 1.0
+        found = {}
+        for slot, series in self._by_slot(self._increases(selector, start, end)).items():
+            counts: defaultdict[float, int] = defaultdict(int)
+            for labels, count in series.items():
+                counts[float(dict(labels).get("le", "nan"))] += count
+            if any(map(math.isnan, counts)):
+                raise ConfigError(f"{selector} has series without le", where=self._source.url, hint="name its _bucket")
+            edges = sorted(edge for edge in counts if math.isfinite(edge))
+            found[slot] = Histogram(
+                edges=tuple(edge * milliseconds for edge in edges),
+                counts=tuple(counts[edge] for edge in edges),
+                total=counts[math.inf],
+            )
+        return found
+
+    def _with_total(self, since: MetricsCursor, arms: Mapping[SlotName, ArmWindow], now: float) -> dict[str, int]:
+        """The counts since the beginning, compared with the router's own."""
+        if self._source.total is None:
+            return {}
+        counters: dict[str, int] = {slot: since.counters.get(slot, 0) + arm.requests for slot, arm in arms.items()}
+        total = since.counters.get("total", 0) + sum(self._increases(self._source.total, since.until, now).values())
+        scrapes = (now - since.began) / self._source.scrape_seconds
+        if scrapes >= _SCRAPES_BEFORE_TOTAL:
+            check_total(counters, total, tolerance=self._source.tolerance + 1 / scrapes, what=self._source.url)
+        return {**counters, "total": total}
+
+    def _query(self, query: str, at: float) -> list[tuple[dict[str, str], float]]:
+        """An instant vector, without the metric's name."""
+        answer = self._ask(query, at)
+        if warnings := answer.get("warnings"):  # the answer may be a part of the truth
+            raise SourceDown(f"an answer with warnings: {'; '.join(warnings)}", where=self._source.url)
+        try:
+            found = [
+                ({name: text for name, text in one["metric"].items() if name != "__name__"}, float(one["value"][1]))
+                for one in answer["data"]["result"]
+            ]
+        except (LookupError, TypeError, ValueError) as error:
+            raise SourceDown(f"no answer of Prometheus: {error!r}", where=self._source.url) from error
+        if any(not math.isfinite(value) for _, value in found):
+            raise SourceDown(f"{query} is no number", where=self._source.url)
+        return found
+
+    def _ask(self, query: str, at: float) -> dict[str, Any]:
+        data = urllib.parse.urlencode({"query": query, "time": f"{at:.3f}"}).encode()
+        url = f"{self._source.url.rstrip('/')}/api/v1/query"
+        headers = {**self._headers, "Content-Type": "application/x-www-form-urlencoded"}
+        try:
+            answer = call(
+                url,
+                seconds=_TIMEOUT_SECONDS,
+                method="POST",
+                headers=headers,
+                body=data,
+                tls=self._tls,
+                through_proxy=True,
+            )
+            if answer.status != HTTPStatus.OK:
+                raise self._refused(answer, query)
+            document = json.loads(answer.body)
+        except (OSError, ValueError, RecursionError) as error:
+            raise SourceDown(f"Prometheus does not answer: {error}", where=self._source.url) from error
+        if not isinstance(document, dict) or document.get("status") != "success":
+            raise SourceDown("no answer of Prometheus", where=self._source.url)
+        return document
+
+    def _refused(self, answer: HttpAnswer, query: str) -> ConfigError | SourceDown:
+        if answer.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+            return ConfigError(f"Prometheus refuses {query}: {answer.body[:500]!r}", where=self._source.url)
+        denied = answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+        hint = f"check {self._source.token_variable}" if denied else ""
+        return SourceDown(f"Prometheus answers {answer.status}", where=self._source.url, hint=hint)
+
+
+def _authorization(source: PrometheusSource) -> dict[str, str]:
+    if source.token_variable is None:
+        return {}
+    token = os.environ.get(source.token_variable)
+    if not token:
+        raise ConfigError(f"{source.token_variable} must hold a token, and is empty", where=source.url)
+    return {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,97 @@
+"""The door through which this package's processes load checkpoints: no library opens one on another way.
+
+    tokenizer = load_tokenizer(checkpoint)
+    model, report = load_causal_model(checkpoint, dtype=torch.bfloat16)
+
+Behind it, the directory is checked (`check_directory`), nothing is fetched, no code of the checkpoint runs, only
+safetensors are read, and the kernel keeps the loader to the checkpoint's directory (`confined`). Code that Triton runs
+cannot import this package: for it, the directory is checked when the server's view of a repository is laid out, and a
+server of this host is confined as a whole (`serving/triton_server`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llm_pipeline.artifacts.checkpoint_directory import check_directory
+from llm_pipeline.base.confinement import confined
+from llm_pipeline.base.errors import IntegrityError
+
+_Result = TypeVar("_Result")
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+
+
+def load_confined(directory: Path, load: Callable[[], _Result], *, scratch: Path | None = None) -> _Result:
+    """What a library makes of a checkpoint or an engine, without leaving its directory.
+
+    Args:
+        directory: What is loaded.
+        load: The library's call.
+        scratch: Directory whose files the library may read again, such as its output; temporary files go there, too.
+
+    Raises:
+        IntegrityError: The directory's files lead out of it, or the library tried to read others.
+    """
+    check_directory(directory)
+    try:
+        with _temporary_files_in(scratch):
+            return confined(load, readable=(directory,) if scratch is None else (directory, scratch))
+    except PermissionError as error:
+        raise IntegrityError(
+            f"the loader tried to read {error.filename or 'another file, or the network'}: {error.strerror or error}",
+            where=str(directory),
+            hint="find out what names it; if the directory itself cannot be read, correct its permissions",
+        ) from error
+
+
+@contextmanager
+def _temporary_files_in(scratch: Path | None) -> Iterator[None]:
+    """Have this process make its temporary files in a directory; no change without one."""
+    before = tempfile.tempdir
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
+        tempfile.tempdir = str(scratch)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def load_config(directory: Path) -> Any:
+    """A checkpoint's configuration, by Transformers; see `load_confined` for errors."""
+    from transformers import AutoConfig
+
+    return load_confined(directory, lambda: AutoConfig.from_pretrained(directory, **_LOCAL))
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """A checkpoint's tokenizer, by Transformers; see `load_confined` for errors."""
+    from transformers import AutoTokenizer
+
+    return load_confined(directory, lambda: AutoTokenizer.from_pretrained(directory, **_LOCAL))
+
+
+def load_causal_model(directory: Path, *, offload: Path | None = None, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A plain checkpoint as a causal language model, and Transformers' report of it; see `load_confined` for errors.
+
+    Args:
+        directory: The checkpoint.
+        offload: Directory for weights that find no place in memory.
+        options: More for `from_pretrained`: precision and devices.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if offload is not None:
+        options["offload_folder"] = str(offload)
+
+    def load() -> tuple[Any, dict[str, Any]]:
+        loaded: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+            directory, use_safetensors=True, output_loading_info=True, **_LOCAL, **options
+        )
+        return loaded
+
+    return load_confined(directory, load, scratch=offload)

@@ -1,0 +1,223 @@
+"""The weight formats of modelopt's exported checkpoints: how each is stored, and how it is read.
+
+A quantized layer `name` has `name.weight` and `name.weight_scale`, and may have `name.weight_scale_2`,
+`name.input_scale` and `name.pre_quant_scale`. How its weight [out, in] is stored:
+
+    FP8, INT8    one byte a number, [out, in]; a scale for the tensor, each row, or each 128 x 128 block
+    INT4         two a byte, [out / 2, in]: the low nibble belongs to the even row; a scale for each group of columns
+    e2m1 (FP4)   two a byte, [out, in / 2]: the low nibble belongs to the even column; a scale for each block of
+                 columns, e4m3 times a scale for the tensor (NVFP4) or a power of two in e8m0 (MXFP4)
+
+NVFP4 and INT4 differ in the dimension that is packed; both are uint8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+import torch
+
+from llm_pipeline.artifacts.activations import MXFP4_BLOCK, NVFP4_BLOCK, quantize_fp8
+from llm_pipeline.base.errors import IntegrityError
+
+ActivationFormat = Literal["fp8", "int8", "fp8_per_token", "nvfp4", "mxfp4"]
+"""What happens to a layer's input: a static e4m3 or int8 scale, a scale for each token, or one for each block."""
+
+Packing = Literal["none", "rows", "columns"]
+Sharing = Literal["tensor", "row", "square", "group"]
+
+SQUARE = 128
+_FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A layer's packed weight with its scales.
+
+    Attributes:
+        name: The layer.
+        packed: The weight as stored.
+        scale: Its scales as stored.
+        second: The fp32 scale of the whole tensor; None without.
+    """
+
+    name: str
+    packed: torch.Tensor
+    scale: torch.Tensor
+    second: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LayerFormat:
+    """How one of modelopt's quantization algorithms stores a linear layer.
+
+    Attributes:
+        algorithm: Its name in `hf_quant_config.json`.
+        storage: Type of the stored weight.
+        packing: The dimension along which two numbers share a byte.
+        scale: Type of the stored scales.
+        sharing: Which numbers share a scale.
+        group: Columns of a group where the format itself says; None where the checkpoint does.
+        second_scale: Whether there is a scale of the whole tensor beside.
+        activation: What the layer's input is quantized to.
+        effective_bits: Bits of a weight as AutoQuantize counts them.
+        smooths: Whether input channels are scaled against the weight's columns.
+    """
+
+    algorithm: str
+    storage: torch.dtype
+    packing: Packing
+    scale: torch.dtype
+    sharing: Sharing
+    effective_bits: float
+    group: int | None = None
+    second_scale: bool = False
+    activation: ActivationFormat | None = None
+    smooths: bool = False
+
+    @property
+    def static_activation(self) -> bool:
+        """Whether the checkpoint has a calibrated `input_scale`."""
+        return self.activation in ("fp8", "int8", "nvfp4")
+
+    @property
+    def integer(self) -> bool:
+        """Whether its numbers are evenly spaced."""
+        return self.storage is torch.int8 or self.packing == "rows"
+
+    def stored_shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """Shape of the stored weight of a [rows, columns] layer."""
+        return (rows // 2 if self.packing == "rows" else rows, columns // 2 if self.packing == "columns" else columns)
+
+    def matrix_shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """Shape [out, in] of the layer whose stored weight has the shape [rows, columns]."""
+        return (rows * 2 if self.packing == "rows" else rows, columns * 2 if self.packing == "columns" else columns)
+
+    def scales(self, rows: int, columns: int, group: int | None) -> int:
+        """How many scales a [rows, columns] layer has.
+
+        Args:
+            rows: Outputs.
+            columns: Inputs.
+            group: Columns of a group, where the format leaves it to the checkpoint.
+        """
+        if self.sharing == "square":
+            return ceil(rows / SQUARE) * ceil(columns / SQUARE)
+        if self.sharing == "group":
+            return rows * ceil(columns / (self.group or group or columns))
+        return rows if self.sharing == "row" else 1
+
+    def bytes(self, rows: int, columns: int, group: int | None) -> int:
+        """Bytes of a [rows, columns] layer with all scales but `pre_quant_scale`, which has the model's own type."""
+        height, width = self.stored_shape(rows, columns)
+        singles = 4 * (self.second_scale + self.static_activation)
+        scales = self.scales(rows, columns, group) * self.scale.itemsize
+        return int(height * width * self.storage.itemsize + scales + singles)
+
+    def dequantize(self, stored: StoredWeight) -> torch.Tensor:
+        """The weight in fp32, [out, in], on the device of its parts.
+
+        Raises:
+            IntegrityError: Types or shapes are not those of the format.
+        """
+        weight = self._at_scale(self._numbers(stored), stored)
+        if stored.second is None:
+            return weight
+        # W4A8: the kernel computes in FP8, so the weight is rounded once more; NVFP4: the scales have a scale.
+        return quantize_fp8(weight, stored.second) if self.packing == "rows" else weight.mul_(stored.second)
+
+    def rounding_errors(self, stored: StoredWeight) -> torch.Tensor:
+        """How far each weight may be from the number that it was rounded from, fp32, [out, in].
+
+        Half a step of the grid around it, never less: where the grid changes its step, the wider one.
+
+        Raises:
+            IntegrityError: See `dequantize`.
+        """
+        numbers = self._numbers(stored).abs_()
+        if self.storage is torch.float8_e4m3fn:
+            steps = numbers.mul_(2**-4).add_(2**-10)
+        elif self.packing == "columns":
+            steps = numbers.div_(4).clamp_min_(0.25)
+        else:
+            steps = numbers.fill_(0.5)
+        errors = self._at_scale(steps, stored)
+        if stored.second is None:
+            return errors
+        if self.packing == "columns":
+            return errors.mul_(stored.second)
+        return errors.add_(self.dequantize(stored).abs_().mul_(2**-4)).add_(2**-10 * stored.second)
+
+    def _numbers(self, stored: StoredWeight) -> torch.Tensor:
+        packed, scale = stored.packed, stored.scale
+        if packed.dtype is not self.storage or scale.dtype is not self.scale or packed.dim() != 2:  # noqa: PLR2004
+            raise IntegrityError(
+                f"{packed.dtype} weights {list(packed.shape)} with {scale.dtype} scales are not {self.algorithm}",
+                where=stored.name,
+            )
+        if (stored.second is not None) != self.second_scale:
+            raise IntegrityError(
+                f"{self.algorithm} {'has a' if self.second_scale else 'has no'} weight_scale_2", where=stored.name
+            )
+        if self.packing == "none":
+            return packed.to(torch.float32)
+        return unpack_int4(packed).to(torch.float32) if self.packing == "rows" else unpack_fp4(packed)
+
+    def _at_scale(self, numbers: torch.Tensor, stored: StoredWeight) -> torch.Tensor:
+        (rows, columns), scale = numbers.shape, _decoded(stored.scale)
+        groups = scale.numel() // rows if self.sharing == "group" else 1
+        if groups == 0 or columns % groups or scale.numel() != self.scales(rows, columns, columns // groups):
+            raise IntegrityError(
+                f"{scale.numel()} scales for {rows} rows and {columns} columns", where=f"{stored.name}.weight_scale"
+            )
+        if self.sharing == "group":
+            return numbers.view(rows, groups, -1).mul_(scale.view(rows, groups, 1)).view(rows, columns)
+        if self.sharing == "square":
+            scale = scale.reshape(ceil(rows / SQUARE), -1)
+            return numbers.mul_(scale.repeat_interleave(SQUARE, 0)[:rows].repeat_interleave(SQUARE, 1)[:, :columns])
+        return numbers.mul_(scale.reshape(-1, 1))
+
+
+def _decoded(scale: torch.Tensor) -> torch.Tensor:
+    """Scales in fp32; bytes are e8m0 exponents."""
+    return (scale.view(torch.float8_e8m0fnu) if scale.dtype is torch.uint8 else scale).to(torch.float32)
+
+
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [out / 2, in] to signed int8 numbers in -8..7, [out, in]."""
+    nibbles = torch.stack([packed & 0xF, packed >> 4], dim=1).reshape(-1, packed.shape[-1]).to(torch.int8)
+    return torch.where(nibbles > 7, nibbles - 16, nibbles)  # noqa: PLR2004 - two's complement of four bits
+
+
+def unpack_fp4(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [out, in / 2] to e2m1 numbers in fp32, [out, in]."""
+    values = torch.tensor(_FP4_VALUES, device=packed.device)
+    return values[torch.stack([packed & 0xF, packed >> 4], dim=-1).flatten(-2).int()]
+
+
+_FP8, _INT8, _FP32, _BYTE = torch.float8_e4m3fn, torch.int8, torch.float32, torch.uint8
+
+FORMATS: Mapping[str, LayerFormat] = {
+    layer.algorithm: layer
+    for layer in (
+        LayerFormat("FP8", _FP8, "none", _FP32, "tensor", 8, activation="fp8"),
+        LayerFormat("FP8_PER_CHANNEL_PER_TOKEN", _FP8, "none", _FP32, "row", 8, activation="fp8_per_token"),
+        LayerFormat("fp8_pb_wo", _FP8, "none", _FP32, "square", 8),
+        LayerFormat("W8A8_SQ_PER_CHANNEL", _INT8, "none", _FP32, "row", 8, activation="int8", smooths=True),
+        LayerFormat("W8A16", _INT8, "none", _FP32, "row", 8),
+        LayerFormat("W4A16_AWQ", _BYTE, "rows", _FP32, "group", 4, smooths=True),
+        LayerFormat("W4A8_AWQ", _BYTE, "rows", _FP32, "group", 4, second_scale=True, activation="fp8", smooths=True),
+        LayerFormat("NVFP4", _BYTE, "columns", _FP8, "group", 4.5, NVFP4_BLOCK, second_scale=True, activation="nvfp4"),
+        LayerFormat(
+            "NVFP4_AWQ", _BYTE, "columns", _FP8, "group", 4.5, NVFP4_BLOCK,
+            second_scale=True, activation="nvfp4", smooths=True,
+        ),
+        LayerFormat("W4A16_NVFP4", _BYTE, "columns", _FP8, "group", 4.5, NVFP4_BLOCK, second_scale=True),
+        LayerFormat("mxfp4", _BYTE, "columns", _BYTE, "group", 4, MXFP4_BLOCK, activation="mxfp4"),
+        LayerFormat("W4A8_MXFP4_FP8", _BYTE, "columns", _BYTE, "group", 4, MXFP4_BLOCK, activation="fp8"),
+    )
+}  # fmt: skip
+"""By modelopt's name of the algorithm. `mxfp4` is modelopt's own name: it has none for it that engines know."""

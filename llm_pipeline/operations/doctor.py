@@ -1,0 +1,332 @@
+"""What this host has of what a deployment asks for, looked at by doing: `llm-pipeline doctor`.
+
+`plan` judges a release from its files alone. This starts interpreters, writes to the store, asks the GPU driver: run it
+on each host that stages or servers run on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
+from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.guard_sign import RECENT_SECONDS, is_guarded
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter
+from llm_pipeline.config.target import Target
+from llm_pipeline.engines.host_match import driver_warning, target_problems
+from llm_pipeline.operations.airflow_pools import airflow_pools, pool_problem, slots_needed
+from llm_pipeline.operations.place_status import Health
+from llm_pipeline.operations.status import deployment_status
+from llm_pipeline.planning import host
+from llm_pipeline.serving.repository_host import refuse_other_host
+from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
+from llm_pipeline.store import open_store
+from llm_pipeline.store.places import place_state
+from llm_pipeline.store.pointers import read_pointers
+from llm_pipeline.store.references import readable_pointers
+
+State = Literal["ok", "warning", "failed"]
+_START_SECONDS = 60
+_FIND_MODULES = (
+    "import sys; from importlib.util import find_spec; print(*[name for name in sys.argv[1:] if not find_spec(name)])"
+)
+_LITTLE_DISK = 20e9
+
+
+class Check(Frozen):
+    """One thing that was looked at.
+
+    Attributes:
+        subject: What.
+        detail: What was found.
+        fix: What to do about it; empty where nothing is.
+    """
+
+    subject: str
+    state: State
+    detail: str
+    fix: str = ""
+
+
+def examine(
+    deployment: Deployment,
+    targets: Sequence[Target] = (),
+    model_id: str = "",
+    task_modules: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> tuple[Check, ...]:
+    """Look at everything.
+
+    Args:
+        deployment: What should be there.
+        targets: Targets that this host may be meant for; a GPU host should be one of them.
+        model_id: The model whose engines in production must fit this host, where it is their target's.
+        task_modules: Python modules that evaluation tasks need, by task.
+    """
+    return (
+        Check(
+            subject="deployment", state="ok", detail=f"{deployment.name}: {', '.join(deployment.places) or 'no place'}"
+        ),
+        *(_environment(name, found) for name, found in deployment.environments.items()),
+        *_task_modules(deployment, task_modules),
+        _attempt("store", lambda: _store(deployment)),
+        *_directories(deployment),
+        _attempt("triton", lambda: _triton(deployment)),
+        *(Check(subject="credentials", state="warning", detail=line) for line in _credentials(deployment)),
+        *_ports(deployment),
+        *_pools(deployment, targets),
+        *_places(deployment),
+        *_users_ports(deployment),
+        *_production(deployment),
+        *_guards(deployment),
+        *_gpus(targets),
+        *_engines(deployment, targets, model_id),
+    )
+
+
+def _attempt(subject: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(subject=subject, state="ok", detail=look())
+    except PipelineError as error:
+        where = f"{error.where}: " if error.where else ""
+        return Check(subject=subject, state="failed", detail=f"{where}{error.message}", fix=error.hint)
+
+
+def _environment(name: str, environment: Environment) -> Check:
+    return _attempt(f"environment {name}", lambda: _look_at(environment))
+
+
+def _look_at(environment: Environment) -> str:
+    if isinstance(environment, Interpreter):
+        return _start(environment.python)
+    image = environment.image or "of the target"
+    if isinstance(environment, DockerEnvironment):
+        from llm_pipeline.adapters.docker.runner import engine_version
+
+        return f"Docker engine {engine_version()}, image {image}"
+    from llm_pipeline.adapters.kubernetes.api import Cluster
+
+    running = Cluster(environment.namespace, environment.context).jobs("")
+    return f"namespace {environment.namespace} answers and has {len(running)} Jobs, image {image}"
+
+
+def _start(python: str) -> str:
+    try:
+        answer = subprocess.run(
+            [python, "-m", "llm_pipeline", "--version"],
+            capture_output=True, text=True, timeout=_START_SECONDS, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", "") or "").strip().splitlines()
+        raise ConfigError(
+            f"{python} does not run this package: {said[-1] if said else error}", hint="run `make environments`"
+        ) from error
+    return f"{python}, package {answer.stdout.strip()}"
+
+
+def _task_modules(deployment: Deployment, needed: Mapping[str, Sequence[str]]) -> Iterator[Check]:
+    """Whether evaluation tasks find what they import, where that is an interpreter of this host."""
+    environment = deployment.environments.get("model")
+    for task, modules in needed.items():
+        subject = f"task {task}"
+        if not isinstance(environment, Interpreter):
+            detail = f"needs {', '.join(modules)} in the image that models are evaluated in: not looked at"
+            yield Check(subject=subject, state="warning", detail=detail)
+            continue
+        try:
+            found = subprocess.run(
+                [environment.python, "-c", _FIND_MODULES, *modules],
+                capture_output=True, text=True, timeout=_START_SECONDS, check=True,
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            yield Check(subject=subject, state="failed", detail=f"{environment.python} does not start: {error}")
+            continue
+        missing = found.stdout.split()
+        yield Check(
+            subject=subject,
+            state="failed" if missing else "ok",
+            detail=f"{environment.python} lacks {', '.join(missing)}" if missing else f"has {', '.join(modules)}",
+            fix="install their packages there, or leave the task out" if missing else "",
+        )
+
+
+def _store(deployment: Deployment) -> str:
+    """Write, read and remove a document."""
+    store, name = open_store(deployment.store), f"doctor/{uuid.uuid4().hex}.json"
+    store.write_document(name, {"host": platform.node()}, None)
+    store.delete_document(name)
+    return f"{store.uri}: written and removed"
+
+
+def _directories(deployment: Deployment) -> Iterator[Check]:
+    for key in ("work_root", "state_root"):
+        path = Path(getattr(deployment, key))
+        parent = host.existing_parent(path)
+        free = host.free_bytes(parent)
+        detail = f"{path}, {free / 1e9:.0f} GB free"
+        if not os.access(parent, os.W_OK):
+            yield Check(subject=key, state="failed", detail=f"{parent} is not writable", fix="change its owner")
+        elif free < _LITTLE_DISK:
+            yield Check(subject=key, state="warning", detail=detail, fix="`plan` says what a release needs")
+        else:
+            yield Check(subject=key, state="ok", detail=detail)
+
+
+def _triton(deployment: Deployment) -> str:
+    home = open_home(Path(deployment.triton_home))
+    environments = sorted({place.environment for place in deployment.places.values()}) or ["model"]
+    pythons = (inspect_interpreter(Path(deployment.interpreter(name)), home).version for name in environments)
+    versions = ", ".join(f"{version} ({name})" for name, version in zip(environments, pythons, strict=True))
+    return f"{home.program}, for its models Python {versions}"
+
+
+def _credentials(deployment: Deployment) -> tuple[str, ...]:
+    return (*host.missing_credentials(deployment, "hub"), *host.missing_signing_keys(deployment))
+
+
+def _ports(deployment: Deployment) -> Iterator[Check]:
+    busy = host.busy_ports(deployment, tuple(deployment.places))
+    for line in busy:
+        yield Check(subject="ports", state="failed", detail=line, fix="stop what listens there, or name other ports")
+    if not busy:
+        yield Check(subject="ports", state="ok", detail=f"free, or our own servers': {len(deployment.places)} places")
+
+
+def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
+    needed = slots_needed(deployment, targets)
+    if not needed:
+        return
+    try:
+        there = airflow_pools()
+    except ConfigError as error:
+        yield Check(subject="pools", state="warning", detail=error.message, fix=error.hint)
+        return
+    for pool, slots in needed.items():
+        if problem := pool_problem(pool, slots, there):
+            fix = f'airflow pools set {pool} <GPUs> "<host>"'
+            yield Check(subject=f"pool {pool}", state="failed", detail=problem, fix=fix)
+        else:
+            yield Check(subject=f"pool {pool}", state="ok", detail=f"{there[pool]} slots, a task takes {slots} at most")
+
+
+def _users_ports(deployment: Deployment) -> Iterator[Check]:
+    """What users can do at the routers that are not ours to close."""
+    for name, place in deployment.places.items():
+        if left := place.router.left_to_its_operator:
+            detail = f"its {place.router.kind} router has to refuse users {left}"
+            fix = "look at its rules: whoever reaches Triton's model control unloads models for everybody"
+            yield Check(subject=f"users' port of {name}", state="warning", detail=detail, fix=fix)
+
+
+def _places(deployment: Deployment) -> Iterator[Check]:
+    """Which model holds each place, and where several claim one."""
+    try:
+        store = open_store(deployment.store)
+        pointers = readable_pointers(store)[0]
+    except PipelineError:
+        return  # said of the store
+    for name in deployment.places:
+        subject = f"place {name}"
+        try:
+            found = place_state(store, name, pointers)
+        except PipelineError as error:
+            yield Check(subject=subject, state="failed", detail=str(error), fix=error.hint)
+            continue
+        fix = "release the one that keeps it with `llm-pipeline run --replace`" if found.problem else ""
+        yield Check(subject=subject, state="failed" if found.problem else "ok", detail=str(found), fix=fix)
+
+
+def _production(deployment: Deployment) -> Iterator[Check]:
+    """Whether pointers, router and servers of this host say the same of what users get, and users are answered."""
+    try:
+        found = deployment_status(open_store(deployment.store), deployment)
+    except PipelineError:
+        return  # said of the store
+    for place in found.places:
+        subject = f"production {place.place}"
+        if place.production is None or place.health is Health.ELSEWHERE:
+            continue
+        if place.health is Health.STOPPED:
+            yield Check(
+                subject=subject, state="warning", detail=place.headline, fix=f"llm-pipeline start {place.place}"
+            )
+        fix = "the guard carries out what was begun: `llm-pipeline guard`; or release what should serve again"
+        for problem in place.problems:
+            yield Check(subject=subject, state="failed", detail=problem, fix=fix)
+        if place.health is Health.HEALTHY:
+            detail = f"users get {place.production.release_id} of {place.model_id}, as the pointers say"
+            yield Check(subject=subject, state="ok", detail=detail)
+
+
+def _guards(deployment: Deployment) -> Iterator[Check]:
+    """Whether somebody rolls back canaries that nobody watches."""
+    if deployment.guard.schedule is None:
+        return
+    try:
+        store = open_store(deployment.store)
+        alone = [target for target in deployment.places if not is_guarded(store, target)]
+    except PipelineError:
+        return  # said of the store
+    if alone:
+        detail = f"not heard of for {RECENT_SECONDS / 60:.0f} minutes at {', '.join(alone)}"
+        fix = f"unpause the DAG guard__{deployment.name}, or run `llm-pipeline guard` by other means"
+        yield Check(subject="guard", state="warning", detail=detail, fix=fix)
+    elif deployment.places:
+        yield Check(subject="guard", state="ok", detail=f"looks at {len(deployment.places)} places")
+
+
+def _gpus(targets: Sequence[Target]) -> Iterator[Check]:
+    on_gpus = [target for target in targets if target.accelerator != "cpu"]
+    try:
+        here = read_host_facts()
+    except Unsupported as error:
+        state: State = "warning" if on_gpus else "ok"
+        yield Check(subject="GPUs", state=state, detail=error.message)
+        return
+    except PipelineError as error:
+        yield Check(subject="GPUs", state="failed", detail=error.message, fix=error.hint)
+        return
+    names = ", ".join(f"{gpu.name} ({gpu.sm}, {gpu.memory_bytes / 2**30:.0f} GiB)" for gpu in here.gpus)
+    yield Check(subject="GPUs", state="ok", detail=f"{names}; driver {here.driver}")
+    for target in on_gpus:
+        yield _target(target, here)
+
+
+def _engines(deployment: Deployment, targets: Sequence[Target], model_id: str) -> Iterator[Check]:
+    """Engines in production, on a host that is their target's: a driver or a GPU may have changed since the build."""
+    on_gpus = [target for target in targets if target.accelerator != "cpu"]
+    try:
+        own = [target for target in on_gpus if not target_problems(target, read_host_facts())]
+    except PipelineError:
+        return  # said of the GPUs
+    for target in own:
+        yield _attempt(f"engine {target.name}", partial(_engine, deployment, target, model_id))
+
+
+def _engine(deployment: Deployment, target: Target, model_id: str) -> str:
+    store = open_store(deployment.store)
+    production = read_pointers(store, model_id, target.name)[0].production
+    if production is None:
+        return "none is in production"
+    refuse_other_host(store.fetch(production.repository))
+    return f"{production.release_id} may be loaded here"
+
+
+def _target(target: Target, here: HostFacts) -> Check:
+    subject = f"target {target.name}"
+    if problems := target_problems(target, here):
+        return Check(subject=subject, state="warning", detail=f"not this host: {'; '.join(problems)}")
+    if warning := driver_warning(target, here):
+        return Check(
+            subject=subject, state="warning", detail=warning, fix="update the driver, or use an older container"
+        )
+    return Check(subject=subject, state="ok", detail="this host fits")

@@ -1,0 +1,369 @@
+"""Running one stage in this process: key, reuse, lease, work, publication, result.
+
+Nothing half-done is ever taken for done: artifacts are published before the stage's record, the record is the
+conclusion of the key's lease, and it counts only while the artifacts it names are whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue, ValidationError
+
+from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.errors import (
+    ConfigError,
+    IntegrityError,
+    InternalError,
+    PipelineError,
+    Unsupported,
+    as_pipeline_error,
+    is_unexpected,
+)
+from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.release.contract import (
+    Stage,
+    StageContext,
+    StageFailure,
+    StageOutput,
+    StageRequest,
+    StageResult,
+    Timings,
+)
+from llm_pipeline.stages.registry import load_stage, publishes
+from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.artifact_store import Conflict
+from llm_pipeline.store.condemned import publish_spared
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState
+from llm_pipeline.store.provenance import Provenance, here
+from llm_pipeline.store.signed_documents import conclusion_problem, refusal, signed_conclusion, write_signed
+
+log = get_logger(__name__)
+
+_RECORD_FORMAT = 2
+"""Raised whenever a stage's record gets another form: a store with older ones computes anew, and fails nothing."""
+_LEASE_POLL_SECONDS = 1.0
+
+
+def execute(request: StageRequest) -> StageResult | StageFailure:
+    """Run a stage; every error comes back as data, with its traceback in the log if it is a fault."""
+    outcome = _outcome(request)
+    _record_failure(request, outcome if isinstance(outcome, StageFailure) else None)
+    return outcome
+
+
+def _outcome(request: StageRequest) -> StageResult | StageFailure:
+    try:
+        return _execute(request)
+    except (Exception, SystemExit) as error:  # the edge of the process; libraries call sys.exit, too
+        known, unexpected = as_pipeline_error(error, where=f"stage {request.stage}"), is_unexpected(error)
+        message = f"stage {request.stage} failed" if unexpected else known  # ours says all
+        log.error("%s", message, exc_info=error if unexpected else None)  # noqa: TRY400
+        return _failure(request, known)
+
+
+class KeyContent(Frozen):
+    """Everything that a stage's result depends on."""
+
+    stage: str
+    version: int
+    subject: str
+    config: dict[str, JsonValue]
+    inputs: dict[str, ArtifactRef]
+    tools: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        """The stage key: same content, same result. Records of another format are under other keys."""
+        return sha256_json({"format": _RECORD_FORMAT, **self.model_dump(mode="json")})
+
+
+class StageRecord(Frozen):
+    """What the store keeps under a stage key, as the conclusion of the key's lease.
+
+    Attributes:
+        content: What the key hashes.
+        result: What was computed, by the first release that needed it.
+        signature: Of both under the key's name, if whoever computed it signs.
+    """
+
+    content: KeyContent
+    result: StageResult
+    signature: str | None = None
+
+    def problem(self, key: str) -> str | None:
+        """How it contradicts itself or the key that it was found under; None when it does not."""
+        if self.content.key != key:
+            return f"it is of stage key {self.content.key[:12]}"
+        told = (self.result.key, self.result.stage, self.result.subject)
+        if told != (key, self.content.stage, self.content.subject):
+            return "its result is of another stage"
+        return None
+
+
+def key_content(stage: Stage[Any], config: Any, inputs: Mapping[str, ArtifactRef], subject: str) -> KeyContent:
+    """What a stage's result depends on."""
+    dumped = config.model_dump(mode="json")
+    return KeyContent(
+        stage=stage.name,
+        version=stage.version,
+        subject=subject,
+        config={name: value for name, value in dumped.items() if name not in stage.places},
+        inputs=dict(sorted(inputs.items())),
+        tools=tool_versions(stage, config),
+    )
+
+
+def record_name(key: str) -> str:
+    """Document of a stage key: its lease, which its holder concludes with a `StageRecord`."""
+    return f"stages/{key}.json"
+
+
+def read_stage_record(store: ArtifactStore, key: str) -> StageRecord | None:
+    """What was concluded for a stage key, or None; whether it can be trusted is not checked.
+
+    Raises:
+        IntegrityError: The record cannot be understood.
+    """
+    found = _read_conclusion(store, key)
+    return found[0] if found else None
+
+
+def trusted_stage_record(store: ArtifactStore, key: str) -> StageRecord | None:
+    """As `read_stage_record`, of a record that a release may go on with.
+
+    Raises:
+        IntegrityError: The record cannot be understood, is of another key, or is not signed as the store requires.
+    """
+    found = _read_conclusion(store, key)
+    if found and (problem := _distrust(store, key, *found)):
+        raise refusal(store, record_name(key), problem)
+    return found[0] if found else None
+
+
+def concluded(
+    store: ArtifactStore, content: KeyContent, result: StageResult, *, signed: bool = True
+) -> dict[str, JsonValue]:
+    """A stage's record as the conclusion of its key's lease, signed if this process signs."""
+    record = StageRecord(content=content, result=result).model_dump(mode="json", exclude={"signature"})
+    return signed_conclusion(store, record_name(content.key), record) if signed else record
+
+
+def _read_conclusion(store: ArtifactStore, key: str) -> tuple[StageRecord, dict[str, JsonValue]] | None:
+    """A stage's record, and the document's own words, which the signature is of."""
+    document = store.read_document(record_name(key))
+    try:
+        conclusion = LeaseState.model_validate(document.value).conclusion if document else None
+        return (StageRecord.model_validate(conclusion), conclusion) if conclusion else None
+    except ValidationError as error:
+        raise IntegrityError(
+            f"the record of stage key {key[:12]} is not valid: {error.errors()[0]['msg']}",
+            where=f"{store.uri}/{record_name(key)}",
+            hint="remove this document; its stage is then computed again",
+        ) from error
+
+
+def _distrust(store: ArtifactStore, key: str, record: StageRecord, conclusion: dict[str, JsonValue]) -> str | None:
+    """Why a record cannot be trusted, or None."""
+    if problem := record.problem(key):
+        return problem
+    if publishes(record.content.stage):
+        return conclusion_problem(store, record_name(key), conclusion)
+    return "it names artifacts, and its stage publishes none" if record.result.artifacts else None
+
+
+def tool_versions(stage: Stage[Any], config: Any) -> dict[str, str]:
+    """Versions of the stage's tools in this interpreter.
+
+    Raises:
+        Unsupported: One is not installed here.
+    """
+    versions = {}
+    for tool in stage.tool_names(config):
+        try:
+            versions[tool] = metadata.version(tool)
+        except metadata.PackageNotFoundError as error:
+            raise Unsupported(
+                f"stage {stage.name} needs {tool}, which is not installed in this interpreter",
+                hint=f"run it in the {stage.environment} environment",
+            ) from error
+    return versions
+
+
+def results_name(release_id: str, stage: str, subject: str) -> str:
+    """Name of the document that holds a stage's result within a release."""
+    return f"releases/{release_id}/results/{stage}{'.' + subject if subject else ''}.json"
+
+
+def failure_name(release_id: str, stage: str, subject: str) -> str:
+    """Name of the file that holds the error a stage ended with; gone once it succeeds."""
+    return results_name(release_id, stage, subject).replace("/results/", "/failures/")
+
+
+def replace_document(store: ArtifactStore, name: str, value: Mapping[str, JsonValue]) -> None:
+    """Write a document whatever it held before."""
+    while True:
+        current = store.read_document(name)
+        with contextlib.suppress(Conflict):
+            store.write_document(name, value, current.revision if current else None)
+            return
+
+
+def _execute(request: StageRequest) -> StageResult:
+    started, clock = datetime.now(UTC), time.monotonic()
+    stage = load_stage(request.stage)
+    try:
+        config = stage.config.model_validate(request.config)
+    except ValidationError as error:
+        raise ConfigError(f"the request does not fit stage {stage.name}: {error}", where=request.stage) from error
+    store = open_store(request.store)
+    content = key_content(stage, config, request.inputs, request.subject)
+    if not stage.reusable:
+        result = _compute(stage, config, request, store, content)
+    else:
+        result = _reuse(stage, store, content.key) or _compute_once(stage, config, request, store, content)
+    timings = Timings(
+        started_at=started,
+        total_seconds=time.monotonic() - clock,
+        tool_seconds=0.0 if result.reused else result.timings.tool_seconds,
+    )
+    release_id = request.release_id if stage.name != "resolve" else result.release_id
+    result = result.model_copy(update={"release_id": release_id, "timings": timings})
+    write = write_signed if stage.publishes else replace_document
+    write(store, results_name(release_id, stage.name, request.subject), result.model_dump(mode="json"))
+    return result
+
+
+def _compute_once(
+    stage: Stage[Any], config: Any, request: StageRequest, store: ArtifactStore, content: KeyContent
+) -> StageResult:
+    """Compute under the lease of the key; whoever waits for the lease reuses what its holder made."""
+    waited = False
+    while True:
+        try:
+            with Lease(store, record_name(content.key)) as lease:
+                if done := _reuse(stage, store, content.key):
+                    return done
+                result = _compute(stage, config, request, store, content)
+                lease.conclude(concluded(store, content, result, signed=stage.publishes))
+                return result
+        except LeaseHeld as held:
+            if not waited:
+                log.info("the same work is being done elsewhere; waiting for its result", reason=held.message)
+            waited = True
+            time.sleep(_LEASE_POLL_SECONDS)
+
+
+def _compute(
+    stage: Stage[Any], config: Any, request: StageRequest, store: ArtifactStore, content: KeyContent
+) -> StageResult:
+    started, clock = datetime.now(UTC), time.monotonic()
+    key = content.key
+    workdir = Path(request.work_root) / stage.name / key[:24]
+    workdir.mkdir(parents=True, exist_ok=True)
+    log.info(f"{stage.name} starts", subject=request.subject or "-", release=request.release_id, key=key[:12])
+    threading.Thread(target=_import_early, args=(stage.imports,), daemon=True).start()
+    inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
+    context = StageContext(request=request, config=config, inputs=inputs, workdir=workdir, store=store, key=key)
+    output: StageOutput = stage.run(context)
+    if output.artifacts and not stage.publishes:  # its records are not signed
+        made = ", ".join(sorted(output.artifacts))
+        raise InternalError(f"stage {stage.name} is declared to publish nothing, and made artifacts: {made}")
+    artifacts = _publish(request, store, content, output, started)
+    shutil.rmtree(workdir, ignore_errors=True)
+    return StageResult(
+        release_id=output.release_id or request.release_id,
+        stage=stage.name,
+        subject=request.subject,
+        key=key,
+        artifacts=artifacts,
+        metrics=dict(output.metrics),
+        judgement=output.judgement,
+        tools=content.tools,
+        timings=Timings(started_at=started, total_seconds=time.monotonic() - clock, tool_seconds=output.tool_seconds),
+    )
+
+
+def _import_early(modules: Sequence[str]) -> None:
+    """Import beside other work; who needs a module waits for it, and meets its error, in an import of his own."""
+    with contextlib.suppress(ImportError):
+        for module in modules:
+            import_module(module)
+
+
+def _publish(
+    request: StageRequest, store: ArtifactStore, content: KeyContent, output: StageOutput, started: datetime
+) -> dict[str, ArtifactRef]:
+    if not output.artifacts:
+        return {}
+    provenance = Provenance(
+        stage=f"{content.stage}/{content.version}",
+        subject=request.subject,
+        stage_key=content.key,
+        release_id=request.release_id,
+        config=content.config,
+        inputs=request.inputs,
+        tools=content.tools,
+        started_at=started,
+        finished_at=datetime.now(UTC),
+        **here(),
+    )
+    refs = {}
+    for name, produced in output.artifacts.items():
+        refs[name] = publish_spared(store, produced.kind, produced.directory, provenance)
+        log.info(f"published {name}", artifact=str(refs[name]), megabytes=store.manifest(refs[name]).size / 1e6)
+    return refs
+
+
+def _reuse(stage: Stage[Any], store: ArtifactStore, key: str) -> StageResult | None:
+    found = _read_conclusion(store, key)
+    if found is None:
+        return None
+    if problem := _distrust(store, key, *found):
+        log.warning("a stored result cannot be trusted and is computed again", key=key[:12], problem=problem)
+        return None
+    result = found[0].result
+    if stage.may_decide_again(result.judgement):
+        log.info("it was undecided the last time: measured again", release=result.release_id, key=key[:12])
+        return None
+    for name, ref in result.artifacts.items():
+        if damage := store.check(ref):
+            first = damage[0]
+            log.warning(
+                f"a stored {name} is damaged and is made again",
+                artifact=str(ref),
+                file=first.path,
+                problem=first.problem,
+            )
+            return None
+    when = result.timings.started_at.strftime("%Y-%m-%d %H:%M:%S UTC")
+    log.info(f"reused: release {result.release_id} computed this at {when}", key=key[:12])
+    return result.model_copy(update={"reused": True})
+
+
+def _record_failure(request: StageRequest, failure: StageFailure | None) -> None:
+    """Keep the error for the report; not being able to is no reason to hide the error itself."""
+    name = failure_name(request.release_id, request.stage, request.subject)
+    try:
+        store = open_store(request.store)
+        if failure is None:
+            store.delete_document(name)
+        else:
+            replace_document(store, name, failure.model_dump(mode="json"))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the outcome itself must come back
+        log.warning("the outcome could not be noted in the release", reason=str(as_pipeline_error(error)))
+
+
+def _failure(request: StageRequest, error: PipelineError) -> StageFailure:
+    return StageFailure(
+        release_id=request.release_id, stage=request.stage, subject=request.subject, error=error.to_document()
+    )

@@ -1,0 +1,133 @@
+"""The entry point of a stage's process: request file in, outcome out, whatever happens in between.
+
+The outcome is a file, or a document of the request's store where whoever started the process shares no file with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import psutil
+from pydantic import ValidationError
+
+from llm_pipeline.base.durable import replace_durably
+from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, StageCancelled, StageOutOfTime
+from llm_pipeline.base.logging import get_logger, write_json_lines
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import execute, replace_document
+from llm_pipeline.release.time_limit import OutOfTime, ended_after
+from llm_pipeline.stages.registry import publishes
+from llm_pipeline.store import open_store
+from llm_pipeline.store.signed_documents import write_signed
+
+IN_STORE = "store:"
+"""What stands before a job's name where its outcome goes to the store."""
+
+log = get_logger(__name__)
+
+
+def run_stage_process(name: str, request_path: Path, result: str, log_path: Path | None = None) -> ExitCode:
+    """Run the stage of a request file and write its outcome.
+
+    Args:
+        name: The stage.
+        request_path: File with the `StageRequest`.
+        result: File for the outcome, or `store:<job name>` for the job's document in the request's store.
+        log_path: File that takes all output of this process; None leaves it where it goes.
+
+    Raises:
+        ConfigError: The request cannot be read or is for another stage.
+        Transient: The outcome cannot be written now.
+    """
+    if log_path is not None:
+        _write_output_to(log_path)
+    os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars; read when a library imports tqdm
+    write_json_lines()
+    request = _read_request(name, request_path)
+    signal.signal(signal.SIGTERM, _cancel)
+    try:
+        with ended_after(request.time_limit_seconds, partial(_give_up, request, result)):
+            outcome = execute(request)
+    except _Cancelled:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        log.warning("stopped on request")
+        stopped = StageCancelled("the stage was asked to stop", hint="run it again: finished work is kept")
+        outcome = _failure(request, stopped)
+    except OutOfTime:
+        log.error("stopped: out of time", limit_seconds=request.time_limit_seconds)  # noqa: TRY400 - no fault of ours
+        outcome = _failure(request, _out_of_time(request))
+    _write(request, result, outcome)
+    return ExitCode.GO if isinstance(outcome, StageResult) else outcome.error.exit_code
+
+
+def job_outcome_name(release_id: str, job_name: str) -> str:
+    """Document with the outcome of a job that shares no file with its runner; it goes with its release."""
+    return f"releases/{release_id}/jobs/{job_name}.json"
+
+
+def _failure(request: StageRequest, error: PipelineError) -> StageFailure:
+    return StageFailure(
+        release_id=request.release_id, stage=request.stage, subject=request.subject, error=error.to_document()
+    )
+
+
+def _out_of_time(request: StageRequest) -> StageOutOfTime:
+    return StageOutOfTime(
+        f"the stage was stopped after its time limit of {request.time_limit_seconds / 3600:.2g} h",
+        hint="look at the last lines of its log; raise time_limit_hours of the policy if it was still making progress",
+    )
+
+
+def _give_up(request: StageRequest, result: str) -> None:
+    """The last resort, in another thread: the main one does not come back from native code."""
+    try:
+        log.error("the stage does not end by itself: its process is killed")
+        _write(request, result, _failure(request, _out_of_time(request)))
+    finally:
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        os._exit(ExitCode.INFRASTRUCTURE)
+
+
+class _Cancelled(BaseException):
+    """Raised by SIGTERM wherever the stage is, so that its `with` blocks end properly."""
+
+
+def _cancel(_signal: int, _frame: FrameType | None) -> None:
+    raise _Cancelled
+
+
+def _read_request(name: str, path: Path) -> StageRequest:
+    try:
+        request = StageRequest.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigError("no such request file", where=str(path)) from error
+    except ValidationError as error:
+        raise ConfigError(f"not a stage request: {error}", where=str(path)) from error
+    if request.stage != name:
+        raise ConfigError(f"the request is for stage {request.stage!r}, not {name!r}", where=str(path))
+    return request
+
+
+def _write_output_to(path: Path) -> None:
+    """Append stdout and stderr, of this process and all it starts, to a file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def _write(request: StageRequest, result: str, outcome: StageResult | StageFailure) -> None:
+    if result.startswith(IN_STORE):
+        document = job_outcome_name(request.release_id, result.removeprefix(IN_STORE))
+        signs = isinstance(outcome, StageResult) and publishes(request.stage)
+        write = write_signed if signs else replace_document
+        write(open_store(request.store), document, outcome.model_dump(mode="json"))
+        return
+    replace_durably(Path(result), outcome.model_dump_json(indent=1).encode())

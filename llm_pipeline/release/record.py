@@ -1,0 +1,105 @@
+"""The record of a release: what was decided when it started, read by every later stage."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field, ValidationError
+
+from llm_pipeline.artifacts.pinned import PinnedModel, Sha1
+from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.store import ArtifactStore
+from llm_pipeline.store.artifact_store import Document
+from llm_pipeline.store.signed_documents import refusal, require_signed
+
+TASKS_DATASET = "tasks"
+PROMPTS_DATASET = "prompts"
+
+
+def calibration_dataset(recipe: str) -> str:
+    """Name of a recipe's calibration set among the datasets of a release."""
+    return f"calibration.{recipe}"
+
+
+class ReleaseRecord(Frozen):
+    """A release as resolved: nothing that happens outside can change it any more.
+
+    Attributes:
+        release_id: `<config name>-<commit, 8 digits>-<config digest, 8 digits>`: the same input, the same release.
+        model: The model at its pinned commit.
+        datasets: Calibration sets, evaluation tasks and prompts, as artifacts.
+        data_commits: Commit of each data set of the hub that the tasks read, by its name, as far as it was known then.
+        tasks_of_unknown_data: Tasks of which it was not: the stage that fetches their data pins them.
+        ladders: Names of the recipes that are legal on each target, cheapest first.
+        facts: What the model is; None in records of earlier versions.
+        places: Names of the deployment's places, by the target that goes there; one that is missing has its own.
+        created_at: When it was resolved last: every run of the release resolves it again, so it tells runs apart.
+    """
+
+    release_id: str
+    release: ResolvedRelease
+    deployment: Deployment
+    model: PinnedModel
+    datasets: dict[str, ArtifactRef]
+    data_commits: dict[str, Sha1] = Field(default_factory=dict)
+    tasks_of_unknown_data: tuple[str, ...] = ()
+    ladders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    facts: ModelFacts | None = None
+    places: dict[str, str] = Field(default_factory=dict)
+    created_at: datetime
+
+    def place_of(self, target: str) -> str:
+        """Name of the place that a target goes to."""
+        return self.places.get(target, target)
+
+    def target_at(self, place: str) -> str:
+        """The target that goes to a place; for a place that has none, its own name."""
+        return next((target for target, name in self.places.items() if name == place), place)
+
+
+def record_name(release_id: str) -> str:
+    """Name of a release's record in the store."""
+    return f"releases/{release_id}/release.json"
+
+
+def read_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
+    """The record of a release; whether it is signed is not checked.
+
+    Raises:
+        ConfigError: There is no such release.
+        IntegrityError: The record cannot be understood.
+    """
+    return _understood(_document(store, release_id), release_id)
+
+
+def trusted_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
+    """The record of a release, to go on with it.
+
+    Raises:
+        ConfigError: There is no such release.
+        IntegrityError: The record cannot be understood, is another release's, or is not signed as the store requires.
+    """
+    document = _document(store, release_id)
+    require_signed(store, record_name(release_id), document)
+    record = _understood(document, release_id)
+    if record.release_id != release_id:
+        raise refusal(store, record_name(release_id), f"it is of release {record.release_id}")
+    return record
+
+
+def _document(store: ArtifactStore, release_id: str) -> Document:
+    document = store.read_document(record_name(release_id))
+    if document is None:
+        raise ConfigError(f"no release {release_id!r} in {store.uri}", hint="`llm-pipeline ls` lists them")
+    return document
+
+
+def _understood(document: Document, release_id: str) -> ReleaseRecord:
+    try:
+        return ReleaseRecord.model_validate(document.value)
+    except ValidationError as error:
+        raise IntegrityError(f"the record of release {release_id} is not valid: {error}") from error
