@@ -2,6 +2,7 @@
 
 | | |
 |---|---|
+| `init` | a project of one's own (`initializing`) |
 | `plan`, `run`, `report` | a release (`releasing`) |
 | `ls`, `show`, `verify`, `diff` | what a deployment's store holds (`inspecting`) |
 | `claims` | which release of each model is on its way (`claiming`) |
@@ -36,6 +37,7 @@ from llm_pipeline.cli import (
     diagnosing,
     formats,
     guarding,
+    initializing,
     inspecting,
     linting,
     manifests,
@@ -66,6 +68,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     groups = (
+        initializing,
         releasing,
         tuning,
         formats,

@@ -1,0 +1,135 @@
+"""Write a project: `releases/`, `targets/`, `quantization/` and the rest of a configs directory, and `dags/`."""
+
+from __future__ import annotations
+
+import shutil
+import string
+import sys
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.config.model import HubId, Name
+
+PACKAGE = "llm_pipeline.project"
+COPIED = ("calibration", "policies", "quantization", "targets")
+"""Folders of the shipped configs that a project gets whole."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a person chose for a project.
+
+    Attributes:
+        name: Of the release config, and of its DAG (`release__NAME`).
+        model: Id on the hub, or the directory of a model.
+        model_python: Interpreter that has torch, modelopt, lm-eval and OpenVINO.
+        triton_home: Directory with the server's binaries.
+        example: Take the demo's arithmetic tasks and prompts, which need no network and fit models trained for them.
+    """
+
+    name: str
+    model: str
+    model_python: Path
+    triton_home: Path
+    example: bool = False
+
+    def check(self) -> None:
+        """Refuse what no release config may hold.
+
+        Raises:
+            ConfigError: The model is neither a directory nor an id of the hub, or the name is no name.
+        """
+        if not Path(self.model).is_dir() and not _fits(HubId, self.model):
+            problem = f"{self.model!r} is neither a directory nor an id of the hub"
+            raise ConfigError(problem, where="--model", hint="a path that is there, or organisation/name")
+        if not _fits(Name, self.name):
+            problem = f"{self.name!r} is no name of a release config"
+            raise ConfigError(problem, where="--name", hint="small letters, digits, and . _ - between them")
+
+    @property
+    def model_lines(self) -> str:
+        """The release config's lines that say which model."""
+        directory = Path(self.model)
+        if directory.is_dir():
+            return f"id: own/{directory.resolve().name}\n  source: file://{directory.resolve()}"
+        return f"id: {self.model}\n  revision: main # a branch, tag or commit; each release is pinned to a commit"
+
+
+def shipped(folder: str) -> Path:
+    """`configs` or `dags`: data of the package where it is installed, the repository's own in a clone."""
+    installed = Path(str(files(PACKAGE).joinpath("shipped", folder)))
+    return installed if installed.is_dir() else Path(__file__).resolve().parents[2] / folder
+
+
+def write_project(directory: Path, choices: Choices) -> tuple[Path, ...]:
+    """Write a project, whole or not at all; returns the files that its owner should look at.
+
+    Raises:
+        ConfigError: The directory holds something already, or a choice does not fit a release config.
+        OSError: It cannot be written there.
+    """
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError("the directory is not empty", where=str(directory), hint="name a new one")
+    choices.check()
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=directory.parent, prefix=".init-") as scratch:
+        partial = Path(scratch) / directory.name
+        _copy_shipped(partial, choices)
+        written = (
+            _write(partial / "releases" / f"{choices.name}.yaml", "release.yaml", _release_values(choices)),
+            _write(partial / "policies" / "first.yaml", "policy.yaml", {}),
+            _write(partial / "deployments" / "local.yaml", "deployment.yaml", _deployment_values(choices)),
+        )
+        load_release(written[0])
+        partial.replace(directory)
+    return tuple(directory / path.relative_to(partial) for path in written)
+
+
+def _copy_shipped(directory: Path, choices: Choices) -> None:
+    configs = shipped("configs")
+    for folder in COPIED:
+        shutil.copytree(configs / folder, directory / folder)
+    shutil.copytree(shipped("dags"), directory / "dags", ignore=shutil.ignore_patterns("__pycache__"))
+    workload = "demo" if choices.example else "chat-example"
+    (directory / "workloads").mkdir()
+    shutil.copy(configs / "workloads" / f"{workload}.jsonl", directory / "workloads" / "prompts.jsonl")
+    if choices.example:
+        shutil.copytree(configs / "tasks" / "demo", directory / "tasks" / "demo")
+
+
+def _fits(kind: Any, text: str) -> bool:
+    try:
+        TypeAdapter(kind).validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+def _release_values(choices: Choices) -> dict[str, str]:
+    evaluation = _template("example_evaluation.yaml" if choices.example else "evaluation.yaml")
+    return {"model": choices.model_lines, "evaluation": evaluation.rstrip()}
+
+
+def _deployment_values(choices: Choices) -> dict[str, str]:
+    return {
+        "control": sys.executable,
+        "model": str(choices.model_python.absolute()),
+        "triton_home": str(choices.triton_home.absolute()),
+    }
+
+
+def _write(path: Path, template: str, values: dict[str, str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(string.Template(_template(template)).substitute(values), encoding="utf-8")
+    return path
+
+
+def _template(name: str) -> str:
+    return files(PACKAGE).joinpath("templates", name).read_text(encoding="utf-8")

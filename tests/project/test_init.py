@@ -1,0 +1,97 @@
+"""`init`: what it writes loads, plans and shows in Airflow without a change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from llm_pipeline.cli import main
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.project.writing import shipped
+
+ROOT = Path(__file__).parents[2]
+
+
+def init(directory: Path, *more: str) -> int:
+    return main(["init", str(directory), *more])
+
+
+@pytest.mark.parametrize("example", [(), ("--example",)])
+def test_a_new_project_loads_with_everything_it_names(tmp_path, capsys, example):
+    assert init(tmp_path / "mine", "--model", "organisation/name", *example) == 0
+    loaded = load_release(tmp_path / "mine" / "releases" / "first.yaml")
+    assert loaded.release.model.id == "organisation/name"
+    assert loaded.configs_root == tmp_path / "mine"
+    said = capsys.readouterr().out
+    assert str(tmp_path / "mine" / "releases" / "first.yaml") in said
+    assert f"LLM_PIPELINE_RELEASES={tmp_path / 'mine' / 'releases'}" in said
+
+
+def test_a_directory_is_named_by_its_path(tmp_path):
+    (tmp_path / "weights").mkdir()
+    assert init(tmp_path / "mine", "--model", str(tmp_path / "weights"), "--name", "chat") == 0
+    model = load_release(tmp_path / "mine" / "releases" / "chat.yaml").release.model
+    assert (model.id, model.source) == ("own/weights", f"file://{tmp_path / 'weights'}")
+
+
+def test_every_shipped_target_recipe_and_policy_is_in_it(tmp_path):
+    init(tmp_path / "mine", "--model", "organisation/name")
+    for folder in ("targets", "quantization", "policies", "calibration"):
+        names = {path.name for path in (shipped("configs") / folder).iterdir()}
+        assert names <= {path.name for path in (tmp_path / "mine" / folder).iterdir()}
+
+
+def test_nothing_is_written_over(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert init(tmp_path, "--model", "organisation/name") == 4
+    assert "is not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [("--model", "name"), ("--model", "a/b/c"), ("--model", "./missing"), ("--model", "a/b", "--name", "not a name")],
+)
+def test_what_no_release_config_could_hold_is_refused_and_nothing_is_left(tmp_path, capsys, choices):
+    assert init(tmp_path / "mine", *choices) == 4
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {choices[-2]}: '{choices[-1]}' is")
+    assert len(said.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_dags_folder_makes_the_dag_of_its_release(tmp_path):
+    pytest.importorskip("airflow")
+    init(tmp_path / "mine", "--model", "organisation/name", "--name", "chat")
+    sees = "import runpy; print([name for name in runpy.run_path('dags/releases.py') if 'release__' in name])"
+    environment = {
+        "AIRFLOW_HOME": str(tmp_path / "airflow"),
+        "LLM_PIPELINE_RELEASES": str(tmp_path / "mine" / "releases"),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}",
+    }
+    command = [sys.executable, "-W", "ignore", "-c", sees]
+    answer = subprocess.run(
+        command, cwd=tmp_path / "mine", env=environment, capture_output=True, text=True, check=False
+    )
+    assert answer.stdout.splitlines()[-1:] == ["['release__chat']"], answer.stderr
+
+
+@pytest.mark.thorough
+def test_the_wheel_holds_what_init_copies(tmp_path):
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        "llm_pipeline/project/shipped/configs/targets/cpu.yaml",
+        "llm_pipeline/project/shipped/dags/releases.py",
+        "llm_pipeline/project/templates/release.yaml",
+        "llm_pipeline_airflow/py.typed",
+        "llm_pipeline/py.typed",
+    } <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
