@@ -127,3 +127,14 @@ def test_every_error_of_the_troubleshooting_page_is_one_that_we_raise() -> None:
         if part.strip(" :;") not in _sources()
     ]
     assert not missing
+
+
+def test_the_examples_of_the_architecture_run_and_its_paths_exist() -> None:
+    page = TEXTS["ARCHITECTURE.md"]
+    blocks = [block for language, _, block in _FENCED.findall(page) if language == "python"]
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "ARCHITECTURE.md", "exec"), names)  # noqa: S102 - our own page
+    paths = re.findall(r"`((?:llm_pipeline|tests|configs|plugins|dags|docker)/[\w./*-]+)`", page)
+    assert not [path for path in paths if not list(ROOT.glob(path.rstrip("/")))]
