@@ -93,6 +93,7 @@ MINIMAL: dict[str, Case] = {
     "tune": (["tune", "x", "--target", "cpu", "--output", "DIR/o", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
     "formats": (["formats", "--gpu", "H100-SXM5-80GB"], 0, "H100"),
     "doctor": (["doctor", "-d", "DIR/here.yaml"], 4, "no tritonserver here"),
+    "init": (["init", "DIR/project", "--model", "a/b"], 0, "llm-pipeline plan"),
     "lint-repo": (["lint-repo", "DIR/repository"], 4, "pip install 'llm-pipeline[control]'"),
     "render-args": (["render-args", "configs/targets/h100.yaml"], 0, "max_batch_size"),
     "render": (["render", "x", "--output", "DIR/r", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
@@ -115,6 +116,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     (directory / "here.yaml").write_text(here)
     (directory / "s3.yaml").write_text(here.replace("store: store", "store: s3://bucket/releases"))
     shutil.copytree(ROOT / "configs", directory / "configs")
+    for name in ("control", "model"):
+        (directory / ".envs" / name / "bin").mkdir(parents=True)
+        (directory / ".envs" / name / "bin" / "python").symlink_to(sys.executable)
     (directory / "repository/llm/1").mkdir(parents=True)
     (directory / "repository/llm/config.pbtxt").write_text('name: "llm"\n')
     calls = {name: (CLI, arguments) for name, (arguments, _, _) in MINIMAL.items()}
