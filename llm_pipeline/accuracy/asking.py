@@ -49,7 +49,7 @@ class Asking:
         self.items: list[ScoredItem] = saved.read(order)
         self.asked = 0
         if self.items:
-            log.info("an earlier attempt's items are taken up", items=len(self.items), of=len(order))
+            log.info("continuing with the items of an earlier attempt", items=len(self.items), of=len(order))
             progress.skip(len(questions.instances(order[: len(self.items)])))
 
     def ask_until(self, count: int) -> Sequence[ScoredItem]:

@@ -164,7 +164,7 @@ def _facts(
         facts.append(since)
     yield from facts
     if not facts:
-        why = f"Guessing has no known score here: state baseline.expected for {task.name}."
+        why = f"The score of a guesser is not known here: state baseline.expected for {task.name}."
         yield _nothing(f"score, {task.name}", why)
 
 
@@ -173,13 +173,13 @@ def _expected_fact(task: TaskScores, expected: ExpectedScore) -> Evidence:
     limit = expected.minimum
     if task.sample.independent < FEWEST_ITEMS:
         verdict = Verdict.INCONCLUSIVE
-        detail += f" Too few items to tell: {task.sample.independent:g} independent ones, of {FEWEST_ITEMS} needed."
+        detail += f" Too few items to decide: {task.sample.independent:g} independent ones, of {FEWEST_ITEMS} needed."
     elif bounds.upper < expected.minimum:
         verdict = Verdict.ANOMALOUS
-        detail += " The source is damaged, or asked otherwise than where the range is from."
+        detail += " The source is damaged, or the range was measured with other prompts or settings."
     elif bounds.lower > expected.maximum:
         verdict, limit = Verdict.ANOMALOUS, expected.maximum
-        detail += " Leaked answers, another model, or asked otherwise than where the range is from."
+        detail += " Answers leaked, this is another model, or the range was measured with other prompts or settings."
     else:
         verdict = Verdict.GO
     return _fact(f"score, {task.name}", verdict, task, limit, detail)
@@ -193,10 +193,12 @@ def _guessing_fact(task: TaskScores, chance: float) -> Evidence:
         verdict = Verdict.GO
     elif task.bounds.upper < little:
         verdict = Verdict.ANOMALOUS
-        detail += " The model only guesses: the source is damaged, or the task is too hard for it and says nothing."
+        detail += (
+            " The model only guesses: the source is damaged, or the task is too hard for it and cannot show a loss."
+        )
     else:
         verdict = Verdict.INCONCLUSIVE
-        detail += " More items would tell, or the task is too hard for this model: leave it out."
+        detail += " More items would decide; if the task is too hard for this model, leave it out."
     return _fact(f"better than guessing, {task.name}", verdict, task, chance, detail)
 
 
@@ -274,8 +276,8 @@ def _nothing(name: str, detail: str) -> Evidence:
 
 
 _OPENINGS = {
-    Verdict.GO: "The baseline is what it should be",
-    Verdict.INCONCLUSIVE: "Whether the baseline is what it should be is not shown",
+    Verdict.GO: "The baseline is sound",
+    Verdict.INCONCLUSIVE: "The baseline is not shown to be sound",
     Verdict.ANOMALOUS: "The baseline itself is wrong, and nothing can be compared with it",
 }
 

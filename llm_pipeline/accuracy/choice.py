@@ -60,8 +60,9 @@ def choose_recipe(attempts: Sequence[RecipeAttempt], error: float = 0.0) -> Choi
     size = f", {chosen.bytes / 1e6:.1f} MB," if chosen.bytes else ""
     summary = f"{chosen.recipe}{size} is the cheapest that passed its accuracy gate"
     judged = sum(attempt.verdict is not None for attempt in attempts)
-    told = f" Had each of the {judged} recipes judged lost exactly the margin, one would have passed in up to "
-    caveat = f"{told}{100 * error:.1f} %." if error and judged > 1 else ""
+    chance = f"one would still pass with a chance of up to {100 * error:.1f} %"
+    unlucky = f" If each of the {judged} recipes judged had lost exactly the margin, {chance}."
+    caveat = unlucky if error and judged > 1 else ""
     sentence = f"{summary} (others: {others}).{caveat}" if others else f"{summary}."
     return Choice(chosen.recipe, judge(sentence, [_fact(chosen)]))
 
@@ -96,7 +97,7 @@ def _unjudged(chosen: RecipeAttempt, failed: Sequence[RecipeAttempt]) -> str:
     names, errors = ", ".join(attempt.recipe for attempt in failed), "; ".join(attempt.summary for attempt in failed)
     return (
         f"Only the unquantized {chosen.recipe} passed, and {names} could not be judged: {errors}. An error is no loss "
-        f"of accuracy: mend it, or take {names} out of the release's recipes."
+        f"of accuracy: fix it, or remove {names} from the release's recipes."
     )
 
 

@@ -36,7 +36,7 @@ def refuse_script(pinned: PinnedDataSet, asked: RepositoryName) -> None:
     script = f"{pinned.id.rpartition('/')[2]}.py"
     if any(file.path == script for file in pinned.files):
         raise Unsupported(
-            f"the data set is made by Python of its repository ({script}), which is not run here",
+            f"the data set is built by a Python script of its repository ({script}), which is not run here",
             where=f"{asked} at {pinned.commit[:12]}",
             hint=f"many have a converted copy: set evaluation.data_revisions: {{{asked.name}: {CONVERTED}}}; "
             "or leave its tasks out",

@@ -77,7 +77,7 @@ class DatasetCall(Frozen):
         found = [_ON_THE_HUB.fullmatch(place) for place in places]
         if strange := [place for place, match in zip(places, found, strict=True) if match is None]:
             raise ConfigError(
-                f"it reads {strange[0]!r}, which is no file of a data set on the hub",
+                f"it reads {strange[0]!r}, which is not a file of a data set on the hub",
                 hint="copy the task into a task directory of your own, with its data beside it",
             )
         return tuple(dict.fromkeys(self._named(match["name"], match["revision"]) for match in found if match))
@@ -86,7 +86,7 @@ class DatasetCall(Frozen):
         try:
             return RepositoryName(name=name, revision=revision)
         except ValidationError as error:
-            raise ConfigError(f"dataset_path {name!r} is no data set's name on the hub") from error
+            raise ConfigError(f"dataset_path {name!r} is not the name of a data set on the hub") from error
 
     def __str__(self) -> str:
         return f"{self.path} ({self.config})" if self.config else self.path

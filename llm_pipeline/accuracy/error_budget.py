@@ -94,7 +94,7 @@ class GateLedger:
     def _change(self, change: Callable[[tuple[_Entry, ...]], tuple[_Entry, ...]], key: str) -> _Entry:
         while True:
             found = self.store.read_document(self.document)
-            hint = "restore it from a backup; without it the candidate's next gate has the error of a first one again"
+            hint = "restore it from a backup; without it the candidate's next gate starts the error budget again"
             before = understood(_Ledger, found.value, self.document, hint=hint) if found else _Ledger()
             after = _Ledger(gates=change(before.gates))
             try:
@@ -142,7 +142,8 @@ def ladder_error(policy: AccuracyPolicy, rungs: int) -> float:
 def with_error(judgement: Judgement, policy: AccuracyPolicy, number: int, share: float) -> Judgement:
     """The judgement with the error that it may make, and of how many gates."""
     whole = 1.0 - policy.confidence
-    spent = f"Gate {number} of this candidate may err in {100 * share * whole:.3g} % of the {100 * whole:.3g} % in all."
+    mine, total = f"{100 * share * whole:.3g} %", f"{100 * whole:.3g} %"
+    spent = f"Gate {number} of this candidate may err with {mine}, of {total} for all of its gates."
     fact = Evidence(
         name=ERROR_FACT,
         verdict=Verdict.GO,

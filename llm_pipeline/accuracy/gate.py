@@ -237,7 +237,9 @@ def _detail(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdict
     if verdict is Verdict.INCONCLUSIVE and _is_too_weak(part, margin):
         return f"{flips} The baseline itself scores no more than the margin, so a loss could not show."
     if verdict is Verdict.GO and not _may_pass(part, margin):
-        return f"{flips} Too few items to prove its margin: no harm is shown, which is all that the policy asks of it."
+        return (
+            f"{flips} Too few items to prove its margin: no harm is shown, and the policy asks no more of a small task."
+        )
     return f"{flips} {_more_items(part, margin, policy)}" if verdict is Verdict.INCONCLUSIVE else flips
 
 
@@ -253,15 +255,17 @@ def _more_items(part: PairedAccuracy, margin: float, policy: AccuracyPolicy) -> 
     estimate = part.loss.estimate if part.loss else 0.0
     if part.clusters is not None and part.clusters < ENOUGH_CLUSTERS:
         clusters = clusters_to_decide(margin, policy.confidence)
-        return f"So few clusters are bet on as wholes: {clusters} of them show this margin if nothing changes."
+        return (
+            f"With so few clusters, whole clusters are tested: {clusters} of them show this margin if nothing changes."
+        )
     needed = items_to_decide(part.variance, margin - estimate, policy.confidence)
     if needed is None:
-        return "The loss sits on the limit: no number of items decides."
+        return "The loss equals the limit: no number of items would decide."
     more = max(needed - part.pairs, policy.minimum_items - part.pairs)
     return (
         f"About {more} more items would decide (90 % power)."
         if more > 0
-        else "Enough items for this alone and at once, not for all tasks and looks together."
+        else "These items are enough for one test, but not for all tasks and looks together."
     )
 
 
@@ -299,7 +303,7 @@ def _shortage(name: str, measured: int, limit: int, detail: str) -> Evidence:
 _OPENINGS = {
     Verdict.GO: "Not worse than the baseline by more than the margin",
     Verdict.NO_GO: "Worse than the baseline by more than the margin",
-    Verdict.INCONCLUSIVE: "Neither shown to be good enough nor to be too bad",
+    Verdict.INCONCLUSIVE: "Neither shown to be good enough nor shown to be too bad",
     Verdict.ANOMALOUS: "Better than the baseline by more than quantization can explain",
 }
 

@@ -79,7 +79,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
         self.batch_size_per_gpu: int
         self._likelihood_batch = BatchSize.for_model(model, evaluation.batch_size)
         self.progress = Progress(0)
-        reason = why_not_shared(model, self.max_length) if shared_prefix else "lm-eval's own way was asked for"
+        reason = why_not_shared(model, self.max_length) if shared_prefix else "lm-eval's own method is requested"
         self._shared = reason is None
         self.scoring = "shared prefixes" if reason is None else f"a sequence for each choice: {reason}"
         if reason is not None:
@@ -192,7 +192,7 @@ class HarnessModel(HFLM):  # type: ignore[misc]  # lm_eval is untyped
             where=_where(one),
             hint=f"set evaluation.maximum_length to {needed} or more"
             if needed <= _positions(self.model)
-            else f"the model takes {_positions(self.model)} tokens: ask this task with fewer examples, or leave it out",
+            else f"the model takes {_positions(self.model)} tokens: use fewer examples for this task, or leave it out",
         )
 
     def _tokens(self, texts: Iterable[str]) -> dict[str, list[int]]:

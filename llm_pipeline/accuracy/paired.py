@@ -278,7 +278,7 @@ def _refuse_other_questions(task: str, before: Mapping[int, ScoredItem], after: 
     shared = sorted(before.keys() & after.keys())
     if other := [number for number in shared if before[number].fingerprint != after[number].fingerprint]:
         raise IntegrityError(
-            f"{len(other)} of {len(shared)} items of task {task} are other questions (first: item {other[0]})",
+            f"{len(other)} of {len(shared)} items of task {task} ask different questions (first: item {other[0]})",
             where="baseline and candidate evaluations",
             hint="evaluate both with the same dataset revision, prompt template and few-shot seed",
         )

@@ -43,7 +43,7 @@ def items_needed(margin: float, flips: float, confidence: float, power: float = 
     """
     needed = items_to_decide(flips, margin, confidence, power) if margin > 0.0 else None
     if needed is None:
-        raise ValueError(f"no number of items decides a margin of {margin}")
+        raise ValueError(f"no number of items can decide a margin of {margin}")
     return needed
 
 

@@ -89,7 +89,7 @@ def _few_shots(name: str, task: Any, wanted: int | None) -> int:
     own = task.get_config("num_fewshot")
     if own == 0 and wanted:
         raise ConfigError(
-            f"task {name} is asked without further examples: its file says num_fewshot: 0",
+            f"task {name} takes no examples: its file says num_fewshot: 0",
             hint=f"leave evaluation.task_options.{name}.num_fewshot out",
         )
     number = int(own or 0) if wanted is None else wanted

@@ -52,7 +52,7 @@ _LONGEST_HINT = 500
 
 
 class NotFinite(IntegrityError):
-    """A model gave a log-likelihood that is no number: it is broken, and has no score."""
+    """A model gave a log-likelihood that is not a number: it is broken, and has no score."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def _questions(name: str, task: Any, evaluation: Evaluation, style: PromptStyle)
     for instance in task.instances:
         by_document[instance.doc_id].append(instance)
     if sorted(by_document) != list(range(len(by_document))):
-        raise IntegrityError("lm-eval left out documents, or asks some twice", where=name)
+        raise IntegrityError("lm-eval left out documents, or repeated some", where=name)
     by_number = [sorted(by_document[number], key=lambda one: one.idx) for number in range(len(by_document))]
     clusters = document_clusters([instances[0].doc for instances in by_number], evaluation.cluster_field)
     return [_question(task, instances, cluster) for instances, cluster in zip(by_number, clusters, strict=True)]

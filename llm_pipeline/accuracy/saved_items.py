@@ -51,7 +51,9 @@ class SavedItems:
             expected = list(order[len(items) : len(items) + len(portion or ())])
             if not portion or [(item.task, item.item_id) for item in portion] != expected:
                 whole = False
-                log.warning("saved items are torn or of another evaluation: asked again", file=path.name)
+                log.warning(
+                    "saved items are damaged or of another evaluation: they are evaluated again", file=path.name
+                )
                 path.unlink()
                 continue
             items += portion

@@ -136,7 +136,7 @@ def why_not_shared(model: Any, maximum_length: int) -> str | None:
         return f"it has layers of other kinds than attention: {', '.join(other)}"
     difference = _trial(model)
     tolerance = _MEAN_DIFFERENCE.get(model.dtype, max(_MEAN_DIFFERENCE.values()))
-    return None if difference <= tolerance else f"a trial differs by {difference:.3g} nats a token from a plain pass"
+    return None if difference <= tolerance else f"a trial differs by {difference:.3g} nats per token from a plain pass"
 
 
 def _trial(model: Any) -> float:

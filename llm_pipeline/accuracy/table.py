@@ -77,11 +77,13 @@ def format_comparison(comparison: Comparison, policy: AccuracyPolicy) -> str:
     widths = _widths([_HEAD, *rows])
     rule = _rule(widths)
     lines = [_line(_HEAD, widths), rule, *(_line(row, widths) for row in rows[:-1]), rule, _line(rows[-1], widths)]
-    note = f"One-sided bounds, {100 * comparison.confidence:.4g} % each at all looks together."
+    note = f"One-sided bounds, {100 * comparison.confidence:.4g} % confidence each, over all looks."
     if any(task.parts for task in comparison.tasks):
         note += " Tasks below their group are information: the group is judged as one."
     if comparison.pooled.clusters is not None:
-        note += " Items of a cluster share a long text, or the cluster field; it counts by how alike they answer."
+        note += (
+            " Items of a cluster share a long text, or the cluster field; clusters are weighted by their design effect."
+        )
     return "\n" + "\n".join([*lines, note])
 
 

@@ -132,7 +132,7 @@ def _json_rows(configuration: Mapping[str, Any], files: Sequence[Path]) -> list[
         except (OSError, ValueError, KeyError, RecursionError) as error:
             raise unless_io(error, ConfigError(f"unreadable task data: {error}", where=str(file))) from error
         if strange := next((value for value in own if not isinstance(value, dict)), None):
-            raise ConfigError(f"unreadable task data: {str(strange)[:40]!r} is no JSON object", where=str(file))
+            raise ConfigError(f"unreadable task data: {str(strange)[:40]!r} is not a JSON object", where=str(file))
         rows += own
     if not rows:
         raise ConfigError("the task data hold no document", where=str(files[0]))

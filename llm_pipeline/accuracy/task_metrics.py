@@ -236,7 +236,7 @@ def _refused(described: Described, name: str, usable: list[str]) -> ConfigError:
     if name not in described.names and usable:
         problem = f"task {described.task} has no metric {name!r}"
     else:
-        problem = f"task {described.task}: {name or 'no metric'} cannot be given item by item"
+        problem = f"task {described.task}: {name or 'no metric'} has no score for a single item"
     hint = (
         f"set evaluation.task_options.{described.task}.metric to one of: {', '.join(usable)}"
         if usable
@@ -248,7 +248,7 @@ def _refused(described: Described, name: str, usable: list[str]) -> ConfigError:
 
 def _number(value: Any) -> float:
     if not isinstance(value, bool | int | float | np.number | np.bool_):
-        raise TypeError(f"{type(value).__name__} is no number")
+        raise TypeError(f"{type(value).__name__} is not a number")
     return float(value)
 
 

@@ -124,7 +124,7 @@ class FollowedFile:
             stream.close()
         stream = _open(self.path)
         if stream is not None:
-            log.warning("a file of the access log is gone, and what was not read of it", path=str(self.path))
+            log.warning("a file of the access log is gone, with lines that were not read yet", path=str(self.path))
         return stream and self._hold(stream)
 
     def _copied(self, cursor: LogCursor, most_bytes: int) -> bytes:
@@ -218,7 +218,7 @@ class AccessLog:
         try:
             self._reopen()
         except Transient as error:
-            log.warning("the router cannot be told to open its log again", reason=str(error))
+            log.warning("the router cannot be told to reopen its log", reason=str(error))
 
     def _requests(self, lines: Iterable[bytes]) -> Iterator[ObservedRequest]:
         """Those that the lines tell of; a damaged line is counted and left out, whatever is wrong with it."""
@@ -233,7 +233,7 @@ class AccessLog:
                 yield request
         if damaged:
             self.damaged += damaged
-            log.warning("damaged lines of the access log are left out", lines=damaged, path=str(self._file.path))
+            log.warning("damaged lines of the access log are ignored", lines=damaged, path=str(self._file.path))
 
 
 def _open(path: Path) -> BinaryIO | None:

@@ -28,9 +28,9 @@ def disagreements(
     """
     production = pointers.production
     if way_back is not None and not way_back.done:
-        yield f"the way back from {way_back.left} to {way_back.to} was begun and is not done"
+        yield f"the rollback from {way_back.left} to {way_back.to} was begun and is not finished"
     if record is not None and record.phase is Phase.ROLLING_BACK:
-        yield f"the canary of {record.release_id} is being rolled back, and that is not done"
+        yield f"the canary of {record.release_id} is being rolled back, and that is not finished"
     if production is None:
         return
     if serves.get(production.slot) != production.repository.digest:
@@ -38,7 +38,7 @@ def disagreements(
         what = f"serves {found[:12]}" if found else "has no server"
         yield f"production is {production.release_id} in {production.slot}, but that slot {what}"
     if traffic is not None and traffic.standby is not None and not _may_stand_by(pointers, record, traffic, serves):
-        yield f"the router has {traffic.standby} stand by for production, and that slot serves no version of before"
+        yield f"the router uses {traffic.standby} as production's standby, and that slot serves no previous version"
     if traffic is not None and not is_moving(record, production):
         yield from _elsewhere(production, traffic)
 
@@ -65,5 +65,5 @@ def _elsewhere(production: Pointer, traffic: RouteState) -> Iterator[str]:
     if share != ALL or traffic.candidate is not None:
         yield (
             f"production is {production.release_id} in {production.slot}, but the router sends it "
-            f"{share / 100:g} % of the traffic (told so by {traffic.owner})"
+            f"{share / 100:g} % of the traffic (set by {traffic.owner})"
         )

@@ -139,7 +139,7 @@ def ask(
         except Conflict:
             continue
         return asked
-    raise Conflict(f"{name} is written by others all the time")
+    raise Conflict(f"{name} changes faster than it can be written")
 
 
 def answer(
@@ -177,7 +177,7 @@ def answer(
         except Conflict:
             continue
         return result
-    raise Conflict(f"{name} is written by others all the time")
+    raise Conflict(f"{name} changes faster than it can be written")
 
 
 def time_out(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
@@ -219,7 +219,7 @@ def _answered(asked: StepApproval, record: CanaryRecord | None, *, approved: boo
     late = (*asked.late, LateAnswer(approved=approved, by=by, at=now))[-10:]
     return Answered(
         counted=False,
-        message=f"too late, nothing is changed: {why_late}",
+        message=f"too late, nothing was changed: {why_late}",
         approval=asked.model_copy(update={"late": late}),
     )
 

@@ -129,7 +129,7 @@ class CanaryController(Starting, Watching):
     def _claim_routes(self) -> None:
         """Write the routes as they are, with our epoch: whoever drove a canary before can write none from here on.
 
-        A note of somebody who moved the traffic while the store took nothing stays until it has been read.
+        A note of somebody who moved the traffic while the store accepted no writes stays until it has been read.
         """
         try:
             state, revision = self._router.read()
@@ -159,8 +159,8 @@ class CanaryController(Starting, Watching):
             return self._act_on_answer(record, pause)
         if pause is not None and pause.over(time.time()):
             return self._condemn(record, findings.nobody_answered(pause.percent, pause.deadline_seconds))
-        log.info("going on after a pause", percent=record.step_percent)
-        record = record.with_event(EventKind.RESUMED, "going on after a pause", by=self._owner)
+        log.info("continuing after a pause", percent=record.step_percent)
+        record = record.with_event(EventKind.RESUMED, "continuing after a pause", by=self._owner)
         if record.analysis is None:
             return self._save(record, phase=Phase.PENDING, pause=None)
         return self._begin_step(record, record.step_percent, tests_of(record))
@@ -213,7 +213,9 @@ class CanaryController(Starting, Watching):
         if record.phase is Phase.ROLLING_BACK:
             record = self._roll_back(record)
         log.info(
-            "an earlier run's canary is over: this run tries again", earlier=record.phase.value, run=self._plan.run
+            "the canary of an earlier run is over: this run starts a new one",
+            earlier=record.phase.value,
+            run=self._plan.run,
         )
         return attempts.next_attempt(record, self._plan, self._traffic.end())
 

@@ -14,7 +14,7 @@ from llm_pipeline.serving.slot_fence import FencingToken
 
 log = get_logger(__name__)
 
-LEFT_ALONE = "the slot serves another repository by now: that server was left alone"
+LEFT_ALONE = "the slot now serves another repository: that server was left running"
 _POLL_SECONDS = 0.05
 _TOLD_SECONDS = 15.0
 

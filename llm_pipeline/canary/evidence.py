@@ -63,7 +63,7 @@ def split_ratio(step: StepState) -> Evidence:
     if split.rejects(SPLIT_ALPHA):
         verdict, detail = Verdict.ANOMALOUS, "the router, a label or session stickiness is wrong"
     elif split.total:
-        verdict, detail = Verdict.GO, "the split is the intended one, up to chance"
+        verdict, detail = Verdict.GO, "the measured split differs from the intended one by no more than chance"
     else:
         verdict, detail = Verdict.INCONCLUSIVE, "no traffic"
     return Evidence(
@@ -89,7 +89,7 @@ def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPol
     if metric.largest >= required:
         verdict, words = Verdict.NO_GO, "regressed"
     elif far is not None:
-        verdict, words = Verdict.NO_GO, "far slower, block of time after block"
+        verdict, words = Verdict.NO_GO, "far slower in every block of time"
     elif metric.candidate_units and metric.stable_units:
         proven = metric.title in parity_proven(state, policy)
         verdict, words = Verdict.GO, "parity proven" if proven else "no regression seen, parity not proven"
@@ -150,7 +150,7 @@ def stable_fails(step: StepState) -> Evidence:
         limit=STABLE_BAD_FRACTION,
         unit="fraction",
         samples=step.stable.requests,
-        detail="stable fails too: holding, because a failure of both arms is not the candidate's",
+        detail="stable fails too: waiting, because a failure of both is not the candidate's",
     )
 
 
@@ -176,7 +176,7 @@ def data_arrive(step: StepState) -> Evidence:
         name="data until the step's end",
         verdict=Verdict.INCONCLUSIVE if silent else Verdict.GO,
         measured=float(step.silent_looks),
-        unit="looks in a row that saw nothing",
+        unit="looks in a row without data",
         samples=step.looks,
         detail=f"about {step.missed:.0f} requests should have been seen in them" if silent else "",
     )

@@ -14,7 +14,7 @@ from llm_pipeline.statistics.eprocess import SplitTest
 
 def answers_nothing(warm_up: WarmUp) -> Judgement:
     """The candidate runs and answers no golden prompt."""
-    detail = "the candidate answers nothing"
+    detail = "the candidate gives no answer"
     fact = _fact("golden prompts answered", Verdict.NO_GO, 0.0, samples=warm_up.prompts, detail=detail)
     return judge("the candidate does not answer", [fact])
 
@@ -74,14 +74,15 @@ def does_not_answer(step: StepState, *, candidate_waits: int, stable_waits: int)
     sent_too_few = sent.rejects(SPLIT_ALPHA) and (sent.measured or 0.0) < split.intended
     if not candidate_waits or sent_too_few:
         return None
-    detail = f"{candidate_waits} requests wait at the candidate, {stable_waits} at stable: the router sent its share"
+    waiting = f"{candidate_waits} requests are waiting at the candidate, {stable_waits} at stable"
+    detail = f"{waiting}: the router did send its share"
     fact = _fact("candidate's requests in flight", Verdict.NO_GO, float(candidate_waits), samples=1, detail=detail)
     return judge(f"the candidate does not answer at {step.percent}", [fact])
 
 
 def fails_unrecorded(percent: str, fact: Evidence) -> Judgement:
-    """The candidate fails request after request while the store takes nothing."""
-    return judge(f"the candidate fails request after request at {percent}, and the store takes nothing", [fact])
+    """The candidate fails request after request while the store accepts no writes."""
+    return judge(f"the candidate fails request after request at {percent}, and the store accepts no writes", [fact])
 
 
 def server_ended(percent: str) -> Judgement:
@@ -98,7 +99,7 @@ def source_down(reason: str) -> Judgement:
 
 def approval_asked(percent: float, command: str) -> Judgement:
     """A step that begins only after a person approved it."""
-    detail = f"step {percent:g} % begins after a person approved it: {command}"
+    detail = f"step {percent:g} % needs a person's approval: {command}"
     fact = _fact("approval", Verdict.INCONCLUSIVE, None, samples=0, detail=detail)
     return judge(f"step {percent:g} % waits for an approval", [fact])
 
@@ -156,7 +157,7 @@ def unwatched(why: str, percent: float) -> Judgement:
 
 def taken_back(phase: str, percent: float) -> Judgement:
     """Somebody asked for a rollback before the canary had come to its end; never a GO, whatever had passed."""
-    detail = f"rolled back on request while {phase} at {percent:g} %: the candidate was not judged to its end"
+    detail = f"rolled back on request while {phase} at {percent:g} %: the candidate's judgement was not finished"
     fact = _fact("canary", Verdict.INCONCLUSIVE, percent, samples=0, detail=detail)
     return judge(f"rolled back on request at {percent:g} %", [fact])
 

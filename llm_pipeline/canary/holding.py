@@ -1,4 +1,4 @@
-"""What a controller does while the store takes nothing: users first, and what was done is recorded afterwards.
+"""What a controller does while the store accepts no writes: users first, and what was done is recorded afterwards.
 
 A candidate that has traffic keeps it for as long as it is watched and sound, and gets no more. One that fails loses
 its traffic at the router, before anybody can write that down. Without traffic on a candidate there is nothing to
@@ -46,7 +46,7 @@ class Holding(Transitions):
         ours = state.candidate == record.candidate and not state.owner.startswith(UNRECORDED)
         if not ours or not state.weights.get(record.candidate):
             raise refused
-        log.warning("the store takes nothing: the candidate is watched on", reason=str(refused))
+        log.warning("the store accepts no writes: still watching the candidate", reason=str(refused))
         if watched:
             return record
         time.sleep(self._policy.look_seconds)
@@ -79,5 +79,5 @@ class Holding(Transitions):
         try:
             return self._save(record, **changes)
         except Transient as error:
-            log.warning("the store takes nothing: what the router does is recorded later", reason=str(error))
+            log.warning("the store accepts no writes: the router's changes are recorded later", reason=str(error))
             return record.model_copy(update=changes)

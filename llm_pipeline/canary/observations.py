@@ -313,14 +313,14 @@ def _arm(cluster: object) -> tuple[SlotName | None, bool]:
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def _finite(value: Any) -> float:
     """A number, or what says one; a TypeError of anything else says that the line is damaged."""
     found = float(value)
     if not math.isfinite(found):
-        raise ValueError(f"{value} is no number")
+        raise ValueError(f"{value} is not a number")
     return found
 
 
@@ -336,7 +336,7 @@ def _positive(value: Any) -> float | None:
         return None
     found = _finite(value)
     if found < 0:
-        raise ValueError(f"{value} is less than nothing")
+        raise ValueError(f"{value} is negative")
     return found
 
 

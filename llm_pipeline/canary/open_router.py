@@ -77,7 +77,7 @@ def name_release(router: TrafficRouter | None, slot: SlotName, release_id: str) 
     try:
         router.name_release(slot, release_id)
     except RouterUnavailable as error:
-        log.warning("answers do not say which release gave them", slot=slot, reason=str(error))
+        log.warning("answers do not name the release that gave them", slot=slot, reason=str(error))
 
 
 def access_log_of(router: TrafficRouter) -> AccessLog:

@@ -18,7 +18,7 @@ def overdue(
         now: Seconds since 1970.
     """
     if record.phase is Phase.ROLLING_BACK:
-        return True, "its rollback was begun and nobody goes on with it"
+        return True, "its rollback was begun and nobody continues it"
     if approval is not None and approval.answer == "denied" and record.phase in (Phase.PAUSED, Phase.PASSED):
         return True, f"{approval.by} denied step {approval.percent:g} %"
     if record.phase is Phase.PAUSED and record.pause is not None:
@@ -27,7 +27,7 @@ def overdue(
     if record.phase is Phase.PASSED and approval is not None and _may_wait(approval, now):
         return False, "its next step waits for a person"
     over = silent_seconds > record.rules.unwatched_seconds
-    return over, f"no controller was heard of for {silent_seconds:.0f} s while it was {record.phase}"
+    return over, f"no controller gave a sign of life for {silent_seconds:.0f} s while it was {record.phase}"
 
 
 def _may_wait(approval: StepApproval, now: float) -> bool:

@@ -21,7 +21,7 @@ class Questions:
     def ask(self, record: CanaryRecord, percent: float, reason: PauseReason, *, anew: bool = False) -> StepApproval:
         """Put the question, or find it as it stands; `anew` does not take an earlier answer for this one's."""
         begin = reason is PauseReason.APPROVAL
-        why = "the step begins after an approval" if begin or record.judgement is None else record.judgement.summary
+        why = "the step needs an approval" if begin or record.judgement is None else record.judgement.summary
         return approvals.ask(
             self._store,
             self._plan.release_id,

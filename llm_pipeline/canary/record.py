@@ -247,7 +247,7 @@ class CanaryJournal:
         try:
             self._revision = self.store.write_document(self._name, record.model_dump(mode="json"), self._revision)
         except Conflict as error:
-            raise Fenced("another controller took this canary over", where=self._name) from error
+            raise Fenced("another controller took over this canary", where=self._name) from error
         return record
 
 
@@ -284,7 +284,7 @@ def set_current_canary(store: ArtifactStore, target: str, release_id: str) -> No
     try:
         store.write_document(_current_name(target), wanted, document.revision if document else None)
     except Conflict as error:
-        raise Fenced("another controller took this target over", where=_current_name(target)) from error
+        raise Fenced("another controller took over this target", where=_current_name(target)) from error
 
 
 def _current_name(target: str) -> str:
@@ -314,7 +314,7 @@ def take_over(store: ArtifactStore, target: str) -> None:
         except HolderStopped as error:
             if not held.frozen_here or error.pid != held.pid:
                 raise
-            log.warning("the canary's frozen controller holds its lease's lock: it is ended", pid=held.pid)
+            log.warning("the canary's frozen controller holds its lease's lock: ending it", pid=held.pid)
             os.kill(held.pid, signal.SIGKILL)
             raise Conflict("the lease's owner was stopped in a renewal", hint="try again") from error
 

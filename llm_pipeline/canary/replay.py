@@ -57,7 +57,7 @@ class Replay:
 
     def __enter__(self) -> Self:
         """Begin."""
-        log.info("prompts of the workload are asked where users are silent", rate_per_second=self._rate)
+        log.info("replaying prompts of the workload while users send too little", rate_per_second=self._rate)
         self._thread.start()
         return self
 

@@ -95,9 +95,13 @@ def ensure_rolled_back(
             return record
         if leave_paused and record.phase is Phase.PAUSED:
             if is_guarded(store, target):
-                log.info("the canary waits for a person; the guard watches its deadline", percent=record.share_percent)
+                log.info(
+                    "the canary is waiting for a person; the guard watches its deadline", percent=record.share_percent
+                )
                 return record
-            log.warning("the canary waits for a person, but no guard watches its deadline: unpause the guard's DAG")
+            log.warning(
+                "the canary is waiting for a person, but no guard watches its deadline: unpause the guard's DAG"
+            )
         take_over(store, target)
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
             return end_canary(journal, router, slots, patience, lease=lease, by=by)
@@ -254,7 +258,7 @@ def end_older_release(
     journal = CanaryJournal(store, other, target)
     if (record := journal.load()) is None or record.settled:
         return
-    log.warning("rolling another release back", release=other, phase=record.phase.value)
+    log.warning("rolling back another release", release=other, phase=record.phase.value)
     reason = findings.superseded(release_id)
     try:
         end_canary(journal, router, slots, patience, lease=lease, by=by, reason=reason)
@@ -327,7 +331,7 @@ def move_unrecorded(
         return False
     except Fenced:  # another rollback, or whoever adopted the canary; the caller raises what led here
         return False
-    log.warning("the store is unavailable; traffic was moved to stable all the same", confirmed=confirmed)
+    log.warning("the store is unavailable; traffic was moved to stable anyway", confirmed=confirmed)
     return True
 
 

@@ -74,7 +74,7 @@ class RouteState(BaseModel):
     @model_validator(mode="after")
     def _mirrors_to_an_idle_slot(self) -> RouteState:
         if self.mirror is not None and self.weights.get(self.mirror.slot, 0):
-            raise ValueError(f"slot {self.mirror.slot} would be asked twice: it has users' requests already")
+            raise ValueError(f"slot {self.mirror.slot} cannot get mirrored requests: it already has users' requests")
         return self
 
     @model_validator(mode="after")
@@ -109,7 +109,7 @@ def rounded(want: RouteState, unit: int, *, where: str) -> RouteState:
         Unsupported: A share would become nothing, or sessions are to be kept.
     """
     if want.sticky_header is not None:
-        raise Unsupported("this router keeps no sessions by a header", where=where)
+        raise Unsupported("this router cannot keep sessions by a header", where=where)
     share = want.weights.get("green", 0)
     nearest = round(share / unit) * unit
     if nearest in (0, ALL) and nearest != share:

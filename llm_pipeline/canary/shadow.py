@@ -98,7 +98,7 @@ def shadow_compare(
     """
     asked = sample(prompts, policy.prompts)
     pairs = asyncio.run(_ask_both(stable, candidate, asked, policy, keep_going))
-    log.info("both arms were asked", prompts=len(asked), finished=len(pairs))
+    log.info("both versions were asked", prompts=len(asked), finished=len(pairs))
     return compare_answers(pairs, policy)
 
 

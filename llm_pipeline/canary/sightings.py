@@ -75,7 +75,7 @@ def _leave(store: ArtifactStore, target: str, sign: GuardSign) -> bool:
     try:
         leave_sign(store, target, sign)
     except Transient as error:
-        log.warning("the guard cannot leave its sign", gpu_target=target, reason=str(error))
+        log.warning("the guard cannot record that it ran", gpu_target=target, reason=str(error))
         return False
     return True
 

@@ -53,7 +53,9 @@ CONTENT_SLACK = 0.2
 
 _NEARLY_ALL = 0.9
 _OTHERS: tuple[MetricName, ...] = tuple(name for name in get_args(MetricName) if name != "errors")
-_ONE = "without each client in turn: the router tells none apart, or one of them sends most requests"
+_ONE = (
+    "not tested without each client in turn: the router does not identify clients, or one of them sends most requests"
+)
 _MOSTLY = 0.5  # what most of stable's answers do says nothing: a server that gives no finish reasons, say
 
 
@@ -262,7 +264,7 @@ def _left_out(
 def _why_left_out(name: MetricName, requests: int, limits: Sequence[Limit], policy: CanaryPolicy) -> str | None:
     """Why not all of a metric is compared; None when all of it is."""
     if not limits:
-        return f": {requests} of stable's requests tell of it, too few or all alike"
+        return f": {requests} of stable's requests show it: too few, or all alike"
     missing = [level for level in policy.slow_quantiles[1:] if requests < requests_needed(level)]
     if name not in LATENCIES or not missing:
         return None

@@ -25,7 +25,7 @@ def have_answering(
 ) -> bool:
     """Have a slot's server answer a generation: one that has ended is started, one that hangs is started anew.
 
-    A server that runs and answers nothing is left alone where the other slot answers nothing either: the host may be
+    A server that is running but gives no answer is left alone if the other slot gives none either: the host may be
     busy, and ending its production would make that worse.
 
     Args:
@@ -48,10 +48,10 @@ def have_answering(
     if running and not slots.answers(other_slot(slot)):
         log.warning("neither server answers; the one to go back to is left running", slot=slot)
         return False
-    state = "runs and answers nothing" if running else "has ended"
-    log.warning(f"the server to go back to {state}: it is started anew", slot=slot)
+    state = "is running but gives no answer" if running else "has ended"
+    log.warning(f"the server to go back to {state}: restarting it", slot=slot)
     if repository is None:
-        raise NoWayBack(f"the server in {slot} {state}, and what it served is not known", hint="start it by hand")
+        raise NoWayBack(f"the server in {slot} {state}, and what it served is unknown", hint="start it by hand")
     if running:
         slots.stop(slot, repository, token)
     _start(slots, slot, repository, token, seconds)
@@ -67,7 +67,7 @@ def _start(slots: SlotControl, slot: SlotName, repository: ArtifactRef, token: F
     except PipelineError as error:
         raise NoWayBack(f"the server in {slot} does not start: {error}", where=str(repository), hint=hint) from error
     if not _answers(slots, slot, seconds):
-        raise NoWayBack(f"the server in {slot} was started and answers nothing", where=str(repository), hint=hint)
+        raise NoWayBack(f"the server in {slot} was started and gives no answer", where=str(repository), hint=hint)
 
 
 def _answers(slots: SlotControl, slot: SlotName, seconds: float) -> bool:

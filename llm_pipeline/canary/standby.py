@@ -51,4 +51,4 @@ def stand_down(router: TrafficRouter, patience: Patience, *, owner: str, epoch: 
     want = state.model_copy(update={"standby": None, "owner": owner, "epoch": epoch})
     if not wait_converged(router, router.write(want, revision), patience.confirm):
         raise RouterUnavailable(f"it does not act on routes without the standby in {state.standby}")
-    log.info("nobody stands by for production now", slot=state.standby)
+    log.info("production has no standby now", slot=state.standby)

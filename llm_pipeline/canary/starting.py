@@ -56,7 +56,7 @@ class Starting(Holding):
         production = self._plan.production
         if production is None or not self._slots.ended(production.slot):
             return
-        log.warning("stable's server had ended: it is started anew", slot=production.slot)
+        log.warning("stable's server had ended: restarting it", slot=production.slot)
         try:
             self._slots.ensure(production.slot, production.repository, self._token)
         except Fenced:
@@ -91,7 +91,7 @@ class Starting(Holding):
         if record.stood_in is None:
             record = self._save(record, stood_in=0, cursor=self._traffic.end())
         confirmed = wait_converged(self._router, self._router.write(want, revision), self._plan.patience.confirm)
-        log.info("the candidate stands by for stable", slot=record.candidate, confirmed=confirmed)
+        log.info("the candidate is stable's standby", slot=record.candidate, confirmed=confirmed)
         return record
 
     def _alone(self, record: CanaryRecord) -> RouteState:
@@ -116,11 +116,11 @@ class Starting(Holding):
         mirror = Mirror(slot=record.candidate, share=MIRRORED_SHARE)
         want = self._router.nearest(alone.model_copy(update={"mirror": mirror}))
         if want.mirror is None:
-            log.info("this router copies no requests: golden prompts warm the candidate up")
+            log.info("this router cannot mirror requests: golden prompts warm the candidate up")
             return record
         record = self._save(record, intended=want)
         traffic_to(self._router, want, self._plan.patience)
-        log.info("copies of requests warm the candidate up", seconds=seconds, slot=record.candidate)
+        log.info("mirrored requests warm the candidate up", seconds=seconds, slot=record.candidate)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self._lease.check()
@@ -157,7 +157,7 @@ class Starting(Holding):
         if thresholds is None:
             return self._wait_for_traffic(record, baseline.requests)
         log.info(
-            "slow is fixed from stable's requests",
+            "latency limits are fixed from stable's requests",
             requests=thresholds.requests,
             first_token_milliseconds=thresholds.first_token_milliseconds,
             end_to_end_milliseconds=thresholds.end_to_end_milliseconds,

@@ -41,7 +41,7 @@ def with_who(record: CanaryRecord | None, judgement: Judgement) -> Judgement:
     if event is None:
         return judgement
     at = datetime.fromtimestamp(event.at, UTC)
-    words = f"taken back by {event.by} at {at:%Y-%m-%d %H:%M:%S} UTC"
+    words = f"rolled back by {event.by} at {at:%Y-%m-%d %H:%M:%S} UTC"
     return judgement.model_copy(update={"summary": f"{judgement.summary}; {words}"})
 
 

@@ -116,7 +116,7 @@ class Transitions:
         return findings.changed_from_outside(current, known)
 
     def _drifted(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
-        if self._router.read()[0].owner.startswith(UNRECORDED):  # by the guard, while the store took nothing
+        if self._router.read()[0].owner.startswith(UNRECORDED):  # by the guard, while the store accepted no writes
             return self._condemn(record, findings.taken_back(record.phase.value, record.step_percent))
         return self._pause(record, judgement, PauseReason.CHANGED_OUTSIDE)
 

@@ -163,7 +163,7 @@ class Watching(Holding):
             return judgement
         try:
             self._slots.ensure(production.slot, production.repository, self._token)
-            words = "stable's server had ended and was started anew"
+            words = "stable's server had ended and was restarted"
         except PipelineError as error:
             words = f"stable's server has ended and does not start: {error.message}"
         log.warning(words, slot=production.slot)

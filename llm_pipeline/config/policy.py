@@ -268,7 +268,7 @@ class CanaryPolicy(ConfigModel):
         approve_before_percent: Steps that begin only after a person approved each of them.
         pause_deadline_seconds: A canary that waits for a person longer than this is rolled back, whatever its share:
             it holds a slot and the way to production, and nobody watches those it serves.
-        unwatched_seconds: A canary that no controller was heard of for so long is rolled back by the guard. It must be
+        unwatched_seconds: The guard rolls back a canary whose controller gave no sign of life for this long. It must be
             longer than the time between two steps.
         rollback_window_hours: How long the version before stays warm after a promotion, to be brought back in seconds.
             Then its server is stopped, and bringing it back starts it anew.

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 
 def range_of(field: FieldInfo) -> str:
-    """`1 to 20`, `0.5 to less than 1`; the range of the items for a collection, and empty for what is no number."""
+    """`1 to 20`, `0.5 to less than 1`; the range of the items for a collection, and empty for what is not a number."""
     return _range([*_constraints(field.annotation), *field.metadata])
 
 

@@ -130,7 +130,7 @@ def _read_index(index: Path) -> tuple[dict[str, str], int | float | None]:
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise IntegrityError("not a weight index: weight_map does not name a shard for each tensor", where=index.name)
     if total_bytes is not None and not isinstance(total_bytes, (int, float)):
-        raise IntegrityError("not a weight index: total_size is no number", where=index.name)
+        raise IntegrityError("not a weight index: total_size is not a number", where=index.name)
     return weight_map, total_bytes
 
 

@@ -40,7 +40,7 @@ def check_model_config(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
         tensors: All tensors of the model, by name.
 
     Raises:
-        IntegrityError: It is no JSON object, names no architecture, has absurd dimensions, or the weights contradict
+        IntegrityError: It is not a JSON object, names no architecture, has absurd dimensions, or the weights contradict
             it.
     """
     config = read_object(path, where=path.name, maximum_bytes=_MAXIMUM_BYTES, finite=False)

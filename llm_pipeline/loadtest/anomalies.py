@@ -44,7 +44,8 @@ def other_lengths(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Ev
     requests = sum(len(window) for window in windows)
     if not shown_above(short + long, requests, policy):
         return []
-    detail = f"{short} answers had fewer tokens than asked for and {long} more: all figures are of other answers."
+    lengths = f"{short} answers had fewer tokens than asked for and {long} more"
+    detail = f"{lengths}: the figures are not of the workload's answers."
     return [_anomaly("answers of another length", short + long, windows, detail)]
 
 
@@ -67,7 +68,7 @@ def against_physics(windows: Sequence[Records], physics: PhysicalLimits | None) 
             limit=TOLERANCE,
             unit="times",
             samples=count,
-            detail=f"{faster} answers were faster than memory and tensor cores allow at best." if faster else "",
+            detail=f"{faster} answers were faster than memory and tensor cores allow." if faster else "",
         ),
         Evidence(
             name=f"throughput, by the most that {name} allows",

@@ -91,7 +91,7 @@ def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[st
         where = "the last rate that was tried" if confirmed is None else "the confirmed rate"
         sentences.append(f"A million output tokens cost {cost:.3g} {currency} at {where}.")
     if outcome.regression is not None and not outcome.regression.ratios:
-        why = "no pair of windows counts" if outcome.regression.production else "nothing serves yet"
+        why = "no pair of windows counts" if outcome.regression.production else "nothing is in production yet"
         sentences.append(f"There is no comparison with production: {why}.")
     return (*sentences, *outcome.notes)
 
@@ -153,7 +153,7 @@ def _latencies(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> Table | None
     what = "Confirmation" if windows[-1].phase == "confirmation" else "The workload's rate"
     several = f" in {len(windows)} windows" if len(windows) > 1 else ""
     title = f"{what}: latencies in ms of {requests:,} requests{several}, with two-sided 95 % bounds"
-    note = "Figures of the middle window, between the lowest and the highest bound of all." if several else ""
+    note = "Figures are of the middle window; bounds are the lowest and highest of all windows." if several else ""
     return _table(title, ("", "p50", "p90", "p95", "p99", "max", "limit"), rows, filter(None, (note,)))
 
 
@@ -174,7 +174,7 @@ def _faults(windows: Sequence[WindowSummary]) -> Table | None:
         hit = [window for window in windows if window.faults.get(kind)]
         said = next((w.fault_detail for w in hit if w.fault_detail and next(iter(w.faults)) == kind), "")
         rows.append((kind, f"{sum(w.faults[kind] for w in hit):,}", _names(hit), quote(said)))
-    return _table("Failed requests by kind", ("fault", "requests", "windows", "the first one said"), rows)
+    return _table("Failed requests by kind", ("fault", "requests", "windows", "message of the first"), rows)
 
 
 def _names(windows: Sequence[WindowSummary]) -> str:

@@ -145,7 +145,7 @@ def _attainment(
             verdict=Verdict.INCONCLUSIVE,
             limit=policy.attainment,
             unit="fraction",
-            detail="It could be measured on no request.",
+            detail="No request could be measured.",
         )
     factor = slowdown(asked, confidence)
     slower, faster = (_bounds([by * window for window in asked], policy, confidence) for by in (factor, 1.0 / factor))
@@ -181,9 +181,9 @@ def _bounds(windows: Sequence[Severity], policy: LoadTestPolicy, confidence: flo
 def _attained(missed: int, total: int, worth: float, confidence: float, factor: float) -> str:
     counted = f"{missed} of {total} requests missed it"
     if worth < total:
-        counted += f"; they are alike and count as {worth:.0f} independent ones"
+        counted += f"; they are correlated and count as {worth:.0f} independent ones"
     if factor > _TOLD_FACTOR:
-        counted += f"; the windows differ, and others may be {factor:.2f} times as slow"
+        counted += f"; the windows differ, and further ones may be {factor:.2f} times as slow"
     return f"{counted}; bounds at {100 * confidence:.4g} % each"
 
 
@@ -250,7 +250,7 @@ def _enough(windows: Sequence[Records], policy: LoadTestPolicy) -> Evidence:
         samples=asked,
         detail=f"{answered} of them were answered."
         if enough
-        else "Too few to say anything about a share: raise the workload's duration or rate.",
+        else "Too few to judge a share: raise the workload's duration or rate.",
     )
 
 

@@ -132,7 +132,7 @@ class LoadClient:
             raise Transient(
                 f"none of {len(records)} requests {reached}: {said}",
                 where=self._endpoint.url,
-                hint="is the server up, and is this its HTTP port?",
+                hint="is the server running, and is this its HTTP port?",
             )
 
 

@@ -170,7 +170,7 @@ class RegressionOutcome(Frozen):
     """The comparison with what serves now.
 
     Attributes:
-        production: What it was compared with, as artifact name; empty when nothing serves yet.
+        production: What it was compared with, as artifact name; empty when nothing is in production yet.
         ratios: First token, time per output token, end to end, and the length of answers.
     """
 

@@ -71,7 +71,7 @@ def _prompt(line: str, with_output_tokens: bool, where: str) -> RecordedPrompt:
         raise ConfigError(
             "the line has no number of tokens in 'output_tokens'",
             where=where,
-            hint="the workload's output_tokens are `recorded`: say how long the answer was",
+            hint="the workload's output_tokens are `recorded`: state how long the answer was",
         )
     return RecordedPrompt(row["prompt"], tokens)
 
@@ -127,7 +127,7 @@ class Composer:
             again = [again[place] for place in _repeated([texts[number] for number in again], known)]
         raise ConfigError(
             f"{len(again)} of {len(texts)} prompts would be repeated: the file has too few different words",
-            hint="add prompts, or ask for longer ones in prompt_tokens",
+            hint="add prompts, or set longer ones in prompt_tokens",
         )
 
     def compose_blocks(

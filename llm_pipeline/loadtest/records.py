@@ -201,5 +201,5 @@ def read_records(path: Path) -> Records:
     except (OSError, EOFError, ValueError, IndexError) as error:
         raise unless_io(error, IntegrityError(f"no readable load test: {error}", where=str(path))) from error
     if head != COLUMNS:
-        raise IntegrityError(f"no records of a load test: its columns are {', '.join(head)}", where=str(path))
+        raise IntegrityError(f"not the records of a load test: its columns are {', '.join(head)}", where=str(path))
     return Records(columns)

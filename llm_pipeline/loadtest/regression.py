@@ -154,7 +154,7 @@ def _measure(servers: _Servers, traffic: Iterator[Traffic], regression: Regressi
     while len(rounds) < regression.maximum_rounds and len(void) <= _MOST_VOID_ROUNDS:
         found = servers.round(next(traffic), production_first=len(rounds) % 2 == 1)
         if isinstance(found, str):
-            _log.warning("a round does not count", reason=found)
+            _log.warning("a round is not counted", reason=found)
             void.append(found)
             continue
         rounds.append(found)
@@ -293,5 +293,5 @@ def _too_few(counted: int, void: Sequence[str], regression: Regression) -> Evide
         limit=float(regression.rounds),
         unit="rounds",
         samples=counted,
-        detail=f"{len(void)} rounds did not count. The last one: {void[-1]}",
+        detail=f"{len(void)} rounds were not counted. The last one: {void[-1]}",
     )

@@ -103,7 +103,7 @@ def warm_up(windows: Windows, users: int) -> WarmUp:
         times = np.concatenate([times, _times(records)])
         steady = steady_from(times) is not None
     if not len(times):
-        raise Transient("not one warm-up request was answered", where="load test", hint="look at the server's log")
+        raise Transient("no warm-up request was answered", where="load test", hint="look at the server's log")
     seconds = time.monotonic() - started
     _log.info("warmed up", requests=requests, seconds=round(seconds, 2), steady=steady)
     return WarmUp(requests, seconds, steady)
@@ -172,4 +172,4 @@ def _outcome(windows: Windows, warm: WarmUp, decision: Decision, rates: tuple[Ra
 
 
 def _unsteady(warm: WarmUp) -> str:
-    return f"Times were not steady after {warm.requests} warm-up requests in {warm.seconds:.0f} s."
+    return f"Latencies were not steady after {warm.requests} warm-up requests in {warm.seconds:.0f} s."

@@ -151,5 +151,5 @@ def _checked(read: Callable[[Line], _Row], line: Line, where: str) -> _Row:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ConfigError(f"not a request of the trace's format: {what}", where=where) from error
     if not 0.0 <= row.seconds < np.inf or row.prompt_tokens < 1 or row.output_tokens < 0:
-        raise ConfigError("a time or a length of the request is no positive number", where=where)
+        raise ConfigError("a time or a length of the request is not a positive number", where=where)
     return row

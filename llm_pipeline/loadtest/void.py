@@ -16,9 +16,9 @@ MINIMUM_RATE_SHARE = 0.98
 """A client that sent less than this share of the offered rate has not offered it."""
 
 _ADVICE = (
-    "The load generator could not keep up: nothing is said about the server. Its host was too busy: run less beside "
-    "it, give the test a host or cores of its own, more client_processes where cores are free, or a lower rate; "
-    "maximum_client_lag_milliseconds may rise as far as such a delay does not matter for the service level."
+    "The load generator could not keep up, so the run says nothing about the server. Its host was too busy: run "
+    "less beside it, give the test a host or cores of its own, more client_processes where cores are free, or a "
+    "lower rate; maximum_client_lag_milliseconds may rise as far as such a delay does not matter for the service level."
 )
 
 

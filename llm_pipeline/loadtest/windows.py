@@ -59,7 +59,7 @@ class Windows:
         """An open loop at a rate; a void window is measured once more, with fresh traffic."""
         records = self._open(name, phase, rate, seconds, keep=keep)
         if self.summaries[-1].void:
-            _log.warning("the load generator fell behind, once more", window=name, reason=self.summaries[-1].void)
+            _log.warning("the load generator fell behind again", window=name, reason=self.summaries[-1].void)
             records = self._open(f"{name}-again", phase, rate, seconds, keep=keep)
         return records
 

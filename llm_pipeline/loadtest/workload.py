@@ -82,7 +82,7 @@ class TrafficSource:
         """
         arrivals = self._arrivals(rate_per_second, duration_seconds, seed)
         if not len(arrivals):
-            raise ConfigError("this rate and duration give no request at all", hint="raise duration_seconds")
+            raise ConfigError("this rate and duration give no request", hint="raise duration_seconds")
         return Traffic.open_loop(self._requests(len(arrivals), seed), arrivals, duration_seconds)
 
     def closed_loop(self, concurrency: int, duration_seconds: float, seed: int, *, maximum_requests: int) -> Traffic:

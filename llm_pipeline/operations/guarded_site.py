@@ -150,7 +150,7 @@ class GuardedSite:
             with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS) as held:
                 if journal.load() != record:
                     return []  # somebody adopted it at this very moment
-                log.warning("rolling an unwatched canary back", release=record.release_id, why=why)
+                log.warning("rolling back an unwatched canary", release=record.release_id, why=why)
                 reason = findings.unwatched(why, record.share_percent)
                 end_canary(journal, self.router, self.slots, self.patience, lease=held, by=GUARD, reason=reason)
         except (Conflict, LeaseHeld, LeaseLost):
@@ -171,7 +171,7 @@ class GuardedSite:
         if must or record.share_percent == 0:
             return must, why
         if self._moved_unrecorded():
-            return True, "all traffic was sent to stable while the store took nothing"
+            return True, "all traffic was sent to stable while the store accepted no writes"
         if not self.slots.alive(record.candidate):
             return True, f"the candidate's server ended while it was {record.phase}"
         if self._fails_in_a_row(record, now):
@@ -255,14 +255,14 @@ class GuardedSite:
         done = carry_on(place)
         if done is None:
             return self._record_way_back(place)
-        detail = f"{done.by} asked for it, and it had not been carried out: {done.to} serves"
+        detail = f"{done.by} requested it, and it had not been carried out: {done.to} serves"
         return [GuardAction(self.target, done.left, "rolled back", detail)]
 
     def _record_way_back(self, place: ServedPlace) -> list[GuardAction]:
         production = read_pointers(self.store, place.model_id, self.target)[0].production
         if production is None or not is_left_unrecorded(self.router, production):
             return []
-        detail = "its users had been moved away while the store took nothing"
+        detail = "its users had been moved away while the store accepted no writes"
         roll_back(place, by=f"{GUARD}: {detail}", leaving=production.release_id)
         return [GuardAction(self.target, production.release_id, "rolled back", detail)]
 
@@ -284,7 +284,7 @@ class GuardedSite:
             moved = finish_promotion(self.store, self.target, production.release_id, self.router, self.patience)
         except LeaseHeld:
             return []
-        detail = "it is production, and all traffic goes there now"
+        detail = "it is in production and has all traffic now"
         return [GuardAction(self.target, production.release_id, "settled", detail)] if moved else []
 
     def _have_standby(self, model_id: str, now: HostTime) -> list[GuardAction]:
@@ -302,7 +302,7 @@ class GuardedSite:
         if warm is None:
             return []
         self._have_standby(model_id, now)
-        detail = f"its slot {warm.slot} is free again: it is kept warm and stands by"
+        detail = f"its slot {warm.slot} is free again: it is kept warm as the standby"
         return [GuardAction(self.target, warm.release_id, "started", detail)]
 
     def _retire(self, model_id: str, now: HostTime) -> list[GuardAction]:
@@ -334,5 +334,5 @@ def _end_frozen_owner(lease: LeaseState | None) -> None:
     """
     if lease is None or lease.expires_at == 0.0 or not lease.frozen_here:
         return
-    log.warning("the canary's frozen controller is ended", pid=lease.pid)
+    log.warning("ending the canary's frozen controller", pid=lease.pid)
     os.kill(lease.pid, signal.SIGKILL)

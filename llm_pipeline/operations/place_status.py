@@ -13,7 +13,7 @@ from llm_pipeline.canary.guard_sign import RECENT_SECONDS
 from llm_pipeline.inspection.table import labelled, readable_time
 from llm_pipeline.store.pointers import Pointer
 
-ServerCondition = Literal["answers", "runs and answers nothing", "has ended", "stopped"]
+ServerCondition = Literal["answers", "is running but gives no answer", "has ended", "stopped"]
 RouterCondition = Literal["runs", "answers nothing", "has ended", "stopped", "never started", "cannot be read"]
 
 

@@ -127,7 +127,7 @@ def _promoted(store: ArtifactStore, promotion: Promotion) -> Pointer:
     if record.production_since != (serving.pointer.promoted_at if serving else None):
         raise NotPromoted(
             f"production on {target} has moved since release {release_id} was promoted",
-            hint="run the release again: its canary begins anew",
+            hint="run the release again: its canary starts from the beginning",
         )
     return Pointer(
         release_id=release_id,

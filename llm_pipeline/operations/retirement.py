@@ -112,7 +112,7 @@ def have_standby(
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
             if not missing():
                 return None
-            log.info("the version before stands by", release=previous.release_id, slot=previous.slot)
+            log.info("the previous version is the standby", release=previous.release_id, slot=previous.slot)
             epoch = epoch_above(lease.epoch, router.read()[0].epoch)
             traffic_to(router, backed.model_copy(update={"epoch": epoch}), patience)
     except LeaseHeld:
@@ -155,7 +155,7 @@ def warm_again(
         return None
     require_served(store, model_id, target, previous)
     journal.save(record.model_copy(update={"slot_given_back": True}))
-    log.info("the version before is kept warm again", release=previous.release_id, slot=previous.slot)
+    log.info("the previous version is kept warm again", release=previous.release_id, slot=previous.slot)
     slots.ensure(previous.slot, previous.repository, newest)
     name_release(router, previous.slot, previous.release_id)
     return previous

@@ -135,17 +135,17 @@ class _RollBack:
         pointers, _ = self._pointers()
         trial, production = on_trial(self._place, pointers), pointers.production
         if not leaving and meant != newest(trial, production):
-            log.info(f"{meant or 'nothing'} was to be left, and that is over: nothing is changed")
+            log.info(f"{meant or 'nothing'} is no longer what would be left: nothing was changed")
             return pointers
         if trial is not None and (not leaving or trial.release_id.startswith(leaving)):
             return self._leave_trial(trial, production)
         if production is None or not production.release_id.startswith(leaving):
             return self._not_there(pointers, leaving)
         if not leaving and (left := left_for(self._place, production)):
-            log.info(f"{left} was taken back before: {production.release_id} serves, and nothing is changed")
+            log.info(f"{left} was rolled back before: {production.release_id} serves, and nothing was changed")
             return pointers
         if pointers.previous is None:
-            hint = "release another one; what was taken back is never gone back to"
+            hint = "release another one: a release that was rolled back does not return"
             raise ConfigError(f"{self._place.model_id} has no previous release on {self._target}", hint=hint)
         require_served(self._store, self._place.model_id, self._target, pointers.previous)
         if trial is not None:
@@ -171,7 +171,7 @@ class _RollBack:
     def _leave_trial(self, trial: CanaryRecord, production: Pointer | None) -> Pointers:
         if trial.phase is Phase.PROMOTED and trial.stable is None:
             hint = "it is the first one on this target: release another one"
-            raise ConfigError(f"there is nothing to go back to from {trial.release_id}", hint=hint)
+            raise ConfigError(f"there is no release to return to from {trial.release_id}", hint=hint)
         to = production.release_id if production is not None else ""
         return self._carry_out(trial.release_id, to, repository=trial.repository, began_at=trial.began_at)
 
@@ -200,7 +200,7 @@ class _RollBack:
         pointers, revision = self._pointers()
         previous, router, slots = pointers.previous, self._place.router, self._place.slots
         if previous is None or router is None:
-            raise RouterUnavailable("production cannot be taken back from here", where=self._target)
+            raise RouterUnavailable("production cannot be rolled back from here", where=self._target)
         require_served(self._store, self._place.model_id, self._target, previous)
         slot, token = free_slot(previous, production), self._token(router)
         warm = slots.alive(slot)
@@ -260,11 +260,14 @@ class _RollBack:
         last = read_way_back(self._store, self._place.model_id, self._target)
         known = (*pointers.taken_back, last.left) if last is not None else pointers.taken_back
         if leaving and any(release_id.startswith(leaving) for release_id in known):
-            log.info(f"{leaving} was taken back before: nothing is changed")
+            log.info(f"{leaving} was rolled back before: nothing was changed")
             return pointers
         serves = f"{pointers.production.release_id} serves" if pointers.production is not None else "nothing serves"
         about = f", and {leaving} is not on trial" if leaving else ""
-        raise ConfigError(f"{serves} on {self._target}{about}", hint="nothing was moved; look, then ask again")
+        raise ConfigError(
+            f"{serves} on {self._target}{about}",
+            hint="nothing was moved; check with `llm-pipeline status`, then try again",
+        )
 
     def _token(self, router: TrafficRouter) -> FencingToken:
         epoch = epoch_above(self._lease.epoch, router.read()[0].epoch, self._place.slots.newest().epoch)

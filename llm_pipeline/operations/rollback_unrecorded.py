@@ -1,4 +1,4 @@
-"""Rolling back while the store takes nothing: users are moved now, and whoever comes next records it.
+"""Rolling back while the store accepts no writes: users are moved now, and whoever comes next records it.
 
 What is gone back to is what the documents say, as long as they can be read. The router keeps the note, as its owner:
 the guard finds it there, and so does whoever asks again. Nothing is stopped that nobody wrote down. Without documents
@@ -23,7 +23,7 @@ from llm_pipeline.store.pointers import Pointer, read_pointers
 
 log = get_logger(__name__)
 
-_ASK_AGAIN = "make room in the store and ask again: that finishes it"
+_ASK_AGAIN = "make room in the store and run it again: that finishes it"
 
 
 def leave_unrecorded(place: ServedPlace, leaving: str, refused: Transient) -> NoReturn:
@@ -53,9 +53,9 @@ def _moved(place: ServedPlace, leaving: str) -> str:
         known = left_for(place, production) if production is not None and not leaving and trial is None else None
     except Transient:
         moved = not leaving and move_unrecorded(place.router, place.slots, "what is on trial", place.patience)
-        return "all traffic was sent to stable" if moved else "nothing was moved: nobody can tell what served before"
+        return "all traffic was sent to stable" if moved else "nothing was moved: what served before is unknown"
     if known is not None:
-        return f"nothing was moved: {known} was taken back before"
+        return f"nothing was moved: {known} was rolled back before"
     if trial is not None and newest(trial, production).startswith(leaving):
         moved = move_unrecorded(place.router, place.slots, trial.release_id, place.patience, trial)
         return f"all traffic was sent away from {trial.release_id}" if moved else f"{trial.release_id} has its traffic"
@@ -65,7 +65,7 @@ def _moved(place: ServedPlace, leaving: str) -> str:
         moved = move_unrecorded(place.router, place.slots, trial.release_id, place.patience, trial)
         return f"{production.release_id} serves on, and {trial.release_id} gets {'nothing' if moved else 'its traffic'}"
     if pointers.previous is None:
-        hint = "release another one; what was taken back is never gone back to"
+        hint = "release another one: a release that was rolled back does not return"
         raise ConfigError(f"{place.model_id} has no previous release on {place.target}", hint=hint)
     return _to_previous(place, production, pointers.previous)
 
@@ -81,7 +81,7 @@ def _to_previous(place: ServedPlace, production: Pointer, previous: Pointer) -> 
     if is_left_unrecorded(router, production):
         return words
     if slots.alive(slot) and not slots.serves(slot, previous.repository):
-        return f"nothing was moved: {slot} serves something else than {previous.release_id}"
+        return f"nothing was moved: {slot} does not serve {previous.release_id}"
     if have_answering(slots, slot, previous.repository, slots.newest(), seconds=place.patience.prove):
         wait_usable(router, slot, place.patience.usable)
     name_release(router, slot, previous.release_id)

@@ -158,7 +158,7 @@ class _Look:
             return ServerStatus(slot=slot, condition=condition, address=address)
         return ServerStatus(
             slot=slot,
-            condition="runs and answers nothing",
+            condition="is running but gives no answer",
             address=address,
             release_id=names.get(running.digest, running.digest[:_SHOWN_DIGITS]),
             digest=running.digest,

@@ -124,7 +124,7 @@ class _Reading:
             text = str(chunk["text_output"])
             self.output_tokens += int(chunk["output_tokens"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            self.error = self.error or f"not an answer of the model: {raw[:_SHOWN_CHARACTERS]!r}"
+            self.error = self.error or f"not an answer from the model: {raw[:_SHOWN_CHARACTERS]!r}"
             return
         self.chunk_seconds.append(now)
         self.texts.append(text)
@@ -235,7 +235,7 @@ class GenerationClient:
                 else:
                     reading.add(await read_body(answer))
         except TimeoutError:
-            reading.error = reading.error or f"no whole answer within {self._timeout.total:g} s"
+            reading.error = reading.error or f"no complete answer within {self._timeout.total:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reading.error = reading.error or f"{type(error).__name__}: {error}"
         return reading.finish(request)

@@ -84,7 +84,7 @@ def test_an_error_is_no_lost_rung_the_unquantized_model_does_not_stand_in_for_wh
     assert choice.judgement.verdict is Verdict.INCONCLUSIVE
     assert choice.judgement.summary == (
         "Only the unquantized none passed, and int4 could not be judged: quantize failed: 24 layers are quantized "
-        "unasked. An error is no loss of accuracy: mend it, or take int4 out of the release's recipes."
+        "unasked. An error is no loss of accuracy: fix it, or remove int4 from the release's recipes."
     )
     assert len(choice.judgement.evidence) == 3
 

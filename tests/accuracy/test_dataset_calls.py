@@ -43,12 +43,12 @@ def test_files_named_by_their_address_are_of_the_data_set_that_holds_them():
 @pytest.mark.parametrize("place", ["https://example.com/a.jsonl", "/data/a.jsonl", "a.jsonl"])
 def test_files_that_are_on_no_hub_are_refused(place):
     asked = call(dataset_path="json", dataset_kwargs={"data_files": place})
-    with pytest.raises(ConfigError, match="no file of a data set on the hub"):
+    with pytest.raises(ConfigError, match="not a file of a data set on the hub"):
         assert asked.repositories
 
 
 def test_what_is_no_name_of_a_data_set_is_refused_and_what_brings_its_documents_asks_for_none():
-    with pytest.raises(ConfigError, match="no data set's name"):
+    with pytest.raises(ConfigError, match="not the name of a data set"):
         assert call(dataset_path="../elsewhere").repositories
     assert call(custom_dataset="a function") is None
     assert call(dataset_path=None) is None

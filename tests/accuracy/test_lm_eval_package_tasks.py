@@ -152,13 +152,13 @@ def test_written_answers_may_be_judged_by_their_likeness_to_right_ones(tmp_path)
 def test_a_metric_of_the_whole_set_is_refused_with_what_to_do(tmp_path):
     sentence = {"sentence": "Water are wet.", "label": 0}
     copied(tmp_path / "cola", "glue/cola", sentence)
-    with pytest.raises(ConfigError, match="cola: mcc cannot be given item by item") as refused:
+    with pytest.raises(ConfigError, match="cola: mcc has no score for a single item") as refused:
         load(tmp_path / "cola", "cola")
     assert "task file of your own" in refused.value.hint
     pair = {"sentence1": "a", "sentence2": "b", "label": 1, "idx": 0}
     copied(tmp_path / "mrpc", "glue/mrpc", pair)
     assert load(tmp_path / "mrpc", "mrpc").metrics["mrpc"].metric == "acc"
-    with pytest.raises(ConfigError, match="f1 cannot be given item by item") as refused:
+    with pytest.raises(ConfigError, match="f1 has no score for a single item") as refused:
         load(tmp_path / "mrpc", "mrpc", task_options={"mrpc": TaskOptions(metric="f1")})
     assert "one of: acc" in refused.value.hint
 

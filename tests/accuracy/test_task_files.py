@@ -148,7 +148,10 @@ def test_documents_of_each_kind_are_counted(tmp_path, configuration, count):
         ({"a_yaml": {"task": "a", "test_split": "test", **data("json", {"dev": "a.yaml"})}}, "no split 'test'"),
         ({"a_yaml": {"task": "a", "test_split": "test", "dataset_path": "json"}}, "needs dataset_kwargs.data_files"),
         ({"a_yaml": {"task": "a", "test_split": "test", "dataset_path": "./data"}}, "is a path"),
-        ({"a_yaml": {"task": "a", "test_split": "test", **data("json", {"test": "l"})}, "l": "1\n"}, "no JSON object"),
+        (
+            {"a_yaml": {"task": "a", "test_split": "test", **data("json", {"test": "l"})}, "l": "1\n"},
+            "not a JSON object",
+        ),
         ({"a_yaml": {"task": "a", "test_split": "test", **data("json", {"test": "l"})}, "l": "\n"}, "no document"),
     ],
 )

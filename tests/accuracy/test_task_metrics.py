@@ -85,7 +85,7 @@ def test_a_tasks_own_aggregation_counts_where_it_is_the_mean():
 
     assert choose_metric(described({"own": 1.0}, aggregations={"own": mean}), None).metric.metric == "own"
     for aggregate in (least, broken):
-        with pytest.raises(ConfigError, match="own cannot be given item by item"):
+        with pytest.raises(ConfigError, match="own has no score for a single item"):
             choose_metric(described({"own": 1.0}, aggregations={"own": aggregate}), None)
 
 

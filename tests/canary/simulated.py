@@ -100,7 +100,7 @@ class Router:
         if not self.site.router_starts:
             raise ConfigError("its port is in use")
         self.site.router_ended = False
-        return "the router had ended and was started anew"
+        return "the router had ended and was restarted"
 
     def active_requests(self, slot: SlotName) -> int | None:
         meanwhile, self.site.in_drain = self.site.in_drain, None

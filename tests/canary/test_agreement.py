@@ -49,7 +49,7 @@ def test_a_canary_has_its_share_by_right(phase: Phase) -> None:
 @pytest.mark.parametrize("record", [None, canary(Phase.ROLLED_BACK)])
 def test_traffic_that_nobody_has_by_right_is_told(record: CanaryRecord | None) -> None:
     (problem,) = found(record, SPLIT)
-    assert "production is r1 in blue, but the router sends it 80 % of the traffic (told so by r2)" in problem
+    assert "production is r1 in blue, but the router sends it 80 % of the traffic (set by r2)" in problem
 
 
 def test_traffic_on_the_release_that_was_taken_back_is_told() -> None:

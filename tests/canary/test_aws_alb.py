@@ -145,7 +145,7 @@ def test_the_share_to_test_the_split_against_is_the_rounded_one(router, share, r
     [
         (split(4), "splits by 0.1 % at least"),
         (split(9996), "splits by 0.1 % at least"),
-        (split(500, sticky_header="x-session"), "no sessions"),
+        (split(500, sticky_header="x-session"), "cannot keep sessions"),
     ],
 )
 def test_what_a_load_balancer_cannot_do_is_refused_and_nothing_is_written(router, want, problem):
@@ -171,7 +171,7 @@ def test_the_same_write_twice_is_one_revision(router):
 def test_an_old_epoch_is_fenced(router, place):
     router.write(split(500, epoch=7), None)
     before = router.read()
-    with pytest.raises(Fenced, match="epoch 6 is over"):
+    with pytest.raises(Fenced, match="epoch 6 was superseded"):
         router.write(split(5000, epoch=6), None)
     assert router.read() == before
     assert weights(place) == {"blue": 950, "green": 50}
@@ -247,7 +247,7 @@ def test_whoever_is_overtaken_before_its_weights_leaves_the_rule_alone(shaky, ro
         return answer or exchange.forward()
 
     faults.inject(overtaken, when=is_a("AddTags"))
-    with pytest.raises(Fenced, match="epoch 8 is over: newer writes with 9"):
+    with pytest.raises(Fenced, match="epoch 8 was superseded: newer writes with 9"):
         shaky.write(split(5000, epoch=8), None)
     assert weights(place) == {"blue": 999, "green": 0}
     assert not faults.seen(is_a("ModifyRule"))

@@ -146,5 +146,5 @@ def test_it_agrees_with_all_the_rest_as_long_as_its_canary_goes_on(site) -> None
     while_it_waits(site, look)
     site.step(20)
     assert found[0] == []
-    assert "serves no version of before" in found[1][0]
+    assert "serves no previous version" in found[1][0]
     assert site.serves["blue"] == STABLE

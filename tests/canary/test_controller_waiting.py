@@ -54,7 +54,7 @@ def test_an_undecided_step_keeps_its_weights_and_waits_for_a_person(site) -> Non
 
 @pytest.mark.parametrize(
     ("starts", "told"),
-    [(True, "had ended and was started anew"), (False, "has ended and does not start: no GPU is free")],
+    [(True, "had ended and was restarted"), (False, "has ended and does not start: no GPU is free")],
 )
 def test_a_stable_that_ends_is_started_anew_for_whoever_decides(site, starts, told) -> None:
     assert site.step(20).verdict == "GO"
@@ -162,7 +162,7 @@ def test_an_approval_that_comes_after_the_rollback_changes_nothing_and_says_so(s
     rollback.ensure_rolled_back(
         site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=rollback.Patience(blind_drain=0)
     )
-    assert approve(site, 50) == (False, "too late, nothing is changed: the canary is rolled back")
+    assert approve(site, 50) == (False, "too late, nothing was changed: the canary is rolled back")
     assert site.step(50).verdict == "INCONCLUSIVE"
     assert (site.weights(), before.phase) == ({"blue": 10_000}, Phase.PAUSED)
     approval = read_approval(site.store, "r1", "cpu", 50)
@@ -174,7 +174,7 @@ def test_the_first_answer_stands(site) -> None:
     site.policy["approve_before_percent"] = [50]
     assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
     approve(site, 50)
-    assert approve(site, 50, approved=False) == (False, "too late, nothing is changed: it was approved by alice")
+    assert approve(site, 50, approved=False) == (False, "too late, nothing was changed: it was approved by alice")
     assert site.step(50).verdict == "GO"
 
 

@@ -121,7 +121,7 @@ def test_the_same_write_twice_is_one_revision(site) -> None:
 
 def test_an_old_epoch_is_fenced(site) -> None:
     shift(site, split(5, epoch=7))
-    with pytest.raises(Fenced, match="epoch 6 is over"):
+    with pytest.raises(Fenced, match="epoch 6 was superseded"):
         site.router.write(split(50, epoch=6), None)
     assert site.router.read()[0].weights["green"] == 500
 

@@ -40,7 +40,7 @@ def test_a_step_is_approved_once_and_a_second_answer_is_told_that_it_is_late(dep
     assert approval is not None
     assert (approval.answer, "@" in approval.by) == ("approved", True)
     assert main(["approve-step", "r1", "cpu", "25", "--deny"]) == 2
-    assert "too late, nothing is changed: it was approved by" in capsys.readouterr().out
+    assert "too late, nothing was changed: it was approved by" in capsys.readouterr().out
 
 
 def test_an_answer_to_a_canary_that_does_not_exist_is_refused(deployment, capsys) -> None:

@@ -224,7 +224,7 @@ def test_a_release_that_a_person_takes_back_in_the_middle_of_a_step_says_who_did
         judgement = step.result(timeout=60).judgement
     assert judgement is not None
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "taken back by anna: it answers nonsense at 20" in judgement.summary
+    assert "rolled back by anna: it answers nonsense at 20" in judgement.summary
     assert production.users_go().failed == 0
 
 

@@ -104,7 +104,7 @@ def test_the_same_split_by_a_new_owner_is_another_revision(subject):
 def test_an_old_epoch_is_fenced(subject):
     subject.router.write(split(500, epoch=7), None)
     for expect in (None, subject.router.read()[1]):
-        with pytest.raises(Fenced, match="epoch 6 is over"):
+        with pytest.raises(Fenced, match="epoch 6 was superseded"):
             subject.router.write(split(5000, epoch=6), expect)
     assert subject.router.read()[0] == split(500, epoch=7)
 

@@ -57,7 +57,7 @@ def test_a_router_that_was_killed_comes_back_with_its_routes(site) -> None:
     shift(site, split(100, epoch=4))
     end(site, signal.SIGKILL)
     watcher = router_as_it_is(site.place, site.slots, site.router_state)
-    assert watcher.revive() == "Envoy had ended and was started anew"
+    assert watcher.revive() == "Envoy had ended and was restarted"
     assert watcher.read()[0] == split(100, epoch=4)
     assert answered_by(site) == "green"
     assert watcher.revive() is None
@@ -70,7 +70,7 @@ def test_after_settlement_the_guard_starts_a_router_that_was_killed(site) -> Non
     router = router_as_it_is(site.place, site.slots, site.router_state)
     guarded = GuardedSite(site.store, "cpu", router, site.control, Patience())
     (action,) = guarded.guard(HostTime.now(), [])
-    assert (action.what, action.detail) == ("started", "Envoy had ended and was started anew")
+    assert (action.what, action.detail) == ("started", "Envoy had ended and was restarted")
     assert answered_by(site) == "blue"
     assert guarded.guard(HostTime.now(), []) == []
 
@@ -96,7 +96,7 @@ def test_two_who_notice_at_once_start_one(site) -> None:
     with ThreadPoolExecutor(4) as threads:
         watchers = [router_as_it_is(site.place, site.slots, site.router_state) for _ in range(4)]
         done = list(threads.map(lambda watcher: watcher.revive(), watchers))
-    assert sorted(done, key=str) == ["Envoy had ended and was started anew", None, None, None]
+    assert sorted(done, key=str) == ["Envoy had ended and was restarted", None, None, None]
     assert answered_by(site) == "blue"
 
 

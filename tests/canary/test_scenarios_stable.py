@@ -31,7 +31,7 @@ def test_when_stable_dies_nobody_is_blamed_and_no_more_traffic_goes_to_it_whatev
     assert trial.site.weights() == {trial.stable: ALL // 2, trial.candidate: ALL // 2}
     assert trial.site.control.alive(trial.candidate)
     assert trial.site.control.alive(trial.stable), "started anew, for whoever decides"
-    assert "was started anew" in judgement.summary
+    assert "was restarted" in judgement.summary
     approvals.answer(trial.site.store, trial.release_id, "cpu", 50, approved=True, by="alice")
     assert trial.step(50).verdict is Verdict.GO
     assert trial.record.phase is Phase.PASSED

@@ -157,4 +157,4 @@ def test_what_stands_by_and_never_served_is_a_disagreement(site) -> None:
     site.release("r1")
     served = {"green": site.serves["green"].digest, "blue": "f" * 64}
     (problem,) = disagreements(site.pointers, site.record("r1"), None, site.router.state, served)
-    assert "serves no version of before" in problem
+    assert "serves no previous version" in problem

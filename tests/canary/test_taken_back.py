@@ -32,7 +32,7 @@ def test_a_person_who_took_it_back_is_named_with_the_time(tmp_path: Path, phase:
     judgement = said(tmp_path, phase, "anna@desk: it answers nonsense")
     assert judgement is not None
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    words = "rolled back on request at 25 %; taken back by anna@desk: it answers nonsense at 20"
+    words = "rolled back on request at 25 %; rolled back by anna@desk: it answers nonsense at 20"
     assert judgement.summary.startswith(words)
     assert judgement.summary.endswith(" UTC")
 

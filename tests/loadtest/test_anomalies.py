@@ -33,7 +33,7 @@ IMPOSSIBLE = {
     "a token after its end": {"first_token_seconds": 0.2},
     "an answer without tokens that counts as good": {"output_tokens": 0},
     "more tokens than asked for that count as good": {"output_tokens": 9},
-    "a latency that is no number": {"total_seconds": math.nan},
+    "a latency that is not a number": {"total_seconds": math.nan},
     "a latency without end": {"total_seconds": math.inf},
 }
 

@@ -100,7 +100,7 @@ def test_each_fault_has_its_kind_and_its_first_words(client: LoadClient):
     assert records["status"].tolist() == [200, 200, 200, 503, 500, 200, 200, 200, 200, 0, 0]
     assert records.details[Fault.SHED] == "HTTP 503: no place"
     assert records.details[Fault.ERROR_IN_ANSWER] == "the engine has died"
-    assert records.details[Fault.TIMEOUT] == "no whole answer within 1 s"
+    assert records.details[Fault.TIMEOUT] == "no complete answer within 1 s"
     assert 1.0 <= records["total_seconds"][-1] < 3
 
 

@@ -150,7 +150,7 @@ def test_a_tool_without_results_is_no_error_but_a_reason(tmp_path, monkeypatch):
     with ScriptedServer() as server:
         opinion = second_opinion(POLICY, Endpoint(url=server.url), source(), WORKLOAD, tmp_path / "opinion")
     assert opinion.figures == {}
-    assert "no results" in opinion.differences[0]
+    assert "no result" in opinion.differences[0]
 
 
 def test_no_opinion_is_asked_for_without_the_policy_wanting_one(tmp_path, monkeypatch):

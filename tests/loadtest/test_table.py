@@ -92,7 +92,7 @@ def test_nothing_is_shown_that_has_no_data(outcome):
     ]  # fmt: skip
     assert titles(short) == ["Windows", "The workload's rate"]
     assert findings(short, POLICY)[0].head[-4:] == ("TTFT p50/p99", "e2e p99", "stall max", "tokens/s")
-    assert "nothing serves yet" in format_load_test(short, POLICY)
+    assert "nothing is in production yet" in format_load_test(short, POLICY)
 
 
 def test_what_a_server_said_stays_on_one_line(outcome, tmp_path: Path):

@@ -79,7 +79,7 @@ def test_the_examples_are_of_their_formats(file, kind, requests):
         pytest.param(HEADER.replace("Response", "R") + "1,a,2,3,4,b\n", r"trace:1: no column Response", id="column"),
         pytest.param(HEADER + "1,a,2,3,4,b\nx,a,2,3,4,b\n", r"trace:3: .*'x'", id="no_number"),
         pytest.param(HEADER + "1,a,2\n", r"trace:2: ", id="short_row"),
-        pytest.param(HEADER + "1,a,-2,3,4,b\n", r"trace:2: .*no positive number", id="negative"),
+        pytest.param(HEADER + "1,a,-2,3,4,b\n", r"trace:2: .*not a positive number", id="negative"),
         pytest.param(HEADER + "5,a,2,3,4,b\n4,a,2,3,4,b\n", r"trace:3: .*earlier than the one before", id="order"),
         pytest.param(HEADER + "5,a,2,3,4,b\n", r"trace: no two requests .*from second 0", id="one_request"),
         pytest.param(HEADER + "5,a,2,3,4,b\n" * 3, "no two requests at different times", id="one_moment"),

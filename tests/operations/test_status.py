@@ -28,7 +28,7 @@ POINTERS = Pointers(production=SERVES)
 
 
 def server(slot: str, condition: str, percent: float | None = None) -> ServerStatus:
-    digest = REPOSITORY.digest if condition in ("answers", "runs and answers nothing") else ""
+    digest = REPOSITORY.digest if condition in ("answers", "is running but gives no answer") else ""
     return ServerStatus.model_validate(
         {"slot": slot, "condition": condition, "address": "", "digest": digest, "traffic_percent": percent}
     )
@@ -40,7 +40,7 @@ def health(blue: ServerStatus, green: ServerStatus, problems: list[str] | None =
 
 
 STOPPED = server("green", "stopped", 0)
-HANGS, WELL = server("blue", "runs and answers nothing", 100), server("blue", "answers", 100)
+HANGS, WELL = server("blue", "is running but gives no answer", 100), server("blue", "answers", 100)
 
 
 def test_production_that_answers_is_healthy_and_with_a_disagreement_degraded() -> None:
@@ -70,7 +70,7 @@ def test_every_part_that_does_not_run_is_named() -> None:
     router = RouterStatus(kind="envoy", condition="has ended")
     said = list(not_running(POINTERS, {"blue": HANGS, "green": STOPPED}, router))
     assert said[0] == "the envoy router has ended: users reach nothing"
-    assert said[1] == "the server in blue (unknown) runs and answers nothing"
+    assert said[1] == "the server in blue (unknown) is running but gives no answer"
     assert said[2].startswith("all servers are dead")
 
 

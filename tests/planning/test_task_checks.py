@@ -34,12 +34,12 @@ def local(tmp_path):
 
 
 def test_a_task_without_a_score_of_single_items_is_refused_from_its_file(local):
-    with pytest.raises(ConfigError, match="task pick: mcc cannot be given item by item") as refused:
+    with pytest.raises(ConfigError, match="task pick: mcc has no score for a single item") as refused:
         check_tasks(*local(PICK))
     assert "leave the task out" in refused.value.hint
     both = PICK | {"metric_list": [{"metric": "mcc"}, {"metric": "acc", "aggregation": "mean"}]}
     assert check_tasks(*local(both)) == ()
-    with pytest.raises(ConfigError, match="mcc cannot be given item by item") as refused:
+    with pytest.raises(ConfigError, match="mcc has no score for a single item") as refused:
         check_tasks(*local(both, task_options={"pick": TaskOptions(metric="mcc")}))
     assert "to one of: acc" in refused.value.hint
     with pytest.raises(ConfigError, match="no metric 'acc_norm'"):

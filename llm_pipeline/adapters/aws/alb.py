@@ -200,7 +200,9 @@ class AlbRouter:
         total = sum(rule.weights.values())
         foreign = [arn for arn, weight in rule.weights.items() if weight and arn not in slots]
         if foreign or not total:
-            what = f"forwards to {', '.join(foreign)}, which is no slot" if foreign else "forwards to no target group"
+            what = (
+                f"forwards to {', '.join(foreign)}, which is not a slot" if foreign else "forwards to no target group"
+            )
             raise RouterUnavailable(f"the rule {what}", where=self._place.rule, hint="somebody edited it")
         mine = rule.weights.get(self._groups["green"], 0)
         green = round(mine * ALL / total)
@@ -209,7 +211,9 @@ class AlbRouter:
         try:
             return RouteState.model_validate({**values, "owner": claim.owner, "epoch": claim.epoch})
         except ValidationError as error:
-            raise RouterUnavailable(f"the rule's tags are not ours: {error}", where=self._place.rule) from error
+            raise RouterUnavailable(
+                f"the rule's tags were not written by this package: {error}", where=self._place.rule
+            ) from error
 
     def _says(self, rule: _Rule, want: RouteState) -> bool:
         try:
@@ -276,4 +280,4 @@ def _weights_of(actions: tuple[Mapping[str, Any], ...]) -> dict[str, int]:
 
 def _refuse_fenced(rule: _Rule, epoch: int) -> None:
     if rule.claim.epoch > epoch:
-        raise Fenced(f"epoch {epoch} is over: {rule.claim.owner} writes with {rule.claim.epoch}")
+        raise Fenced(f"epoch {epoch} was superseded: {rule.claim.owner} writes with {rule.claim.epoch}")

@@ -138,10 +138,10 @@ class StartedEnvoy(EnvoyRouter):
             if frozen:
                 os.kill(process.pid, signal.SIGKILL)
             detached.stop(process)
-            log.error("the router does not run: it is started anew", pid=process.pid, frozen=frozen)
+            log.error("the router is not running: restarting it", pid=process.pid, frozen=frozen)
             self._await_free_ports()
             self.start(self.read()[0], _REVIVAL_SECONDS)
-        return "Envoy was frozen and was replaced" if frozen else "Envoy had ended and was started anew"
+        return "Envoy was frozen and was replaced" if frozen else "Envoy had ended and was restarted"
 
     def _await_free_ports(self) -> None:
         """A process that was killed holds its ports until the last of its threads has gone."""

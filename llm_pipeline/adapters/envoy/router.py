@@ -104,7 +104,7 @@ class EnvoyRouter:
                 }
             )
         except (LookupError, TypeError, ValueError) as error:  # a validation error is a ValueError
-            raise RouterUnavailable(f"the routes were edited into nonsense: {error}", where=self._where) from error
+            raise RouterUnavailable(f"the routes were edited and cannot be read: {error}", where=self._where) from error
         return state, revision
 
     def write(self, want: RouteState, expect: str | None) -> str:
@@ -113,7 +113,7 @@ class EnvoyRouter:
             current, revision = self._read_for_write(expect)
             if current is not None:
                 if want.epoch < current.epoch:
-                    raise Fenced(f"epoch {want.epoch} is over: {current.owner} writes with {current.epoch}")
+                    raise Fenced(f"epoch {want.epoch} was superseded: {current.owner} writes with {current.epoch}")
                 if want == current:
                     return revision
                 if expect is not None and expect != revision:
@@ -224,7 +224,9 @@ class EnvoyRouter:
         try:
             listing = json.loads(self.admin("/clusters?format=json"))
         except ValueError as error:
-            raise RouterUnavailable("the admin interface answered nonsense", where=self._where) from error
+            raise RouterUnavailable(
+                "the admin interface gave an answer that cannot be read", where=self._where
+            ) from error
         return {slot: endpoint_statistics(listing, (ports.http, ports.grpc)) for slot, ports in self.slots.items()}
 
     def attempts(self) -> int | None:

@@ -120,5 +120,5 @@ class GatewayApiRouter(KubernetesRouter):
         bad += [current[_IN_PART]] if current.get(_IN_PART, {}).get("status") == "True" else []
         if bad:
             told = "; ".join(f"{one['type']}: {one.get('reason', '')}: {one.get('message', '')}" for one in bad)
-            raise RouterRejected(f"{parent.get('controllerName')} does not take the route: {told}", where=self._where)
+            raise RouterRejected(f"{parent.get('controllerName')} did not accept the route: {told}", where=self._where)
         return all(current.get(kind, {}).get("status") == "True" for kind in (_ACCEPTED, _RESOLVED))

@@ -116,7 +116,7 @@ class KubernetesObject:
             else:
                 if isinstance(answer, dict):
                     return answer
-                problem = "an answer that is no object"
+                problem = "an answer that is not an object"
             if wait is not None:
                 time.sleep(wait)
         raise RouterUnavailable(f"the cluster does not answer: {problem}", where=self.where)

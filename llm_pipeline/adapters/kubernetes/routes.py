@@ -98,7 +98,7 @@ class KubernetesRouter(ABC):
             document = self._object.get()
             if (epoch := _epoch_of(document)) > want.epoch:
                 owner = _annotations(document).get(OWNER)
-                raise Fenced(f"epoch {want.epoch} is over: {owner} writes with {epoch}")
+                raise Fenced(f"epoch {want.epoch} was superseded: {owner} writes with {epoch}")
             revision = revision_of(document)
             if self._says(document, want) and self._limited(document) == document:
                 return revision
@@ -132,7 +132,7 @@ class KubernetesRouter(ABC):
 
     def _possible(self, want: RouteState) -> RouteState:
         if want.mirror is not None:
-            raise RouterRejected("this router copies no requests", where=self._where)
+            raise RouterRejected("this router cannot mirror requests", where=self._where)
         try:
             return self.nearest(want)
         except Unsupported as error:
@@ -155,7 +155,9 @@ class KubernetesRouter(ABC):
                 {**values, "owner": told.get(OWNER, "nobody"), "epoch": int(told.get(EPOCH, "0"))}
             )
         except (ValidationError, ValueError) as error:
-            raise RouterUnavailable(f"its annotations are not ours: {error}", where=self._where) from error
+            raise RouterUnavailable(
+                f"its annotations were not written by this package: {error}", where=self._where
+            ) from error
 
     def _says(self, document: Document, want: RouteState) -> bool:
         try:

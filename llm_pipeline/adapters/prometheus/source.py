@@ -125,7 +125,7 @@ class PrometheusMetrics:
                 found[self._slots[label]][series] = count
             elif count:
                 raise SourceContradicts(
-                    f'{count} requests are under {self._source.slot_label}="{label}", which is no slot',
+                    f'{count} requests are under {self._source.slot_label}="{label}", which is not a slot',
                     where=self._source.url,
                     hint="correct slots, or narrow the selectors",
                 )
@@ -174,7 +174,7 @@ class PrometheusMetrics:
         except (LookupError, TypeError, ValueError) as error:
             raise SourceDown(f"no answer of Prometheus: {error!r}", where=self._source.url) from error
         if any(not math.isfinite(value) for _, value in found):
-            raise SourceDown(f"{query} is no number", where=self._source.url)
+            raise SourceDown(f"{query} is not a number", where=self._source.url)
         return found
 
     def _ask(self, query: str, at: float) -> dict[str, Any]:

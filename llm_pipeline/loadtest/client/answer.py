@@ -145,12 +145,12 @@ class Answer:
         try:
             chunk = _decode(raw.decode())
             if "error" in chunk:
-                self._error = self._error or str(chunk["error"]) or "an error without words"
+                self._error = self._error or str(chunk["error"]) or "an error without a message"
                 return
             text, tokens = str(chunk["text_output"]), int(chunk["output_tokens"])
             reason, input_tokens = str(chunk.get("finish_reason", "")), int(chunk.get("input_tokens", 0))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self._malformed = self._malformed or f"not an answer of the model: {raw[:_SHOWN_CHARACTERS]!r}"
+            self._malformed = self._malformed or f"not an answer from the model: {raw[:_SHOWN_CHARACTERS]!r}"
             return
         self.output_tokens += tokens
         self.input_tokens = max(self.input_tokens, input_tokens)

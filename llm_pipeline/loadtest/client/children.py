@@ -192,7 +192,7 @@ def _wait_for(processes: Sequence[ClientProcess], deadline: float) -> list[Clien
     ready = poll.poll(1e3 * max(0.0, deadline - time.monotonic()))
     if not ready:
         raise Transient(
-            "the client processes did not come to an end in time",
+            "the client processes did not end in time",
             where=", ".join(f"client process {process.pid}" for process in processes),
             hint="is this machine out of memory or processor time?",
         )

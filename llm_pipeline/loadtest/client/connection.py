@@ -214,7 +214,7 @@ class Connections:
             if not answer.ended_at:
                 if now < answer.sent_at + timeout:
                     return
-                connection.give_up(answer, now, Fault.TIMEOUT, f"no whole answer within {timeout:g} s")
+                connection.give_up(answer, now, Fault.TIMEOUT, f"no complete answer within {timeout:g} s")
             under_way.popleft()
 
     async def _connect_and_send(self, answer: Answer, payload: bytes) -> None:

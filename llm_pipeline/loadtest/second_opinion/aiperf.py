@@ -51,7 +51,7 @@ def require_tool(endpoint: Endpoint) -> Path:
         )
     if endpoint.header_variables:
         raise ConfigError(
-            "aiperf cannot be asked about this endpoint: it would show the values of the headers on its command line",
+            "aiperf cannot be used on this endpoint: it would show the values of the headers on its command line",
             where=endpoint.url,
             hint="leave second_opinion out of the policy, or stage where no headers are needed",
         )

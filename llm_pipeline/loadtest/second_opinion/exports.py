@@ -55,7 +55,7 @@ def read_aiperf(directory: Path) -> ToolRun:
         summary = json.loads(path.read_text(encoding="utf-8"))
         lines = (directory / AIPERF_RECORDS).read_text(encoding="utf-8").splitlines()
         if not summary["is_complete"] or summary["was_cancelled"]:
-            raise IntegrityError("the run did not come to its end", where=str(path))
+            raise IntegrityError("the run did not finish", where=str(path))
         records = [json.loads(line) for line in lines]
         measured = [record["metrics"] for record in records if not record.get("error")]
         lag = summary.get("replay_sched_lag_p99")

@@ -73,8 +73,8 @@ def second_opinion(
         run = run_aiperf(program, endpoint, theirs, directory, tokenizer=tokenizer)
     except (IntegrityError, Transient) as error:
         _log.warning("no second opinion", reason=str(error))
-        return SecondOpinion(tool="aiperf", figures={}, differences=(f"It gave no results: {error.message}.",))
-    counted_by = "tokenizing the text again" if tokenizer else "words, for it was given no tokenizer"
+        return SecondOpinion(tool="aiperf", figures={}, differences=(f"It gave no result: {error.message}.",))
+    counted_by = "tokenizing the text again" if tokenizer else "words, because it was given no tokenizer"
     opinion = compare_runs(run, records, counted_by=counted_by)
     return opinion.model_copy(update={"differences": (*opinion.differences, _PAIRED)})
 

@@ -83,7 +83,7 @@ def test_the_tokens_of_the_prompt_are_counted_once_however_often_they_are_told()
         ([WHOLE[0], b'data: {"error": "CUDA out of memory"}\n\n'], Fault.ERROR_IN_ANSWER, "CUDA out of memory"),
         ([b'data: {"error": "queue full: 64 requests are waiting"}\n\n'], Fault.SHED, "queue full"),
         ([b'data: {"error": "[request id: 1] Exceeds maximum queue size"}\n\n'], Fault.SHED, "queue size"),
-        ([b'data: {"error": ""}\n\n'], Fault.ERROR_IN_ANSWER, "without words"),
+        ([b'data: {"error": ""}\n\n'], Fault.ERROR_IN_ANSWER, "without a message"),
         ([b"data: [DONE]\n\n"], Fault.MALFORMED, "[DONE]"),
         ([b"data: \xff\n\n"], Fault.MALFORMED, "not an answer"),
         ([b'data: {"text": "a"}\n\n'], Fault.MALFORMED, "not an answer"),
