@@ -130,6 +130,7 @@ def _environment(home: Path, port: int, repository: Path, releases: Path | None)
         "AIRFLOW__API_AUTH__JWT_SECRET": keys["jwt"],
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
         "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",  # the default of 30 takes a tenth of two cores
         "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
         "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",

@@ -185,17 +185,18 @@ def test_the_report_is_shown_to_who_may_read_the_dag_and_to_nobody_else(client, 
     assert httpx.get(report.replace(DAG_OF_ONE_TARGET, "no_such_dag"), headers=admin).status_code == 404
 
 
-def test_a_reports_page_runs_no_script_and_the_releases_page_lists_it(client, access, home, release):
-    run = trigger(client, DAG)
+@pytest.mark.parametrize("dag_id", [DAG_OF_ONE_TARGET, pytest.param(DAG, marks=pytest.mark.thorough)])
+def test_a_reports_page_runs_no_script_and_the_releases_page_lists_it(client, access, home, release, dag_id):
+    run = trigger(client, dag_id)
     assert run.finish(approve=True) == "success"
     admin = token(access.url, "admin", home)
-    report = httpx.get(f"{access.url}/llm-pipeline/dags/{DAG}/runs/{run.run_id}/report", headers=admin)
+    report = httpx.get(f"{access.url}/llm-pipeline/dags/{dag_id}/runs/{run.run_id}/report", headers=admin)
     assert report.status_code == 200
     assert "the report" in report.text
     assert "default-src 'none'" in report.headers["content-security-policy"]
     assert "script" not in report.headers["content-security-policy"]
     listed = httpx.get(f"{access.url}/llm-pipeline/releases", headers=admin).text
-    assert "tiny-01234567-00000000" in listed
+    assert f"{dag_id.removeprefix('release__')}-01234567-00000000" in listed
     assert '<td class="GO">GO</td><td>settle cpu-' in listed
 
 

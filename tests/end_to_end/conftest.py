@@ -34,17 +34,35 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.layout = DemoLayout(root=root / "pipeline", configs=root / "configs", airflow_port=18080 + _PORT_SHIFT)
         shutil.copytree(_REPOSITORY / "configs", self.layout.configs)
+        self._remove_other_releases()
         self._write_deployment()
-        self._shorten_load_tests()
+        self._write_policy()
         self.deployment = load_deployment(self.layout.deployment)
         self.store = open_store(self.deployment.store)
         self.output = ""
 
-    def _shorten_load_tests(self) -> None:
-        """The confirmation at the workload's rate stays; the tests of the stage search and compare, too."""
+    def _remove_other_releases(self) -> None:
+        """Airflow parses the DAGs of all releases again and again, and other tests do that for the examples."""
+        for path in (self.layout.configs / "releases").glob("*.yaml"):
+            if not path.name.startswith("demo"):
+                path.unlink()
+
+    def _write_policy(self) -> None:
+        """Gates that a slow and busy host passes, too: what they decide is the matter of the tests of the gates.
+
+        The load test's confirmation at the workload's rate stays; the tests of the stage search and compare, too. The
+        attainment of the demo takes 80 independent requests, and those of a busy host count as 30; this one takes 8.
+        """
         path = self.layout.configs / "policies" / "demo.yaml"
         policy = yaml.safe_load(path.read_text())
-        policy["load_test"] |= {"search": None, "regression": None, "confirmation_multiple": 1}
+        policy["load_test"] |= {
+            "search": None,
+            "regression": None,
+            "confirmation_multiple": 1,
+            "attainment": 0.6,
+            "service_level": {"first_token_milliseconds": 1000, "end_to_end_milliseconds": 2400},
+            "maximum_client_lag_milliseconds": 500,
+        }
         path.write_text(yaml.safe_dump(policy))
 
     def run(self, command: str) -> int:
