@@ -5,7 +5,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments demo demo-rollback own-model down test test-thorough test-calm test-model test-end-to-end lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
+.PHONY: help environments demo demo-rollback own-model down test test-thorough test-servers test-yielding test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,28 +28,43 @@ down: ## Stop every process of the demo
 
 # What failed beside other tests on two cores is asked once more, by itself: what is broken fails again.
 again := --last-failed --last-failed-no-failures=none
+spread := --dist loadfile --no-loadscope-reorder
 yielding := $(CONTROL) tests/yielding.py
 live_tests := $(CONTROL) -m pytest -q --part live --ignore=tests/end_to_end
+airflow_tests := $(CONTROL) -m pytest -q --part airflow -o cache_dir=.pytest_cache/airflow tests/airflow
+end_to_end_tests := $(CONTROL) -m pytest -q -o cache_dir=.pytest_cache/end_to_end tests/end_to_end
 calm_tests := $(yielding) $(CONTROL) -m pytest -q --part calm -o cache_dir=.pytest_cache/calm
 model_tests := $(yielding) $(MODEL) -m pytest -q -o cache_dir=.pytest_cache/model
-end_to_end_tests := $(CONTROL) -m pytest -q -o cache_dir=.pytest_cache/end_to_end tests/end_to_end
+side_by_side := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
-test: environments ## All tests, each under the interpreter that it needs; the end-to-end ones leave a core idle half the time
-	$(live_tests) -n 5 --dist loadfile --no-loadscope-reorder || $(live_tests) $(again)
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-end-to-end test-model test-calm
+test: environments ## All tests, each under the interpreter that it needs
+	@$(side_by_side) test-servers test-yielding
+
+test-servers: # they wait for times and for one another: what yields takes the cores meanwhile
+	@$(MAKE) --no-print-directory --jobs=1 test-live
+	@$(side_by_side) test-end-to-end test-airflow
+
+test-yielding:
+	@$(MAKE) --no-print-directory --jobs=1 test-calm test-model
 
 test-thorough: environments ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
-	$(CONTROL) -m pytest -q -m thorough -n 3 --dist loadfile --no-loadscope-reorder tests/airflow tests/canary tests/config tests/corpus tests/fuzz tests/serving/control tests/serving/packaged
+	$(CONTROL) -m pytest -q -m thorough -n 3 $(spread) tests/airflow tests/canary tests/config tests/corpus tests/fuzz tests/serving/control tests/serving/packaged
 	$(MODEL) -m pytest -q -m thorough tests/accuracy tests/hub
 
-test-calm:
-	$(calm_tests) -n 2 --dist loadfile --no-loadscope-reorder || $(calm_tests) $(again)
+test-live:
+	$(live_tests) -n 5 $(spread) || $(live_tests) $(again)
 
-test-model:
-	$(model_tests) || $(model_tests) $(again)
+test-airflow:
+	$(airflow_tests) -n 2 $(spread) || $(airflow_tests) $(again)
 
 test-end-to-end:
 	$(end_to_end_tests) || $(end_to_end_tests) $(again)
+
+test-calm:
+	$(calm_tests) -n 2 $(spread) || $(calm_tests) $(again)
+
+test-model:
+	$(model_tests) || $(model_tests) $(again)
 
 lint: environments ## ruff, mypy and hadolint
 	$(CONTROL) -m ruff check .

@@ -4,8 +4,8 @@ A test file that needs a package of the model environment says so with `pytest.i
 `MODEL_PACKAGES`) at its top level; it runs under `.envs/model`. Every other file runs under `.envs/control`. An
 interpreter that has both Airflow and torch runs everything.
 
-Tests of the control environment come in two parts: `live` ones judge times or start servers, and have the machine for
-themselves; `calm` ones run beside the end-to-end tests.
+Tests of the control environment come in three parts: `live` ones judge times or start servers, and go before all
+others; `airflow` ones start a whole Airflow, and run beside the end-to-end tests; `calm` ones yield to both.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ CALM = (
     "test_retention.py", "test_retention_races.py", "test_retention_unreadable.py", "test_trusted_pointers.py",
     "test_yaml_document.py",
 )  # fmt: skip
-"""Rooms and files whose tests start no servers on fixed ports and may be slow: they run beside the end-to-end ones."""
-NOT_CALM = (
+"""Rooms and files whose tests start no servers on fixed ports and may be slow: they yield to all others."""
+AIRFLOW = (
     "airflow/test_claim_dag_runs.py", "airflow/test_real_airflow.py", "airflow/test_real_watch.py",
-    "airflow/test_watch.py", "store/test_lease.py",
+    "airflow/test_watch.py",
 )  # fmt: skip
+"""Files of such rooms that take minutes of Airflow's processes, or would starve if they yielded."""
+NOT_CALM = ("store/test_lease.py",)
 """Files of such rooms that a busy machine would disturb."""
+PARTS = ("live", "airflow", "calm")
 _NEEDS_MODEL_PACKAGE = re.compile(
     rf"""^(?:\w+ = )?pytest\.importorskip\(\s*["'](?:{"|".join(MODEL_PACKAGES)})[."']""", re.MULTILINE
 )
@@ -49,24 +52,27 @@ _HAS_CONTROL_PACKAGES = importlib.util.find_spec("airflow") is not None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--part calm` and `--part live`: which tests to run."""
-    parser.addoption("--part", choices=["calm", "live"], help="only tests that need a quiet machine (live), or not")
+    """`--part`: which tests to run."""
+    parser.addoption("--part", choices=PARTS, help="only tests of one part; see tests/conftest.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out a test file of the other part, and one that the other interpreter runs."""
     if collection_path.is_dir() or not collection_path.match("test_*.py"):
         return None
-    if config.option.part not in (None, "calm" if _is_calm(collection_path) else "live"):
+    if config.option.part not in (None, _part_of(collection_path)):
         return True
     needs_model_packages = _NEEDS_MODEL_PACKAGE.search(collection_path.read_text()) is not None
     runs_here = _HAS_MODEL_PACKAGES if needs_model_packages else _HAS_CONTROL_PACKAGES
     return None if runs_here else True
 
 
-def _is_calm(test_file: Path) -> bool:
+def _part_of(test_file: Path) -> str:
     path = test_file.relative_to(_TESTS)
-    return path.as_posix() not in NOT_CALM and (path.parts[0] in CALM or path.as_posix() in CALM)
+    if path.as_posix() in AIRFLOW:
+        return "airflow"
+    calm = path.as_posix() not in NOT_CALM and (path.parts[0] in CALM or path.as_posix() in CALM)
+    return "calm" if calm else "live"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
