@@ -5,7 +5,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments demo demo-rollback own-model down test test-thorough test-servers test-yielding test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
+.PHONY: help environments demo demo-rollback own-model down test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,17 +35,14 @@ airflow_tests := $(CONTROL) -m pytest -q --part airflow -o cache_dir=.pytest_cac
 end_to_end_tests := $(CONTROL) -m pytest -q -o cache_dir=.pytest_cache/end_to_end tests/end_to_end
 calm_tests := $(yielding) $(CONTROL) -m pytest -q --part calm -o cache_dir=.pytest_cache/calm
 model_tests := $(yielding) $(MODEL) -m pytest -q -o cache_dir=.pytest_cache/model
-side_by_side := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
+side_by_side := $(MAKE) --no-print-directory --jobs=3 --output-sync=target
 
 test: environments ## All tests, each under the interpreter that it needs
-	@$(side_by_side) test-servers test-yielding
+	@$(side_by_side) test-servers test-calm test-model
 
 test-servers: # they wait for times and for one another: what yields takes the cores meanwhile
-	@$(MAKE) --no-print-directory --jobs=1 test-live
+	@$(MAKE) --no-print-directory test-live
 	@$(side_by_side) test-end-to-end test-airflow
-
-test-yielding:
-	@$(MAKE) --no-print-directory --jobs=1 test-calm test-model
 
 test-thorough: environments ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
 	$(CONTROL) -m pytest -q -m thorough -n 3 $(spread) tests/airflow tests/canary tests/config tests/corpus tests/fuzz tests/serving/control tests/serving/packaged

@@ -11,6 +11,7 @@ others; `airflow` ones start a whole Airflow, and run beside the end-to-end test
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -19,6 +20,10 @@ import pytest
 import yaml
 
 from llm_pipeline.config.quantization import QuantizationRecipe
+
+# Read when torch or numpy is imported, here and in all that tests start. With two threads on two busy cores, one spins
+# while it waits for the other: tiny models take twenty times the CPU time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MODEL_PACKAGES = (
     "accelerate", "datasets", "lm_eval", "modelopt", "nncf", "openvino", "openvino_genai", "optimum", "safetensors",
