@@ -12,6 +12,8 @@ from llm_pipeline.cli.deployment_option import Commands, add_deployment_option, 
 from llm_pipeline.cli.texts import sentence, write_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from llm_pipeline.config.deployment import Deployment
     from llm_pipeline.operations.place_status import DeploymentStatus
     from llm_pipeline.store.artifact_store import ArtifactStore
@@ -43,11 +45,12 @@ def add_commands(commands: Commands) -> None:
 
     stop = commands.add_parser(
         "stop",
-        help="stop production, or what is staged; the pointers stay, and `start` brings it back",
-        description="Stop the router, where it is ours, and the servers of a place. Asked twice, done once.",
+        help="end all that runs left serving, production included; the pointers stay, and `start` brings it back",
+        description="Stop the router, where it is ours, and the servers of a place: production, what is staged, a "
+        "canary whose run has ended (it is rolled back), and stages that a run left. Asked twice, done once.",
     )
-    stop.add_argument("place", nargs="?", help=_ONE_PLACE)
-    stop.add_argument("--staging", action="store_true", help="stop what is staged, not production")
+    stop.add_argument("place", nargs="?", help=f"{_PLACE} (default: all of them)")
+    stop.add_argument("--staging", action="store_true", help="stop only what is staged")
     stop.add_argument("--release", default="", help="what is staged, where that server is none of this host")
     stop.add_argument("--yes", action="store_true", help="do not ask")
     stop.add_argument(
@@ -102,22 +105,39 @@ def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, ref
 
 
 def _stop(options: argparse.Namespace) -> int:
+    from llm_pipeline.operations.stopping import stop_all
+    from llm_pipeline.store import open_store
+
+    if options.staging:
+        return _stop_staging(options)
+    deployment = deployment_of(options)
+    places = [_named_place(options)[1]] if options.place else list(deployment.places)
+    store = open_store(deployment.store)
+    if not (options.yes or _agreed(store, deployment, places)):
+        write_lines(["nothing was stopped"])
+        return ExitCode.INCONCLUSIVE
+    for place in places:
+        done = stop_all(store, deployment, place, drain_seconds=options.drain)
+        write_lines([f"{place}: stopped {', '.join(done)}" if done else f"{place}: nothing ran, nothing was stopped"])
+        write_lines(_left_alone(store, place))
+    return ExitCode.GO
+
+
+def _stop_staging(options: argparse.Namespace) -> int:
     from llm_pipeline.operations.staging import stop_staging
-    from llm_pipeline.operations.switching import stop_production
     from llm_pipeline.store import open_store
 
     deployment, place = _named_place(options)
-    store = open_store(deployment.store)
-    if options.staging:
-        stopped = stop_staging(store, deployment, place, release_id=options.release)
-        write_lines([f"what was staged at {place} was stopped" if stopped else f"nothing was staged at {place}"])
-        return ExitCode.GO
-    if not (options.yes or _agreed(store, place)):
-        write_lines(["nothing was stopped"])
-        return ExitCode.INCONCLUSIVE
-    done = stop_production(store, deployment, place, drain_seconds=options.drain)
-    write_lines([f"{place}: stopped {', '.join(done)}" if done else f"{place}: nothing ran, nothing was stopped"])
+    stopped = stop_staging(open_store(deployment.store), deployment, place, release_id=options.release)
+    write_lines([f"what was staged at {place} was stopped" if stopped else f"nothing was staged at {place}"])
     return ExitCode.GO
+
+
+def _left_alone(store: ArtifactStore, place: str) -> list[str]:
+    from llm_pipeline.operations.staging import on_its_way
+
+    holder = on_its_way(store, place)
+    return [] if holder is None else [f"{place}: {holder} is on its way, and ends what it has staged itself"]
 
 
 def _named_place(options: argparse.Namespace) -> tuple[Deployment, str]:
@@ -136,20 +156,23 @@ def _named_place(options: argparse.Namespace) -> tuple[Deployment, str]:
     return deployment, next(iter(deployment.places))
 
 
-def _agreed(store: ArtifactStore, place: str) -> bool:
-    """Ask whoever sits at the terminal.
+def _agreed(store: ArtifactStore, deployment: Deployment, places: Sequence[str]) -> bool:
+    """Ask whoever sits at the terminal, where something is in production.
 
     Raises:
         ConfigError: Nobody does.
     """
     from llm_pipeline.local_run import ask_on_terminal
+    from llm_pipeline.operations.stopping import what_is_left
     from llm_pipeline.store.places import serving_at
 
-    serving = serving_at(store, place)
-    if serving is None:
+    served = [(place, serving) for place in places if (serving := serving_at(store, place)) is not None]
+    if not served:
         return True
-    what = f"{serving.pointer.release_id} of {serving.model_id}"
-    answer = ask_on_terminal(f"Stop {what} at {place}? Its users get no answer until `llm-pipeline start {place}`.")
+    what = "; ".join(f"{one.pointer.release_id} of {one.model_id} at {place}" for place, one in served)
+    left = [f"{place}: {one}" for place in places for one in what_is_left(store, deployment, place)]
+    write_lines([f"to be stopped at {one}" for one in left])
+    answer = ask_on_terminal(f"Stop {what}? Its users get no answer until `llm-pipeline start`.")
     if answer is None:
-        raise ConfigError(f"{what} is in production at {place}, and nobody can be asked", hint="give --yes")
+        raise ConfigError(f"in production: {what}, and nobody can be asked", hint="give --yes")
     return answer

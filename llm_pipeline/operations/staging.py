@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from llm_pipeline.base.errors import ConfigError, PipelineError, from_document
 from llm_pipeline.config.deployment import Deployment
@@ -10,11 +12,14 @@ from llm_pipeline.config.server_ports import ServerPorts
 from llm_pipeline.flow import Flow
 from llm_pipeline.operations.status import STAGING
 from llm_pipeline.release.claim import readable_claims
+from llm_pipeline.release.claim_state import Claimant, LocalProcess
 from llm_pipeline.release.contract import StageFailure, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.release.record import ReleaseRecord, read_record
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store.artifact_store import ArtifactStore
+
+COMPARISON = "comparison"
 
 
 def start_staging(store: ArtifactStore, deployment: Deployment, place: str, release_id: str) -> StageResult:
@@ -25,12 +30,12 @@ def start_staging(store: ArtifactStore, deployment: Deployment, place: str, rele
         MissingResult: It has not been packaged.
         PipelineError: It does not start; another release that is staged is left alone.
     """
-    _refuse_in_use(store, place, release_id)
+    refuse_in_use(store, place, release_id)
     return _stage(deployment, place, release_id, "staging")
 
 
 def stop_staging(store: ArtifactStore, deployment: Deployment, place: str, *, release_id: str = "") -> bool:
-    """Stop what is staged at a place; returns whether something was.
+    """Stop what is staged at a place, with a comparison's server; returns whether a staging server ran.
 
     Args:
         store: The deployment's.
@@ -42,15 +47,54 @@ def stop_staging(store: ArtifactStore, deployment: Deployment, place: str, *, re
         ConfigError: A release is on its way and may be measured there, or the server is none of this host and no
             release is named.
     """
-    _refuse_in_use(store, place, "")
-    state = Path(deployment.state_root) / place / STAGING
-    if isinstance(deployment.places[place].staging, ServerPorts):
-        running = find_server(state) is not None
-        stop_server(state)
-        return running
+    refuse_in_use(store, place)
+    ports, root = deployment.places[place].staging, Path(deployment.state_root) / place
+    if isinstance(ports, ServerPorts):
+        return end_staging(_ServerHere(root / STAGING), comparison_state=root / COMPARISON)
     if not release_id:
         raise ConfigError(f"the staging server of {place} is none of this host", hint="name its release: --release")
     return bool(_stage(deployment, place, release_id, "staging_down").metrics["was_running"])
+
+
+class StagingServer(Protocol):
+    """As much of `serving.control.ServerControl` as its end needs."""
+
+    def find(self) -> object | None:
+        """The server; None where none runs."""
+
+    def stop(self, *, drain_seconds: float = 0) -> None:
+        """Stop it, with all it left; nothing there is fine."""
+
+
+@dataclass(frozen=True)
+class _ServerHere:
+    """A server of this host, whichever release it serves."""
+
+    state: Path
+
+    def find(self) -> object | None:
+        return find_server(self.state)
+
+    def stop(self, *, drain_seconds: float = 0) -> None:
+        stop_server(self.state, drain_seconds=drain_seconds)
+
+
+def end_staging(control: StagingServer, *, comparison_state: Path | None = None, drain_seconds: float = 0.0) -> bool:
+    """Stop a staging server and the one that production was compared with; returns whether the first ran.
+
+    Args:
+        control: The staging server's, wherever it runs.
+        comparison_state: Directory of the comparison's server: a load test that was killed may have left it running.
+        drain_seconds: Longest wait for requests in flight.
+
+    Raises:
+        Transient: The place cannot be reached, or something does not end.
+    """
+    was_running = control.find() is not None
+    control.stop(drain_seconds=drain_seconds)
+    if comparison_state is not None:
+        stop_server(comparison_state)
+    return was_running
 
 
 def _stage(deployment: Deployment, place: str, release_id: str, stage: str) -> StageResult:
@@ -64,20 +108,37 @@ def _stage(deployment: Deployment, place: str, release_id: str, stage: str) -> S
     return outcome
 
 
-def _refuse_in_use(store: ArtifactStore, place: str, release_id: str) -> None:
-    """A release on its way may be measured there; what waits for a person computes and serves nothing."""
+def refuse_in_use(store: ArtifactStore, place: str, release_id: str = "") -> None:
+    """Refuse what would disturb a release that is on its way at a place; `release_id` itself is not disturbed.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    holder = on_its_way(store, place)
+    if holder is not None and holder.release_id != release_id:
+        raise ConfigError(
+            f"{holder} is on its way and may be measured at {place}",
+            hint="wait for it, or stop that run; `llm-pipeline claims --free MODEL` frees the claim of a dead one",
+        )
+
+
+def on_its_way(store: ArtifactStore, place: str) -> Claimant | None:
+    """The release that may be measured at a place now; None for none.
+
+    What waits for a person computes and serves nothing, and a process of this host that has ended goes no further.
+    """
     for state in readable_claims(store)[0].values():
         holder = state.holder
-        if holder is None or holder.parked or not holder.release_id or holder.release_id == release_id:
+        if holder is None or holder.parked or not holder.release_id:
             continue
-        if place in _places(store, holder.release_id):
-            raise ConfigError(
-                f"{holder} is on its way and may be measured at {place}",
-                hint="wait for it, or stop that run; `llm-pipeline claims --free MODEL` frees the claim of a dead one",
-            )
+        dead = isinstance(holder.party, LocalProcess) and holder.party.alive is False
+        if not dead and place in places_of(store, holder.release_id):
+            return holder
+    return None
 
 
-def _places(store: ArtifactStore, release_id: str) -> set[str]:
+def places_of(store: ArtifactStore, release_id: str) -> set[str]:
+    """Where a release's targets are served; nowhere for one whose record cannot be read."""
     try:
         record: ReleaseRecord = read_record(store, release_id)
     except PipelineError:

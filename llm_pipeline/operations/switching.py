@@ -14,7 +14,7 @@ from llm_pipeline.canary.agreement import is_moving
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.moving import Patience, traffic_to, wait
-from llm_pipeline.canary.open_router import name_release, open_router
+from llm_pipeline.canary.open_router import name_release, open_router, router_as_it_is
 from llm_pipeline.canary.record import current_canary, read_record
 from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_ports, slot_state
@@ -213,3 +213,11 @@ def _running(deployment: Deployment, place: str) -> dict[SlotName, ArtifactRef]:
         for slot, server in found.items()
         if server is not None
     }
+
+
+def runs_anything(deployment: Deployment, place: str) -> bool:
+    """Whether a server of production or of a canary runs at a place of this host, or its router."""
+    config = deployment.places[place]
+    state = Path(deployment.state_root) / place / "router"
+    router = router_as_it_is(config.router, slot_ports(config), state)
+    return bool(_running(deployment, place)) or (isinstance(router, StartedEnvoy) and router.runs)

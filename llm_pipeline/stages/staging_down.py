@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import Field
 
+from llm_pipeline.operations.staging import end_staging
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import open_control
-from llm_pipeline.serving.triton_server import stop_server
 from llm_pipeline.stages.staging import ServerSlotConfig
 
 
@@ -32,15 +32,15 @@ def run(context: StageContext[StagingDownConfig]) -> StageOutput:
     Raises:
         Transient: The place cannot be reached, or something does not end.
     """
-    control = open_control(context.config.place, context.config.slot)
-    running = control.find()
-    started = time.monotonic()
-    control.stop(drain_seconds=context.config.drain_seconds)
-    if context.config.comparison_state:
-        stop_server(Path(context.config.comparison_state))
+    config, started = context.config, time.monotonic()
+    was_running = end_staging(
+        open_control(config.place, config.slot),
+        comparison_state=Path(config.comparison_state) if config.comparison_state else None,
+        drain_seconds=config.drain_seconds,
+    )
     seconds = time.monotonic() - started
     return StageOutput(
-        metrics={"was_running": int(running is not None), "stop_seconds": round(seconds, 3)}, tool_seconds=seconds
+        metrics={"was_running": int(was_running), "stop_seconds": round(seconds, 3)}, tool_seconds=seconds
     )
 
 

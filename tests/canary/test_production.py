@@ -173,6 +173,25 @@ def test_a_rollback_of_a_release_that_never_had_a_canary_does_nothing(production
 
 
 @pytest.mark.thorough
+def test_what_a_run_that_is_gone_left_on_trial_is_rolled_back_and_stopped_with_production(
+    production, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(production.deployment_file()))
+    production.deploy_first()
+    production.users()
+    assert verdict(production.canary("r2", 50)) is Verdict.GO
+    production.users_go()
+    capsys.readouterr()
+    assert main(["stop", "--yes"]) == 0
+    assert capsys.readouterr().out == "cpu: stopped the canary of r2, the router, the server in blue\n"
+    record = read_record(production.store, "r2", "cpu")
+    assert record is not None
+    assert record.phase is Phase.ROLLED_BACK
+    assert (production.serves("blue"), production.serves("green")) == (None, None)
+    assert guard_once(production.store, production.deployment) == []
+
+
+@pytest.mark.thorough
 def test_mid_canary_after_a_rollback_users_stay_where_the_pointers_say_and_the_run_s_end_changes_nothing(
     production,
 ) -> None:

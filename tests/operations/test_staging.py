@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
+from claim_holder import holder
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli import main
 from llm_pipeline.operations import staging
-from llm_pipeline.release.claim_state import Claimant, ClaimState, LocalProcess
+from llm_pipeline.release.claim_state import ClaimState
 
 
 @pytest.fixture(autouse=True)
@@ -41,16 +41,21 @@ def test_a_release_that_there_is_not_is_not_staged(capsys) -> None:
     assert "no-such" in capsys.readouterr().err
 
 
+def test_a_run_whose_process_has_ended_keeps_nobody_from_stopping_what_it_staged(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(staging, "places_of", lambda *_: {"cpu"})
+    dead = ClaimState(holder=holder(pid_offset=1))
+    monkeypatch.setattr(staging, "readable_claims", lambda _: ({"org/model": dead}, []))
+    assert main(["stop", "cpu", "--staging"]) == ExitCode.GO
+    assert capsys.readouterr().out == "nothing was staged at cpu\n"
+
+
 @pytest.mark.parametrize(
     ("parked", "place", "refused"), [(False, "cpu", True), (True, "cpu", False), (False, "x", False)]
 )
 def test_what_a_release_on_its_way_may_measure_is_left_alone(monkeypatch, capsys, parked, place, refused) -> None:
-    now = datetime.now(UTC)
-    holder = Claimant(
-        party=LocalProcess.here(), release="r", release_id="r-1", concurrency="wait", asked_at=now, since=now,
-        renewed_at=now, stale_after_hours=1.0, parked=parked,
-    )  # fmt: skip
-    monkeypatch.setattr(staging, "readable_claims", lambda _: ({"org/model": ClaimState(holder=holder)}, []))
-    monkeypatch.setattr(staging, "_places", lambda *_: {place})
+    monkeypatch.setattr(
+        staging, "readable_claims", lambda _: ({"org/model": ClaimState(holder=holder(parked=parked))}, [])
+    )
+    monkeypatch.setattr(staging, "places_of", lambda *_: {place})
     assert main(["stop", "cpu", "--staging"]) == (ConfigError.exit_code if refused else ExitCode.GO)
     assert ("r-1" in capsys.readouterr().err) is refused
