@@ -143,7 +143,7 @@ def test_a_config_that_raises_anything_is_named_in_the_import_error(project, odd
 
 
 def test_a_dag_that_cannot_be_made_of_a_config_that_loads_is_named_too(project, monkeypatch):
-    monkeypatch.setattr(dag_factory, "_add_tasks", lambda *_: (_ for _ in ()).throw(OverflowError("too long")))
+    monkeypatch.setattr(dag_factory, "_revision_parameter", lambda *_: (_ for _ in ()).throw(OverflowError("too long")))
     assert release_dags(project.config.parent) == {}
     with pytest.raises(ConfigError, match=r"tiny\.yaml: OverflowError: too long"):
         check_release_configs(project.config.parent)
