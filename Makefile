@@ -5,7 +5,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments demo demo-rollback own-model down test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
+.PHONY: help environments demo demo-rollback own-model down test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-house bench-transfer bench-accuracy bench-recipes bench-plan bench-load-gate bench-loadgen bench-serving bench-canary bench-canary-routing bench-canary-chaos
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,14 +63,18 @@ test-calm:
 test-model:
 	$(model_tests) || $(model_tests) $(again)
 
-lint: environments ## ruff, mypy and hadolint
+lint: environments ## ruff, mypy, the walls between rooms, and hadolint
 	$(CONTROL) -m ruff check .
 	$(CONTROL) -m ruff format --check .
 	$(yielding) $(CONTROL) -m mypy
+	.envs/control/bin/lint-imports --no-logo
 	.envs/control/bin/hadolint docker/Dockerfile.*
 
 bench-demo: environments ## Time the demo, cold and warm, and each stage's share
 	@$(CONTROL) benchmarks/demo.py
+
+bench-house: environments ## Lines, modules, circles, and imports against the layers
+	@$(CONTROL) benchmarks/house.py --list
 
 bench-transfer: environments ## Time downloads, S3, publication and verification beside the usual tools
 	@$(CONTROL) benchmarks/transfer.py
@@ -103,7 +107,7 @@ bench-recipes: environments ## Every recipe that a CPU can make, on the demo's m
 	@$(MODEL) benchmarks/recipes.py
 
 clean: down ## Remove what runs and tools left; the environments stay
-	rm -rf .pipeline .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .pipeline .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './.envs/*' -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and the environments too

@@ -25,11 +25,11 @@ from llm_pipeline.release.contract import StageFailure, StageRequest, StageResul
 from llm_pipeline.release.execute import failure_name, read_stage_record, results_name, trusted_stage_record
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.record import ReleaseRecord, trusted_record
+from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.release.step import Environment
 from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.stage_requests import REQUESTS
-from llm_pipeline.stages.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.signed_documents import refusal, require_signed

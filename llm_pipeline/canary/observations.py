@@ -18,7 +18,7 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.adapters.envoy.xds.names import FAILOVER_SUFFIX, plain_name
+from llm_pipeline.canary.arm_names import FAILOVER_SUFFIX, plain_name
 from llm_pipeline.canary.router import SlotName
 
 _GRPC_STREAM = "/ModelStreamInfer"

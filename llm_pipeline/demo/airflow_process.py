@@ -11,7 +11,7 @@ from llm_pipeline_airflow import discovery
 
 from llm_pipeline.base.entry import entry_point
 from llm_pipeline.release.flow import stage_names
-from llm_pipeline.stages.registry import load_stage
+from llm_pipeline.release.registry import load_stage
 
 IMPORTED_BEFORE = (discovery, *map(load_stage, stage_names()))
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
+from llm_pipeline.artifacts.host_match import driver_warning, target_problems
 from llm_pipeline.artifacts.repository_layout import TOKENIZER_DIRECTORY
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
@@ -26,7 +27,6 @@ from llm_pipeline.catalog.runtime_versions import engine_problem, release_number
 from llm_pipeline.config.target import Parallelism, Target
 from llm_pipeline.engines.builder import BuildInputs
 from llm_pipeline.engines.failures import BuildFailed
-from llm_pipeline.engines.host_match import driver_warning, target_problems
 from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.engines.trtllm_build.checkpoint import BuildCheckpoint, read_build_checkpoint
 from llm_pipeline.engines.trtllm_build.command import (

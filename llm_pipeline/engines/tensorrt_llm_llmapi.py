@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, write_golden
 from llm_pipeline.artifacts.host_facts import HostFacts
+from llm_pipeline.artifacts.host_match import driver_warning, require_target_host
 from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.offline import OFFLINE
@@ -24,7 +25,6 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs
 from llm_pipeline.engines.golden_match import golden_match
 from llm_pipeline.engines.gpu_memory_watch import GpuMemoryWatch
-from llm_pipeline.engines.host_match import driver_warning, require_target_host
 from llm_pipeline.engines.llm_args.checking import check_llm_args
 from llm_pipeline.engines.llm_args.checkpoint_preflight import CheckpointFacts, check_checkpoint
 from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args

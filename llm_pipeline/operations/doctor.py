@@ -17,13 +17,13 @@ from types import MappingProxyType
 from typing import Literal
 
 from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
+from llm_pipeline.artifacts.host_match import driver_warning, target_problems
 from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.guard_sign import RECENT_SECONDS, is_guarded
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.host_match import driver_warning, target_problems
 from llm_pipeline.operations.airflow_pools import airflow_pools, pool_problem, slots_needed
 from llm_pipeline.operations.place_status import Health
 from llm_pipeline.operations.status import deployment_status

@@ -25,8 +25,8 @@ from llm_pipeline.release.contract import Stage, StageFailure, StageRequest, Sta
 from llm_pipeline.release.execute import KeyContent, StageRecord, key_content, trusted_stage_record
 from llm_pipeline.release.flow import release_flow, step_named
 from llm_pipeline.release.record import ReleaseRecord
+from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release.step import Scope
-from llm_pipeline.stages.registry import load_stage
 from llm_pipeline.store import ArtifactStore
 
 Outcome = Literal["reused", "computed", "always", "not needed", "not reached"]

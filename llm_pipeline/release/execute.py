@@ -39,7 +39,7 @@ from llm_pipeline.release.contract import (
     StageResult,
     Timings,
 )
-from llm_pipeline.stages.registry import load_stage, publishes
+from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.condemned import publish_spared

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 
 from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.release.contract import StageRequest
-
-LABEL_PREFIX = "llm-pipeline/"
-"""What the names of our labels and annotations begin with."""
 
 _READABLE_LENGTH = 40
 _HASH_LENGTH = 10
-_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 
 
 def work_hash(request: StageRequest) -> str:
@@ -36,18 +33,6 @@ def job_base_name(request: StageRequest, request_digest: str, place: str = "") -
 def job_name_prefix(stage: str) -> str:
     """What the names of a stage's jobs begin with."""
     return f"llm-{stage.replace('_', '-')}-"
-
-
-def label_value(text: str) -> str:
-    """A text as the value of a label: unchanged if it may be one, else with a hash, so that no two texts meet.
-
-    Source: kubernetes.io/docs/concepts/overview/working-with-objects/labels: at most 63 characters, alphanumeric at
-    both ends.
-    """
-    if _LABEL_VALUE.fullmatch(text):
-        return text
-    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:_READABLE_LENGTH].strip("-_.")
-    return f"{readable}-{sha256_json(text)[:_HASH_LENGTH]}".lstrip("-")
 
 
 def request_labels(request: StageRequest) -> dict[str, str]:

@@ -22,8 +22,8 @@ from llm_pipeline.base.plain_environment import is_plain
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import StoreConfig
 from llm_pipeline.release.contract import StageRequest
+from llm_pipeline.release.registry import load_stage
 from llm_pipeline.runners.runner import STAGE_VARIABLES
-from llm_pipeline.stages.registry import load_stage
 
 _NAMED_BY = frozenset({"token_variable", "password_variable"})
 _AWS_KINDS = frozenset({"aws_alb", "cloudwatch"})

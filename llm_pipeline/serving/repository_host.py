@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from llm_pipeline.artifacts import host_match
 from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription
 from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, MODEL_NAME, MODEL_VERSION
-from llm_pipeline.engines import host_match
 
 
 def refuse_other_host(repository: Path) -> None:

@@ -10,7 +10,7 @@ PARSE_IN_A_FORK = """
 import os, runpy, sys
 import llm_pipeline.demo.airflow_process
 from llm_pipeline.release.flow import stage_names
-from llm_pipeline.stages.registry import load_stage
+from llm_pipeline.release.registry import load_stage
 if child := os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 before = set(sys.modules)

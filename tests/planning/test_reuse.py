@@ -26,7 +26,7 @@ from llm_pipeline.release import execute
 from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult
 from llm_pipeline.release.flow import release_flow, stage_names
 from llm_pipeline.release.record import read_record
-from llm_pipeline.stages.registry import load_stage
+from llm_pipeline.release.registry import load_stage
 from llm_pipeline.store import ArtifactStore, open_store
 
 CONFIGS = Path(__file__).parents[2] / "configs"

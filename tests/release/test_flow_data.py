@@ -9,8 +9,8 @@ import pytest
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.release.additions import with_steps
 from llm_pipeline.release.flow import FLOW, PROMOTION, TARGETS, release_flow
+from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release.step import Ending, Environment, Kind, Scope, Step
-from llm_pipeline.stages.registry import load_stage
 
 STAGES = [step for step in FLOW if step.is_stage]
 SMOKE = Step(

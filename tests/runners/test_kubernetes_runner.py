@@ -23,9 +23,9 @@ from llm_pipeline.base.errors import (
     Transient,
     Unsupported,
 )
+from llm_pipeline.base.labels import label_value
 from llm_pipeline.config.environment import ClaimMount, Toleration
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.runners.job_names import label_value
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.runners import Runners
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
+from llm_pipeline.artifacts.host_match import target_problems
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.host_match import target_problems
 from llm_pipeline.serving.launch_plan import LaunchPlan, MpiHosts, launch_plan
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, server_environment
 

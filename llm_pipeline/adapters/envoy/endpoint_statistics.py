@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from llm_pipeline.adapters.envoy.xds.names import MIRROR_SUFFIX
+from llm_pipeline.canary.arm_names import MIRROR_SUFFIX
 
 
 class EndpointStatistics(BaseModel):

@@ -20,10 +20,10 @@ from llm_pipeline.adapters.envoy.endpoint_statistics import EndpointStatistics, 
 from llm_pipeline.adapters.envoy.xds import clusters, listener, routes
 from llm_pipeline.adapters.envoy.xds.files import replace_json
 from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, address_text
-from llm_pipeline.adapters.envoy.xds.names import ROUTES, STAT_PREFIX, candidate_of, plain_name, standby_of
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX, candidate_of, plain_name, standby_of
 from llm_pipeline.canary.router import (
     RouterConflict,
     RouterRejected,

@@ -25,12 +25,12 @@ from llm_pipeline.config.environment import KubernetesEnvironment
 from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import replace_document
 from llm_pipeline.release.process import job_outcome_name
+from llm_pipeline.release.registry import publishes
 from llm_pipeline.runners.environments import environment_of, image_of
 from llm_pipeline.runners.job_directory import last_lines
 from llm_pipeline.runners.job_names import job_base_name, job_name_prefix, work_hash
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.stage_environment import withheld_secrets
-from llm_pipeline.stages.registry import publishes
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import Document
 from llm_pipeline.store.signed_documents import refusal, require_signed

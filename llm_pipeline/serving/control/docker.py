@@ -15,10 +15,10 @@ from llm_pipeline.adapters.docker.connection import connect, engine_answers
 from llm_pipeline.adapters.docker.image import resolve_image
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
+from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import DockerServer
-from llm_pipeline.runners.job_names import LABEL_PREFIX, label_value
 from llm_pipeline.serving.control.opening import loopback_endpoint
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_model, await_no_requests

@@ -12,11 +12,11 @@ from typing import Any
 
 from llm_pipeline.adapters.kubernetes.state import waits_in_vain
 from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.server_place import KubernetesServer
-from llm_pipeline.runners.job_names import LABEL_PREFIX
 from llm_pipeline.serving.control.kubernetes_objects import Manifest, ServingCluster
 from llm_pipeline.serving.control.opening import endpoint_of
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot

@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.target import Target
-from llm_pipeline.runners.job_names import LABEL_PREFIX, label_value
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 """Prometheus has it on every series, as `app_kubernetes_io_instance`."""

@@ -15,9 +15,8 @@ from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.release import execute
+from llm_pipeline.release import execute, registry
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.stages import registry
 
 GATES = ("baseline_gate", "accuracy", "staging", "served_accuracy", "load_test", "canary")
 OUTPUTS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, TYPE, Json, address, discovery, named
-from llm_pipeline.adapters.envoy.xds.names import (
+from llm_pipeline.canary.arm_names import (
     BACKED_SUFFIX,
     FAILOVER_SUFFIX,
     GUARDED_SUFFIX,

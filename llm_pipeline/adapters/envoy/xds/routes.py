@@ -8,8 +8,8 @@ from http import HTTPStatus
 
 from llm_pipeline.adapters.envoy.xds.listener import BUFFER, LUA, STREAM_IDLE
 from llm_pipeline.adapters.envoy.xds.messages import TYPE, Json, discovery, named
-from llm_pipeline.adapters.envoy.xds.names import MIRROR_SUFFIX, ROUTES, Protocol, arm_name, cluster_name
 from llm_pipeline.canary import users_paths
+from llm_pipeline.canary.arm_names import MIRROR_SUFFIX, ROUTES, Protocol, arm_name, cluster_name
 from llm_pipeline.canary.router import Mirror, RouteState, SlotName
 from llm_pipeline.config.router_place import UserLimits
 

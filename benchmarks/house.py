@@ -1,0 +1,158 @@
+"""The house in figures: lines, modules, circles, and imports against the layers of `pyproject.toml`.
+
+    python benchmarks/house.py [--list]
+
+Reads the source, imports nothing of it. Exits with 1 when a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from goals import at_most
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"llm_pipeline": ROOT / "llm_pipeline", "llm_pipeline_airflow": ROOT / "plugins" / "llm_pipeline_airflow"}
+LONGEST_FILE_LINES = 400
+
+Graph = Mapping[str, set[str]]
+
+
+def sources() -> dict[str, Path]:
+    """Every module by its dotted name."""
+    found = {}
+    for package, root in PACKAGES.items():
+        for path in sorted(root.rglob("*.py")):
+            parts = [package, *path.relative_to(root).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(modules: Mapping[str, Path]) -> Graph:
+    """What each module imports of the others, anywhere in it."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module, path in modules.items():
+        for name in _imported(ast.parse(path.read_bytes())):
+            known = next((part for part in _prefixes(name) if part in modules), None)
+            if known is not None and known != module:
+                graph[module].add(known)
+    return graph
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    while "." in name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Groups of modules that import one another, by Tarjan's algorithm."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        order[module] = lowest[module] = len(order)
+        stack.append(module)
+        for other in graph.get(module, ()):
+            if other not in order:
+                visit(other)
+                lowest[module] = min(lowest[module], lowest[other])
+            elif other in stack:
+                lowest[module] = min(lowest[module], order[other])
+        if lowest[module] == order[module]:
+            group = stack[stack.index(module) :]
+            del stack[-len(group) :]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for module in list(graph):
+        if module not in order:
+            visit(module)
+    return found
+
+
+def upward(graph: Graph) -> list[tuple[str, str]]:
+    """Imports against the layers, and between rooms of a layer that know nothing of each other."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = next(one for one in settings["contracts"] if one["name"] == "Rooms and walls")["layers"]
+    rank = {room.strip(): number for number, layer in enumerate(layers) for room in layer.replace("|", ":").split(":")}
+    apart = {number for number, layer in enumerate(layers) if "|" in layer}
+    found = []
+    for module, others in graph.items():
+        for other in others:
+            own, its = _room(module), _room(other)
+            if own not in rank or its not in rank or own == its:
+                continue
+            if rank[own] > rank[its] or (rank[own] == rank[its] and rank[own] in apart):
+                found.append((module, other))
+    return sorted(found)
+
+
+def _room(module: str) -> str:
+    package, _, rest = module.partition(".")
+    return rest.partition(".")[0] if package == "llm_pipeline" else ""
+
+
+def code_lines(path: Path) -> int:
+    """Lines that are neither blank, comment nor docstring."""
+    tree = ast.parse(path.read_bytes())
+    text = path.read_text().splitlines()
+    kept = {number for number, line in enumerate(text, 1) if line.strip() and not line.lstrip().startswith("#")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            kept -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(kept)
+
+
+def main() -> int:
+    """Print the figures and the goals; 1 when one is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true", help="name the imports, circles and long files")
+    listed = parser.parse_args().list
+    modules = sources()
+    graph = imports(modules)
+    readers = Counter(other for others in graph.values() for other in others)
+    against, round_and_round = upward(graph), circles(graph)
+    adapters = [(one, other) for one, other in against if _room(other) == "adapters"]
+    lengths = {name: len(path.read_text().splitlines()) for name, path in modules.items()}
+    long = {name: count for name, count in lengths.items() if count > LONGEST_FILE_LINES}
+    rooms = {_room(name) for name in modules if name.count(".") > 1}
+    print(f"lines                     {sum(lengths.values())}")
+    print(f"lines of code             {sum(map(code_lines, modules.values()))}")
+    print(f"modules                   {len(modules)}")
+    print(f"modules with one importer {sum(count == 1 for count in readers.values())}")
+    print(f"rooms                     {len(rooms - {''})}")
+    print(f"modules in circles        {sum(map(len, round_and_round))}")
+    if listed:
+        for one, other in against:
+            print(f"  against the layers: {one} -> {other}")
+        for group in round_and_round:
+            print(f"  circle: {' '.join(group)}")
+        for name, count in long.items():
+            print(f"  {count} lines: {name}")
+    met = [
+        at_most("imports against the layers", len(against), 0),
+        at_most("imports of adapters by the core", len(adapters), 0),
+        at_most("circles of modules", len(round_and_round), 0),
+        at_most(f"files of more than {LONGEST_FILE_LINES} lines", len(long), 0),
+    ]
+    return 0 if all(met) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
