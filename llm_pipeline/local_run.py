@@ -16,19 +16,19 @@ from llm_pipeline.base.errors import PipelineError, Transient
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Judgement, Verdict
-from llm_pipeline.canary.approvals import answer
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, passed, placement, resolve_request
 from llm_pipeline.license_question import license_change_to_review
 from llm_pipeline.notifications.channels import secrets_here
 from llm_pipeline.notifications.outbox import notify
+from llm_pipeline.operations.approval import answer
+from llm_pipeline.operations.replacement import replace
 from llm_pipeline.release.claim import ReleaseClaim
 from llm_pipeline.release.claim_state import Claimant, LocalProcess
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.store import open_store
-from llm_pipeline.store.places import hand_over
 
 _POLL_SECONDS = 0.1
 _ATTEMPTS = 3
@@ -111,8 +111,7 @@ class LocalRun:
 
     def _hand_over(self) -> None:
         store, by = open_store(self._deployment.store), f"{getpass.getuser()}@{socket.gethostname()}"
-        for place in self._places.values():
-            hand_over(store, place, self._model_id, by=by)
+        replace(store, self._places.values(), self._model_id, by=by)
 
     def _release(self, flow: Flow) -> Verdict:
         staged: list[str] = []

@@ -7,10 +7,6 @@ no server would answer them, requests stay with the candidate.
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable
-
 from llm_pipeline.base.errors import Fenced, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
@@ -18,9 +14,8 @@ from llm_pipeline.canary import findings
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.guard_sign import is_guarded
-from llm_pipeline.canary.moving import Patience, traffic_to, wait, wait_usable
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
+from llm_pipeline.canary.moving import Patience, traffic_to, wait_usable
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary
 from llm_pipeline.canary.router import (
     RouterUnavailable,
     RouteState,
@@ -32,8 +27,8 @@ from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.stable_server import NoWayBack, have_answering
 from llm_pipeline.canary.standby import is_standby, stand_down
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.lease import Lease
 
 log = get_logger(__name__)
 
@@ -49,70 +44,6 @@ LEFT_UNRECORDED = "unrecorded way back from "
 """So begins it where production was left, and the store could not be told."""
 
 _OTHERS_SECONDS = 15.0
-
-
-def ensure_rolled_back(
-    store: ArtifactStore,
-    release_id: str,
-    target: str,
-    *,
-    router: TrafficRouter | None,
-    slots: SlotControl,
-    patience: Patience,
-    by: str = "rollback",
-    leave_paused: bool = False,
-) -> CanaryRecord | None:
-    """End a release's canary with all traffic on stable, unless it was promoted or rolled back already.
-
-    Whoever drives the canary at this moment is fenced off first: its lease, its record and its router writes.
-    When even the store cannot be read, traffic moves by what the router itself knows, and then the error is raised.
-
-    Args:
-        store: Where the canary's record is.
-        release_id: The release on trial.
-        target: The target's name.
-        router: The target's router, running or not; None where none ever ran.
-        slots: The target's slots.
-        patience: How long each part is tried.
-        by: Who asks for it, for the canary's events.
-        leave_paused: A canary that waits for a person is left to wait, if a guard is there to watch its deadline.
-
-    Returns:
-        The canary's record; None when it never began.
-
-    Raises:
-        RouterUnavailable: The routes could not be written for as long as `patience` allows.
-        Transient: The store could not record it; the same call is safe again.
-    """
-    journal = CanaryJournal(store, release_id, target)
-    record: CanaryRecord | None = None
-
-    def attempt() -> CanaryRecord | None:
-        nonlocal record
-        record = journal.load()
-        if record is None or (record.phase in _NOTHING_TO_DO and record.traffic_confirmed is not False):
-            log.info("nothing to roll back", phase=record.phase.value if record else "never began")
-            return record
-        if leave_paused and record.phase is Phase.PAUSED:
-            if is_guarded(store, target):
-                log.info(
-                    "the canary is waiting for a person; the guard watches its deadline", percent=record.share_percent
-                )
-                return record
-            log.warning(
-                "the canary is waiting for a person, but no guard watches its deadline: unpause the guard's DAG"
-            )
-        take_over(store, target)
-        with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
-            return end_canary(journal, router, slots, patience, lease=lease, by=by)
-
-    try:
-        return _despite_others(attempt, journal, patience)
-    except NoWayBack:
-        raise
-    except Transient:
-        move_unrecorded(router, slots, release_id, patience, record)
-        raise
 
 
 def end_canary(
@@ -271,25 +202,6 @@ def end_older_release(
 
 def _words(record: CanaryRecord) -> str:
     return record.judgement.summary if record.judgement else "rolled back on request"
-
-
-def _despite_others(
-    attempt: Callable[[], CanaryRecord | None], journal: CanaryJournal, patience: Patience
-) -> CanaryRecord | None:
-    """Try again when somebody wrote at the same moment; another rollback under way is let finish first."""
-
-    def nobody_rolls_back() -> bool:
-        record = journal.load()
-        return record is None or record.phase is not Phase.ROLLING_BACK
-
-    for _ in range(_TRIES - 1):
-        try:
-            return attempt()
-        except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
-            log.warning("somebody else wrote at the same moment, trying again", reason=str(error))
-        time.sleep(random.uniform(_POLL_SECONDS, 5 * _POLL_SECONDS))  # noqa: S311 - so that two do not meet again
-        wait(nobody_rolls_back, patience.confirm + _OTHERS_SECONDS)
-    return attempt()
 
 
 def move_unrecorded(

@@ -37,7 +37,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _approve(options: argparse.Namespace) -> int:
-    from llm_pipeline.canary.approvals import answer
+    from llm_pipeline.operations.approval import answer
     from llm_pipeline.store import open_store
     from llm_pipeline.store.references import release_of, resolve_reference
 

@@ -8,10 +8,10 @@ from llm_pipeline.base.records import Metric
 from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
+from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 

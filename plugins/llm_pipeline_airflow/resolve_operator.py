@@ -6,11 +6,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.config.loading import LoadedRelease, load_release
+from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import resolve_request
+from llm_pipeline.operations.replacement import replace
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.store import open_store
-from llm_pipeline.store.places import hand_over
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.runs import remember_run
@@ -42,13 +42,9 @@ class ResolveOperator(StageOperator):
         loaded = load_release(path)
         revision = revision_of_run(loaded, context)
         if context["params"].get("replace"):
-            self._hand_over(loaded, run_name(context))
+            store = open_store(loaded.deployment.store)
+            replace(store, loaded.places.values(), loaded.config.model.id, by=f"run {run_name(context)}")
         return resolve_request(path, revision)
-
-    def _hand_over(self, loaded: LoadedRelease, run: str) -> None:
-        store = open_store(loaded.deployment.store)
-        for place in loaded.places.values():
-            hand_over(store, place, loaded.config.model.id, by=f"run {run}")
 
     def conclude(self, context: Context, result: StageResult) -> dict[str, Any]:
         """Remember which release this run works on, for the report's tab, and for the release watch."""

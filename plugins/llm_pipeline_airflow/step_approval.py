@@ -72,13 +72,14 @@ class StepApprovalOperator(DecisionOperator):
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Write the answer down, and act on the one that counts."""
         from llm_pipeline.canary import approvals
+        from llm_pipeline.operations.approval import answer
 
         self.check_claim(context)
         flow = self.flow()
         if event.get("timedout"):
             approval = approvals.time_out(flow.store, flow.record.release_id, self._place(flow), self.step)
         else:
-            told = approvals.answer(
+            told = answer(
                 flow.store,
                 flow.record.release_id,
                 self._place(flow),

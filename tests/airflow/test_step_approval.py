@@ -13,9 +13,10 @@ from llm_pipeline_airflow.step_approval import StepApprovalOperator
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.canary.approvals import answer, read_approval
+from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
 from llm_pipeline.flow import Flow
+from llm_pipeline.operations.approval import answer
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers

@@ -15,8 +15,8 @@ from test_one_way_back import fast  # noqa: F401 - a fixture
 from llm_pipeline.base.errors import PipelineError, Transient
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.router import Mirror
+from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.store.pointers import Pointers, read_pointers
 
 

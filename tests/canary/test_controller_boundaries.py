@@ -13,8 +13,8 @@ import pytest
 from simulated import Killed, Site
 
 from llm_pipeline.canary import moving, rollback
-from llm_pipeline.canary.approvals import answer
 from llm_pipeline.canary.record import Phase
+from llm_pipeline.operations.approval import answer
 
 Act = Callable[[Site], object]
 

@@ -7,14 +7,16 @@ import time
 import pytest
 from simulated import Site
 
-from llm_pipeline.canary import moving, rollback
+from llm_pipeline.canary import moving
 from llm_pipeline.canary.access_log import LogCursor
-from llm_pipeline.canary.approvals import answer, read_approval
+from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.operations.approval import answer
 
 LITTLE_TRAFFIC = {"minimum_requests": 10_000}
+from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 
 
 @pytest.fixture
@@ -159,8 +161,8 @@ def test_an_approval_that_comes_after_the_rollback_changes_nothing_and_says_so(s
     site.policy["approve_before_percent"] = [50]
     assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
     before = site.record()
-    rollback.ensure_rolled_back(
-        site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=rollback.Patience(blind_drain=0)
+    ensure_rolled_back(
+        site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=moving.Patience(blind_drain=0)
     )
     assert approve(site, 50) == (False, "too late, nothing was changed: the canary is rolled back")
     assert site.step(50).verdict == "INCONCLUSIVE"

@@ -14,14 +14,14 @@ from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 
 from llm_pipeline.base.detached import process_is_stopped, process_start_ticks
 from llm_pipeline.canary import moving
-from llm_pipeline.canary.approvals import answer
 from llm_pipeline.canary.record import Phase, lease_name
-from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.sightings import HostTime
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations import guard as guard_module
+from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.guard import guard_once
 from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite
+from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.store.lease import Lease, LeaseState
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
 

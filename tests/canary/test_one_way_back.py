@@ -13,12 +13,12 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary import moving
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import Phase, current_canary, read_record
-from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.stable_server import NoWayBack
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.rollback import carry_on, roll_back
+from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
 

@@ -7,8 +7,8 @@ from simulated import PATIENCE, Killed, Site
 
 from llm_pipeline.canary import moving
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.stable_server import NoWayBack
+from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 
 
 @pytest.fixture(autouse=True)

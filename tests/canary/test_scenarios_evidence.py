@@ -9,10 +9,10 @@ import pytest
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary import approvals
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import ALL
+from llm_pipeline.operations import approval
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -54,7 +54,7 @@ def test_a_step_with_too_little_traffic_keeps_its_weights_and_asks_and_a_denial_
     assert record.pause is not None
     assert (record.phase, record.pause.reason) == (Phase.PAUSED, PauseReason.UNDECIDED)
     assert trial.site.weights() == {trial.stable: ALL - 100, trial.candidate: 100}
-    approvals.answer(trial.site.store, trial.release_id, "cpu", 1, approved=False, by="alice")
+    approval.answer(trial.site.store, trial.release_id, "cpu", 1, approved=False, by="alice")
     assert trial.step(1).verdict is Verdict.NO_GO
     assert trial.record.phase is Phase.ROLLED_BACK
     assert trial.site.weights() == {trial.stable: ALL}

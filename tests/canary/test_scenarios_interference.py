@@ -12,10 +12,10 @@ from live_site import SHORT
 
 from llm_pipeline.base.errors import Fenced, PipelineError, Transient
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary import approvals
 from llm_pipeline.canary.record import Phase, current_canary, take_over
-from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.router import ALL, RouterRejected, RouterUnavailable, RouteState
+from llm_pipeline.operations import approval
+from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.store.lease import LeaseLost
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
@@ -77,11 +77,11 @@ def test_a_step_begins_after_its_approval_and_a_denial_takes_the_candidate_back(
     answer = {"store": trial.site.store, "release_id": trial.release_id, "target": "cpu", "by": "alice"}
     assert trial.step(50).verdict is Verdict.INCONCLUSIVE
     assert trial.site.weights() == {trial.stable: ALL}
-    assert approvals.answer(percent=50, approved=True, **answer).counted
+    assert approval.answer(percent=50, approved=True, **answer).counted
     assert trial.step(50).verdict is Verdict.GO
     assert trial.step(100).verdict is Verdict.INCONCLUSIVE
     assert trial.site.weights() == {trial.stable: ALL // 2, trial.candidate: ALL // 2}
-    assert approvals.answer(percent=100, approved=False, **answer).counted
+    assert approval.answer(percent=100, approved=False, **answer).counted
     assert trial.step(100).verdict is Verdict.NO_GO
     assert is_back_on_stable(trial)
     assert [kind for kind in trial.events if "appro" in kind or kind == "denied"] == [
@@ -100,7 +100,7 @@ def test_an_approval_that_does_not_come_in_time_is_a_rollback_and_one_that_comes
     time.sleep(0.6)
     trial.step(100)
     assert is_back_on_stable(trial)
-    late = approvals.answer(trial.site.store, trial.release_id, "cpu", 100, approved=True, by="alice")
+    late = approval.answer(trial.site.store, trial.release_id, "cpu", 100, approved=True, by="alice")
     assert not late.counted
     assert trial.step(100).verdict is not Verdict.GO
     assert is_back_on_stable(trial)

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary import approvals
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import ALL, all_to, other_slot
+from llm_pipeline.operations import approval
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -32,7 +32,7 @@ def test_when_stable_dies_nobody_is_blamed_and_no_more_traffic_goes_to_it_whatev
     assert trial.site.control.alive(trial.candidate)
     assert trial.site.control.alive(trial.stable), "started anew, for whoever decides"
     assert "was restarted" in judgement.summary
-    approvals.answer(trial.site.store, trial.release_id, "cpu", 50, approved=True, by="alice")
+    approval.answer(trial.site.store, trial.release_id, "cpu", 50, approved=True, by="alice")
     assert trial.step(50).verdict is Verdict.GO
     assert trial.record.phase is Phase.PASSED
     assert trial.lost_unary == {}, "the candidate answered for stable all the time"

@@ -10,8 +10,8 @@ from test_one_way_back import Served, fast  # noqa: F401 - a fixture
 
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.rollback import ensure_rolled_back
 from llm_pipeline.canary.router import RouteState, all_to
+from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 
 DAY = 24 * 3600.0
 
