@@ -63,6 +63,8 @@ class Site:
             "service_level": {"first_token_milliseconds": 1000, "end_to_end_milliseconds": 2400},
             "maximum_client_lag_milliseconds": 500,
         }
+        policy["staging"]["ready_timeout_seconds"] = 300
+        policy["canary"]["steps_percent"] = [5, 50, 100]
         path.write_text(yaml.safe_dump(policy))
 
     def run(self, command: str) -> int:
@@ -80,7 +82,7 @@ class Site:
     def call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run one command of `llm-pipeline` to its end."""
         command = self.command(*arguments)
-        return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
 
     def release(self, name: str, **changes: object) -> Path:
         """A release config made from the demo's."""

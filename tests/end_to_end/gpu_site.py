@@ -49,7 +49,7 @@ class GpuSite:
             "TRTLLM_DOUBLE_GPUS": json.dumps([one]),
         }
         command = [sys.executable, "-m", "llm_pipeline", "run", str(self.release), "--approve"]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
 
     @property
     def release(self) -> Path:

@@ -98,6 +98,7 @@ def test_a_second_run_computes_nothing_again(site) -> None:
 
 
 def test_a_killed_run_goes_on_where_it_was_and_catches_an_engine_that_quantizes_again(site) -> None:
+    stop_traffic(site.layout)  # nobody counts it here; the next release of the demo starts it again
     policy = yaml.safe_load((site.layout.configs / "policies" / "demo.yaml").read_text())
     policy["staging"]["golden_match_fraction"] = 0.0  # else the golden outputs catch it before served accuracy does
     (site.layout.configs / "policies" / "no-golden.yaml").write_text(yaml.safe_dump(policy))
@@ -152,6 +153,7 @@ def test_production_goes_back_to_the_previous_release_on_request(site) -> None:
 
 
 def test_a_gpu_target_goes_the_same_path_and_its_engine_is_loaded_on_no_other_host(site, tmp_path) -> None:
+    stop_traffic(site.layout)
     with gpu_site(site, tmp_path / "host") as host:
         wrong = host.run(gpu="H200")  # the double knows no answers yet
         assert wrong.returncode == ExitCode.INFRASTRUCTURE

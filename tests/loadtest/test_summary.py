@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -41,6 +40,8 @@ def answered(number: int, **changes: object) -> Answered:
 
 
 def test_order_statistic_bounds_are_the_tightest_that_the_binomial_allows():
+    from scipy import stats  # each test process would import it, for seconds
+
     quantile = quantile_with_bounds(np.arange(1, 1001) / 1e3, 0.99)
     low, high = round(quantile.lower), round(quantile.upper)
     assert round(quantile.milliseconds) == 990
@@ -50,6 +51,8 @@ def test_order_statistic_bounds_are_the_tightest_that_the_binomial_allows():
 
 @pytest.mark.parametrize("count", [50, 5_000, 200_000])
 def test_the_ranks_of_the_bounds_are_binomial_quantiles(count):
+    from scipy import stats
+
     low, high = (int(rank) for rank in stats.binom.ppf((0.025, 0.975), count, 0.9))
     found = quantile_with_bounds(np.arange(1, count + 1) / 1e3, 0.9)
     assert (round(found.lower), round(found.upper)) == (low, high + 1)
