@@ -151,7 +151,7 @@ def test_the_steps_table_shows_every_metric_with_limits_and_verdicts(page: str, 
 def test_a_canary_that_kept_no_evidence_is_shown_without(sample, promoted) -> None:
     data = collect(promoted.store, sample.RELEASE)
     assert data.canaries[0].evidence is None
-    html = render_report(data)
+    html = render_report(data.model_copy(update={"loads": (), "variants": (), "accuracy": (), "trials": ()}))
     assert "requests per second" in html
     assert "Evidence over time" not in html
     assert "<strong>Events</strong>" not in html

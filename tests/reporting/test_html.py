@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.html import draw_plots, render_report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -54,6 +55,11 @@ def read(html: str) -> Reader:
 @pytest.fixture(scope="module")
 def page(sample, promoted) -> str:
     return render_report(collect(promoted.store, sample.RELEASE))
+
+
+@pytest.fixture(scope="module")
+def plots(sample, promoted) -> list[Plot]:
+    return list(draw_plots(collect(promoted.store, sample.RELEASE)))
 
 
 def test_every_tag_is_closed_in_order(page: str) -> None:
@@ -113,7 +119,8 @@ def test_no_poisoned_text_makes_an_element_an_attribute_or_a_hidden_character(sa
 def test_dollar_signs_in_names_are_not_taken_for_formulas(sample, promoted) -> None:
     data = collect(promoted.store, sample.RELEASE)
     study = data.accuracy[0].model_copy(update={"name": r"$\frac{$"})
-    assert r"$\frac{$" in render_report(data.model_copy(update={"accuracy": (study,)}))
+    others = {"variants": (), "loads": (), "canaries": (), "stages": (), "trials": ()}
+    assert r"$\frac{$" in render_report(data.model_copy(update={"accuracy": (study,), **others}))
 
 
 def test_a_report_follows_light_and_dark_and_print(page: str) -> None:
@@ -151,8 +158,7 @@ def test_text_and_marks_stand_out_from_their_background(page: str, scheme: int) 
         assert contrast(f"--plot-{role}", "--card") >= 3.0, role
 
 
-def test_every_plot_has_a_title_a_description_and_ids_of_its_own(sample, promoted, page: str) -> None:
-    plots = list(draw_plots(collect(promoted.store, sample.RELEASE)))
+def test_every_plot_has_a_title_a_description_and_ids_of_its_own(plots: list[Plot], page: str) -> None:
     load = ["latency-cpu", "tokens-cpu", "latency-by-rate-cpu", "goodput-cpu", "over-time-cpu"]
     names = ["accuracy", "pareto", "variants", *load, "canary-cpu", "timeline"]
     assert [plot.name for plot in plots] == names
@@ -167,8 +173,8 @@ def test_text_in_plots_is_text(page: str) -> None:
     assert ">percentage points lost</text>" in svg
 
 
-def test_the_reused_stage_is_hatched(sample, promoted) -> None:
-    timeline = list(draw_plots(collect(promoted.store, sample.RELEASE)))[-1]
+def test_the_reused_stage_is_hatched(plots: list[Plot]) -> None:
+    timeline = plots[-1]
     assert "1 of them reused" in timeline.description
     assert "<pattern" in timeline.svg
 
@@ -212,9 +218,9 @@ def test_digests_are_whole_and_selected_by_one_click(sample, promoted, page: str
     assert "user-select: all" in page
 
 
-def test_an_interval_beyond_the_axis_has_its_numbers(sample, promoted) -> None:
+def test_an_interval_beyond_the_axis_has_its_numbers(sample, promoted, plots: list[Plot]) -> None:
     data = collect(promoted.store, sample.RELEASE)
-    forest = next(plot for plot in draw_plots(data) if plot.name == "accuracy")
+    forest = next(plot for plot in plots if plot.name == "accuracy")
     naive = next(study for study in data.accuracy if study.name == "int4_naive")
     for part in (naive.comparison.pooled, *naive.comparison.tasks):
         assert part.loss is not None
