@@ -32,15 +32,15 @@ class ConfigModel(BaseModel):
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$", max_length=63)]
 """A name that is safe in a file name, a task id and a metric label."""
 
-HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$", max_length=193)]
+_HUB_NAME = "[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"  # `\w` would be all alphabets: 0.1 s to compile
+
+HubId = Annotated[str, StringConstraints(pattern=rf"^{_HUB_NAME}/{_HUB_NAME}$", max_length=193)]
 """`organisation/name` on the hub."""
 
-DataSetName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?$", max_length=193)
-]
+DataSetName = Annotated[str, StringConstraints(pattern=rf"^{_HUB_NAME}(/{_HUB_NAME})?$", max_length=193)]
 """A data set as task files name it: `organisation/name`, or a name alone for some of the oldest."""
 
-Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]{0,127}$", max_length=128)]
+Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w./-]*$", max_length=128)]
 """A branch, tag or commit on the hub."""
 
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]

@@ -5,7 +5,7 @@ A store that cannot be read is no error here: the plan only says less.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llm_pipeline.base.errors import PipelineError
@@ -15,7 +15,7 @@ from llm_pipeline.planning.history import History, read_history
 from llm_pipeline.planning.model import Comparison
 from llm_pipeline.planning.patience import Asked
 from llm_pipeline.planning.reuse import Step, StepReuse, foresee_reuse
-from llm_pipeline.store import open_store
+from llm_pipeline.store import ArtifactStore
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,19 @@ class Foresight:
         return Comparison(release_id=newest.release_id, commit=newest.model.commit, resolved_at=newest.created_at)
 
 
-def ask_store(loaded: LoadedRelease, steps: Sequence[Step], ladders: Mapping[str, tuple[str, ...]]) -> Foresight:
+def ask_store(
+    loaded: LoadedRelease,
+    opened: Callable[[], ArtifactStore],
+    steps: Sequence[Step],
+    ladders: Mapping[str, tuple[str, ...]],
+) -> Foresight:
     """Read the store.
 
     Raises:
         Transient: It cannot be read now.
         ConfigError: There is no such store, or nobody may read it.
     """
-    store = open_store(loaded.deployment.store)
+    store = opened()
     history = read_history(store, loaded)
     return Foresight(history, foresee_reuse(store, history, loaded, steps, ladders))
 

@@ -5,18 +5,21 @@ A store that does not answer in time is no error here: the `resolve` stage waits
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.planning.patience import Asked
-from llm_pipeline.store import open_store
+from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.places import Holder, PlaceTaken, require_place
 
 
-def ask_holders(loaded: LoadedRelease, seconds: float) -> Asked[dict[str, Holder | None]] | None:
+def ask_holders(
+    loaded: LoadedRelease, opened: Callable[[], ArtifactStore], seconds: float
+) -> Asked[dict[str, Holder | None]] | None:
     """Ask the store who holds the release's places; nobody is asked in no time."""
-    return Asked(partial(_holders, loaded), seconds) if seconds else None
+    return Asked(partial(_holders, loaded, opened), seconds) if seconds else None
 
 
 def place_warnings(
@@ -51,6 +54,6 @@ def place_warnings(
     )
 
 
-def _holders(loaded: LoadedRelease) -> dict[str, Holder | None]:
-    store = open_store(loaded.deployment.store)
+def _holders(loaded: LoadedRelease, opened: Callable[[], ArtifactStore]) -> dict[str, Holder | None]:
+    store = opened()
     return {place: require_place(store, place, loaded.config.model.id) for place in loaded.places.values()}

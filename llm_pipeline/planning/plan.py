@@ -10,7 +10,7 @@ is a warning in the plan. The store is asked for what earlier releases left in i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
@@ -55,6 +55,7 @@ from llm_pipeline.planning.target_plan import plan_target
 from llm_pipeline.planning.task_checks import check_tasks
 from llm_pipeline.planning.task_pool import TaskItems, task_pool
 from llm_pipeline.serving.launch_rules import default_mode
+from llm_pipeline.store import open_store
 
 __all__ = ["Plan", "format_plan", "plan_release"]
 
@@ -97,7 +98,8 @@ def plan_release(
     release, deployment = loaded.release, loaded.deployment
     if store_seconds is None:
         store_seconds = _DIRECTORY_SECONDS if deployment.store.directory else _BUCKET_SECONDS
-    holders = ask_holders(loaded, store_seconds)
+    opened = cache(partial(open_store, deployment.store))  # two questions, over the same connections
+    holders = ask_holders(loaded, opened, store_seconds)
     check_prices(loaded)
     check_data_files(loaded)
     check_routers(loaded)
@@ -121,7 +123,7 @@ def plan_release(
     if here:
         _refuse_obstacles(loaded, obstacles)
     ladders, steps = _ladders(release, targets, facts), tuple(planned_steps(release, facts))
-    asked = Asked(partial(ask_store, loaded, steps, ladders), store_seconds) if store_seconds else None
+    asked = Asked(partial(ask_store, loaded, opened, steps, ladders), store_seconds) if store_seconds else None
     gates = _gates(release, tasks, max(map(len, ladders.values()), default=1))
     requests = sample_size(release.workload, release.policy.load_test)
     canary = canary_power(release.policy.canary, release.workload.rate_per_second)

@@ -88,7 +88,6 @@ def connect(config: StoreConfig, limits: AnswerLimits = AnswerLimits()) -> Any: 
     Raises:
         ConfigError: The profile does not exist, or the endpoint or region cannot be.
     """
-    import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
@@ -104,8 +103,9 @@ def connect(config: StoreConfig, limits: AnswerLimits = AnswerLimits()) -> Any: 
         s3=_s3_options(config),
     )
     try:
-        session = boto3.Session(botocore_session=_botocore_session(config, limits), region_name=config.region)
-        return bound_answers(session.client("s3", endpoint_url=config.endpoint, config=options), limits)
+        session = _botocore_session(config, limits)  # boto3's own adds managed transfers, and is slow to import
+        client = session.create_client("s3", config.region, endpoint_url=config.endpoint, config=options)
+        return bound_answers(client, limits)
     except (BotoCoreError, ValueError) as error:
         raise translated(error, config, config.uri) from error
 

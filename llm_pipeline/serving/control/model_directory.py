@@ -125,11 +125,14 @@ class S3ModelDirectory:
 
     def add(self, version: int, source: Path, links: Mapping[str, Path]) -> None:
         """See `ModelDirectory`."""
+        from boto3.s3.transfer import S3Transfer
+
         with self._translated():
+            transfers = S3Transfer(self._client)
             for place, directory in (("", source), *links.items()):
                 for file in (path for path in walk_files(directory) if path.is_file()):
                     key = PurePosixPath(str(version), place, file.relative_to(directory).as_posix())
-                    self._client.upload_file(str(file), self._bucket, f"{self._prefix}{key}")
+                    transfers.upload_file(str(file), self._bucket, f"{self._prefix}{key}")
 
     def remove(self, version: int) -> None:
         """See `ModelDirectory`."""
