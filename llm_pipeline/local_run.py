@@ -1,4 +1,4 @@
-"""Running a release on this machine without Airflow: the same stages, the same order, one after the other."""
+"""Running a release on this machine without Airflow: the same flow, one step after the other."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llm_pipeline.accuracy.choice import recipes_in_words
-from llm_pipeline.base.errors import PipelineError, Transient
+from llm_pipeline.base.errors import InternalError, PipelineError, Transient
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
-from llm_pipeline.base.verdict import Judgement, Verdict
+from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, passed, placement, resolve_request
-from llm_pipeline.license_question import license_change_to_review
 from llm_pipeline.notifications.channels import secrets_here
 from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.replacement import replace
+from llm_pipeline.questions import question_of, replaces_nothing
 from llm_pipeline.release.claim import ReleaseClaim
 from llm_pipeline.release.claim_state import Claimant, LocalProcess
 from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.rules import Endings, run_fails, unstarted
+from llm_pipeline.release.step import Effect, Ending, Kind, Scope
+from llm_pipeline.release.tasks import Instance, Task, instances, release_tasks
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.store import open_store
@@ -33,21 +36,14 @@ from llm_pipeline.store import open_store
 _POLL_SECONDS = 0.1
 _ATTEMPTS = 3
 _BACK_OFF_SECONDS = 5.0
-_TOLD_OF = frozenset({"canary", "settle", "rollback"})
+_FIRST = "resolve"
+"""The stage that makes the release; the flow is walked from there."""
 
 
 Approve = Callable[[str], bool | None]
 """Asks a human the question: True, False, or None when nobody can be asked now."""
 
 log = logging.getLogger("llm_pipeline.run")
-
-
-class Stopped(PipelineError):
-    """A gate did not say GO; the release stops, and what was staged is taken down."""
-
-    def __init__(self, stage: str, subject: str, judgement: Judgement) -> None:
-        super().__init__(f"{stage} {subject}".strip() + f": {judgement.verdict}: {judgement.summary}")
-        self.judgement = judgement
 
 
 class LocalRun:
@@ -90,10 +86,16 @@ class LocalRun:
         )
         self._job: Job | None = None
         self._started = time.monotonic()
+        self._tasks: tuple[Task, ...] = ()
+        self._endings = Endings(())
+        self._errors: list[PipelineError] = []
+        self._refusals: list[Verdict] = []
         self.flow: Flow | None = None
 
     def run(self) -> Verdict:
-        """Run every stage; returns the verdict. First it waits for its turn among the model's releases.
+        """Walk the flow; returns the verdict. First it waits for its turn among the model's releases.
+
+        A target whose gate fails stops itself only: the others go on, and the verdict is that of the one that failed.
 
         Raises:
             Superseded: A newer release of the model took this one's place; what this one staged is taken down.
@@ -103,7 +105,8 @@ class LocalRun:
             try:
                 if self._replace:
                     self._hand_over()
-                resolved = self._stage(resolve_request(self._path, self._revision))
+                self._claim.check()
+                resolved = self._process(resolve_request(self._path, self._revision))
                 self.flow = Flow.open(self._deployment, resolved.release_id)
                 return self._release(self.flow)
             finally:
@@ -114,115 +117,128 @@ class LocalRun:
         replace(store, self._places.values(), self._model_id, by=by)
 
     def _release(self, flow: Flow) -> Verdict:
-        staged: list[str] = []
-        promoting: list[str] = []
+        tasks = release_tasks(flow.release, flow.recipes)
+        self._tasks, self._endings = tasks, Endings(tasks)
+        order = tuple(instances(tasks))
         try:
-            if (refused := self._review_license(flow)) is not None:
-                return refused
-            self._judge_recipes(flow)
-            self._judge_targets(flow, staged)
-            return self._promote(flow, promoting)
-        except Stopped as stopped:
-            log.info("%s", stopped.message)
-            return stopped.judgement.verdict
+            for instance in order:
+                self._take(flow, instance)
         finally:
-            self._clean_up(flow, staged, promoting)
+            self._stop_stage()
+            for instance in order:  # whatever came up: nothing staged outlives the run, and no canary is left half-way
+                if not instance.task.step.decides and instance not in self._endings:
+                    self._take(flow, instance)
+        return self._verdict()
 
-    def _review_license(self, flow: Flow) -> Verdict | None:
-        """Before a byte is fetched: what ends the release here, or None."""
-        change = license_change_to_review(flow)
-        if not change:
-            return None
-        self._claim.park()
-        accepted = self._approve(f"The licence of {flow.record.model.id} changed ({change}). Release it?")
-        if accepted is None:
-            log.info("the licence changed (%s) and a human decides: run it again with --approve (or --reject)", change)
-            return Verdict.INCONCLUSIVE
-        if not accepted:
-            log.info("rejected, for the licence changed (%s): nothing was fetched", change)
-            return Verdict.NO_GO
+    def _take(self, flow: Flow, instance: Instance) -> None:
+        """Run one step for one item, if the flow's rules let it start."""
+        ending = unstarted(instance, self._endings) or self._held_back(flow, instance)
+        if ending is not None:
+            self._endings.leave_out(instance, ending)
+            return
+        self._endings.start(instance)
+        step = instance.task.step
+        ending = Ending.GOOD
+        if step.kind is Kind.QUESTION:
+            ending = self._ask(flow, instance)
+        elif step.is_stage and step.name != _FIRST:
+            ending = self._run(flow, instance)
+        self._endings.end(instance, ending)
+
+    def _held_back(self, flow: Flow, instance: Instance) -> Ending | None:
+        """What keeps an instance from starting besides the rules.
+
+        Raises:
+            Superseded: A newer release takes this one's place: nothing that decides is started any more.
+            ClaimLost: This run does not hold the claim on its model.
+        """
+        step = instance.task.step
+        if step.decides:
+            self._claim.check(flow.record.release_id)
+        elif step.effect is not Effect.RECORD and step.is_stage and self._fenced():
+            return Ending.SKIPPED
+        if step.scope is Scope.RECIPE and (why := flow.passed_over(instance.item)):
+            if instance.task is self._first_of_lane(instance):
+                log.info("%s is passed over: %s", instance.item, why)
+            return Ending.SKIPPED
         return None
 
-    def _judge_recipes(self, flow: Flow) -> None:
-        self._stage(flow.request("eval_data"))  # first: it takes seconds, and what it refuses costs no download
-        self._stage(flow.request("download"))
-        self._stage(flow.request("baseline"))
-        self._gate(flow.request("baseline_gate"))
-        for recipe in flow.recipes:
-            if why := flow.passed_over(recipe):
-                log.info("%s is passed over: %s", recipe, why)
-            else:
-                self._try_recipe(flow, recipe)
+    def _run(self, flow: Flow, instance: Instance) -> Ending:
+        """Run a stage; an error or a verdict other than GO ends only what comes after it."""
+        step = instance.task.step
+        try:
+            result = self._process(flow.request(step.name, instance.subject))
+        except PipelineError as error:
+            self._failed(instance, error)
+            return Ending.FAILED
+        if passed(result) or result.judgement is None:
+            return Ending.GOOD
+        if step.scope is not Scope.RECIPE:  # a recipe that is refused ends itself only, for the next one may do
+            log.info("%s: %s: %s", _name(instance), result.judgement.verdict, result.judgement.summary)
+            self._refusals.append(result.judgement.verdict)
+        return Ending.FAILED
 
-    def _try_recipe(self, flow: Flow, recipe: str) -> None:
-        """Quantize and judge; an error ends this recipe only, for the next one may do."""
-        for stage in ("quantize", "accuracy"):
-            request = flow.request(stage, recipe)
-            self._claim.check(request.release_id)
-            try:
-                self._process(request)
-            except PipelineError as error:
-                log.warning("%s %s failed, the next recipe is tried: %s", stage, recipe, error)
-                return
+    def _first_of_lane(self, instance: Instance) -> Task:
+        return next(task for task in self._tasks if task.lane == instance.task.lane)
 
-    def _judge_targets(self, flow: Flow, staged: list[str]) -> None:
-        for target in flow.targets:
-            self._gate(flow.request("choose", target))
-            self._stage(flow.request("build", target))
-            self._stage(flow.request("package", target))
-            staged.append(target)
-            for gate in ("staging", "served_accuracy", "load_test"):
-                self._gate(flow.request(gate, target))
-            self._stage(flow.request("staging_down", target))
-            staged.remove(target)
+    def _failed(self, instance: Instance, error: PipelineError) -> None:
+        step = instance.task.step
+        if step.scope is Scope.RECIPE:
+            log.warning("%s failed, the next recipe is tried: %s", _name(instance), error)
+        elif step.decides or step.effect is Effect.PRODUCTION:
+            log.error("%s failed: %s", _name(instance), error)
+            self._errors.append(error)
+        else:
+            log.warning("%s failed, and the release goes on: %s", _name(instance), error)
 
-    def _promote(self, flow: Flow, promoting: list[str]) -> Verdict:
-        approved = not flow.release.approval.required or self._ask_for_production(flow)
-        if approved is None:
-            log.info("every gate says GO; production waits for a human: run it again with --approve (or --reject)")
-            return Verdict.INCONCLUSIVE
-        if not approved:
-            log.info("rejected: production is as it was")
-            return Verdict.NO_GO
-        for target in flow.targets:
-            promoting.append(target)
-            for step in flow.canary_steps(target):
-                if (refused := self._step_refused(flow, target, step)) is not None:
-                    return refused
-                self._gate(flow.request("canary", step))
-            self._gate(flow.request("settle", target))
-            promoting.remove(target)  # nothing of it is left to be rolled back
+    def _verdict(self) -> Verdict:
+        """What became of the release: GO when every target was promoted, else the worst that was said.
+
+        Raises:
+            PipelineError: The first error that a stage ended with.
+        """
+        if self._errors:
+            raise self._errors[0]
+        if self._refusals:
+            return worst(self._refusals)
+        if failed := tuple(run_fails(self._tasks, self._endings)):
+            raise InternalError(f"{failed} did not end well, and no stage said why")
         return Verdict.GO
 
-    def _ask_for_production(self, flow: Flow) -> bool | None:
+    def _ask(self, flow: Flow, instance: Instance) -> Ending:
+        """Put a step's question to whoever can answer it."""
+        task = instance.task
+        if not task.step.asked(flow.release, task.percent):
+            return Ending.GOOD
+        if task.percent is not None:
+            return self._ask_about_step(flow, instance, task.percent)
+        offered = [target for target in flow.targets if self._endings.well(task.gates, target)]
+        question = question_of(task.step)(flow, [instance.item] if instance.item else offered)
+        if question is None:
+            return Ending.GOOD
         self._claim.park()
-        recipes = recipes_in_words({target: flow.chosen_recipe(target) for target in flow.targets})
-        return self._approve(f"Promote {flow.record.release_id} ({recipes}) to production?")
+        approved = self._approve(question.line)
+        if approved:
+            return Ending.GOOD
+        log.info("%s", question.open if approved is None else question.declined)
+        self._refusals.append(Verdict.INCONCLUSIVE if approved is None else Verdict.NO_GO)
+        return task.step.on_no
 
-    def _step_refused(self, flow: Flow, target: str, step: str) -> Verdict | None:
-        """Ask before a step that the policy wants a person for: why it does not begin, or None."""
-        percent = float(step.rpartition(":")[2])
-        if percent not in flow.release.policy.canary.approve_before_percent:
-            return None
-        approved = self._approve(f"Move {percent:g} % of the traffic of {target} to {flow.record.release_id}?")
+    def _ask_about_step(self, flow: Flow, instance: Instance, percent: float) -> Ending:
+        """Ask before a step that the policy wants a person for, unless there is nothing to compare it with."""
+        target, release_id = instance.item, flow.record.release_id
+        if replaces_nothing(flow, target):
+            return Ending.GOOD
+        approved = self._approve(f"Move {percent:g} % of the traffic of {target} to {release_id}?")
         if approved is None:
-            log.info("step %s waits for a human, and nobody can be asked: it is rolled back", step)
-            return Verdict.INCONCLUSIVE
-        run = flow.resolved_at.isoformat()
-        release = flow.record.release_id
-        place = flow.record.place_of(target)
-        answer(flow.store, release, place, percent, approved=approved, by="the terminal", run=run)
-        return None if approved else Verdict.NO_GO
-
-    def _clean_up(self, flow: Flow, staged: list[str], promoting: list[str]) -> None:
-        """Nothing staged outlives the run, no canary is left half-way, and there is always a report."""
-        self._stop_stage()
-        if not self._fenced():
-            for target in promoting:
-                self._process(flow.request("rollback", target))
-            for target in staged:
-                self._process(flow.request("staging_down", target))
-        self._process(flow.request("report"))
+            log.info("step %s waits for a human, and nobody can be asked: it is rolled back", instance.subject)
+            self._refusals.append(Verdict.INCONCLUSIVE)
+            return instance.task.step.on_no
+        place, run = flow.record.place_of(target), flow.resolved_at.isoformat()
+        answer(flow.store, release_id, place, percent, approved=approved, by="the terminal", run=run)
+        if not approved:
+            self._refusals.append(Verdict.NO_GO)
+        return Ending.GOOD if approved else instance.task.step.on_no
 
     def _stop_stage(self) -> None:
         if self._job is not None and self._runner.is_active(self._job):
@@ -238,17 +254,6 @@ class LocalRun:
         if other is not None:
             log.warning("%s took over: its servers are left alone", other)
         return other is not None
-
-    def _gate(self, request: StageRequest) -> StageResult:
-        result = self._stage(request)
-        if not passed(result) and result.judgement is not None:
-            raise Stopped(request.stage, request.subject, result.judgement)
-        return result
-
-    def _stage(self, request: StageRequest) -> StageResult:
-        """Run one stage, if this release may still go on."""
-        self._claim.check(request.release_id if request.stage != "resolve" else "")
-        return self._process(request)
 
     def _process(self, request: StageRequest) -> StageResult:
         """Run one stage's process, again after a transient error; one line when it is done."""
@@ -271,7 +276,8 @@ class LocalRun:
     def _tell(self, request: StageRequest) -> None:
         """Tell people what has become of a canary, where somebody wants to be told."""
         config = self._deployment.notifications
-        if config.wanted and request.stage in _TOLD_OF:
+        step = step_named(request.stage)
+        if config.wanted and step is not None and step.effect is Effect.PRODUCTION:
             place = self._places[request.subject.partition(":")[0]]
             store = open_store(self._deployment.store)
             notify(store, config, secrets_here(config), request.release_id, place)
@@ -290,10 +296,16 @@ class LocalRun:
     def _line(self, result: StageResult, seconds: float) -> str:
         elapsed = time.monotonic() - self._started
         name = f"{result.stage} {result.subject}".strip()
-        done = str(result.metrics.get("phase", "done")) if result.stage == "rollback" else "done"
+        step = step_named(result.stage)
+        clears_up = step is not None and not step.decides
+        done = str(result.metrics.get("phase", "done")) if clears_up else "done"
         state = "reused" if result.reused else done
         verdict = f"  {result.judgement.verdict}: {result.judgement.summary}" if result.judgement else ""
         return f"{elapsed:7.1f} s  {name:<28} {state:<6} {seconds:6.1f} s{verdict}"
+
+
+def _name(instance: Instance) -> str:
+    return f"{instance.task.step.name} {instance.subject}".strip()
 
 
 def ask_on_terminal(question: str) -> bool | None:

@@ -111,7 +111,7 @@ FLOW: tuple[Step, ...] = (
         after=("resolve",),
         when=_reviews_licenses,
         planned=False,
-        asks="llm_pipeline.release_questions:license_question",
+        asks="llm_pipeline.questions:license_question",
         work=Work.PERSON,
     ),
     Step(
@@ -161,7 +161,8 @@ FLOW: tuple[Step, ...] = (
         ),
         scope=Scope.RECIPE,
         group=RECIPES,
-        after=("download",),  # the first recipe does not wait for the baseline
+        after=("download",),
+        useless_without=("baseline_gate",),  # the first recipe does not wait for it
         place=Place.QUANTIZATION_HOST,
         gpus=Gpus.TAKEN,
         heavy=True,
@@ -277,7 +278,7 @@ FLOW: tuple[Step, ...] = (
         after=("load_test",),
         start=Start.ANY_GOOD,  # one target that passed is enough to ask
         asked=_requires_approval,
-        asks="llm_pipeline.release_questions:production_question",
+        asks="llm_pipeline.questions:production_question",
         work=Work.PERSON,
     ),
     Step(

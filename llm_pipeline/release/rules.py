@@ -1,20 +1,25 @@
 """Which tasks start, by how those before them ended. Pure: Airflow's trigger rules and the run without Airflow obey it.
 
-endings = {}
-for instance in instances(tasks):
-    endings[instance.key] = unstarted(instance, known) or ending_of_work(instance)
+    endings = Endings(tasks)
+    for instance in instances(tasks):
+        if (ending := unstarted(instance, endings)) is not None:
+            endings.leave_out(instance, ending)
+        else:
+            endings.start(instance)
+            endings.end(instance, work(instance))
+
+An instance is asked about when everything that it comes after has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from llm_pipeline.release.step import Effect, Ending, Kind, Start
 from llm_pipeline.release.tasks import Instance, Task
 
 Key = tuple[str, str]
 
-_STARTED = (Ending.GOOD, Ending.FAILED, Ending.DECLINED)
 _WELL = (Ending.GOOD, Ending.DECLINED)
 _BAD = (Ending.FAILED, Ending.NOT_REACHED)
 
@@ -29,9 +34,24 @@ class Endings:
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._tasks = {task.id: task for task in tasks}
         self._ended: dict[Key, Ending] = {}
+        self._started: set[Key] = set()
 
-    def __setitem__(self, instance: Instance, ending: Ending) -> None:
+    def start(self, instance: Instance) -> None:
+        """An instance begins; until it ends well it counts as failed, for it may be killed."""
+        self._started.add(instance.key)
+        self.end(instance, Ending.FAILED)
+
+    def end(self, instance: Instance, ending: Ending) -> None:
+        """An instance that was started has ended."""
         self._ended[instance.key] = ending
+
+    def leave_out(self, instance: Instance, ending: Ending) -> None:
+        """An instance ends without having been started."""
+        self._ended[instance.key] = ending
+
+    def started(self, task_id: str, item: str) -> bool:
+        """Whether an instance was started."""
+        return (task_id, item) in self._started
 
     def __contains__(self, instance: Instance) -> bool:
         return instance.key in self._ended
@@ -53,6 +73,10 @@ class Endings:
         """How one instance ended; what never ended was not reached."""
         return self._ended.get((task_id, item), Ending.NOT_REACHED)
 
+    def fails(self, task_ids: Collection[str]) -> bool:
+        """Whether one of some tasks is known not to have ended well."""
+        return any(key[0] in task_ids and ending not in _WELL for key, ending in self._ended.items())
+
     def well(self, task_ids: Iterable[str], item: str) -> bool:
         """Whether tasks of other lanes ended well for an item."""
         return all(self.one(task_id, item) is Ending.GOOD for task_id in task_ids)
@@ -72,7 +96,9 @@ def unstarted(instance: Instance, endings: Endings) -> Ending | None:
         return _clearing_up(instance, endings)
     if Ending.DECLINED in before:
         return Ending.SKIPPED
-    return _by_rule(task.start, before) or _by_needs(instance, endings) or _by_turn(instance, endings)
+    if (ending := _by_rule(task.start, before) or _by_needs(instance, endings)) is not None:
+        return ending
+    return Ending.SKIPPED if endings.fails(task.useless_without) else _by_turn(instance, endings)
 
 
 def _by_rule(start: Start, before: list[Ending]) -> Ending | None:
@@ -109,11 +135,10 @@ def _clearing_up(instance: Instance, endings: Endings) -> Ending | None:
     task = instance.task
     if task.unless and all(ending is Ending.GOOD for ending in endings.of(instance, task.unless)):
         return Ending.SKIPPED
-    torn = endings.of(instance, task.tears_down)
-    if not torn or any(ending in _STARTED for ending in torn):
+    if not task.tears_down or any(endings.started(torn, instance.item) for torn in task.tears_down):
         return _by_needs(instance, endings)
-    skipped = task.step.effect is Effect.PRODUCTION or all(ending is Ending.SKIPPED for ending in torn)
-    return Ending.SKIPPED if skipped else Ending.NOT_REACHED
+    left_out = all(ending is Ending.SKIPPED for ending in endings.of(instance, task.tears_down))
+    return Ending.SKIPPED if left_out or task.step.effect is Effect.PRODUCTION else Ending.NOT_REACHED
 
 
 def run_fails(tasks: Iterable[Task], endings: Endings) -> Iterator[Key]:

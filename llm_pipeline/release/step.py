@@ -172,6 +172,8 @@ class Step:
         before: Steps that wait for this one, too: for a step that is added to a flow.
         start: Whether it starts, by how the steps before it ended.
         needs: Steps that must have ended well besides.
+        useless_without: Steps that it does not wait for, but without which nothing comes of it: it is skipped when one
+            of them has failed by then.
         ends: What a verdict other than GO ends; None for a step that is no gate.
         tears_down: Steps whose servers or traffic it takes back: it runs if one of them was started.
         decides: Whether the release fails with it. What clears up decides nothing, and always runs.
@@ -201,6 +203,7 @@ class Step:
     before: tuple[str, ...] = ()
     start: Start = Start.ALL_GOOD
     needs: tuple[Need, ...] = ()
+    useless_without: tuple[str, ...] = ()
     ends: Scope | None = None
     tears_down: tuple[str, ...] = ()
     decides: bool = True

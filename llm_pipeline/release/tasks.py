@@ -56,7 +56,9 @@ class Task:
         needs: What must have ended well besides, whatever the start rule says.
         offered: Tasks that must have ended well for this very item, or it fails.
         stopped_by: By each earlier item: if it was offered itself, this task of it must have ended well.
+        useless_without: Tasks of which none may have failed by the time it starts.
         tears_down: Tasks of the same item whose work it takes back.
+        gates: Of a question that is asked once, the last tasks of the targets that it may be about.
         unless: Tasks of the same item after whose success nothing is left to do.
         percent: The share of a canary step.
     """
@@ -70,8 +72,10 @@ class Task:
     needs: tuple[TaskNeed, ...] = ()
     offered: TaskIds = ()
     stopped_by: tuple[tuple[str, str], ...] = ()
+    useless_without: TaskIds = ()
     tears_down: TaskIds = ()
     unless: TaskIds = ()
+    gates: TaskIds = ()
     percent: float | None = None
 
     @property
@@ -182,17 +186,20 @@ class _Layout:
         turn = lane.group.in_turn if lane and lane.number > 1 else None
         enters = turn is not None and not self._members(lane)
         moves = step.scope is Scope.CANARY_STEP  # each looks itself whether the item's turn has come, also when cleared
+        after = self._after_turn(turn) if turn and enters else self._after(step, lane, percent)
         return Task(
             id=f"{lane.id}.{name}" if lane else name,
             title=title,
             step=step,
-            after=self._after_turn(turn) if turn and enters else self._after(step, lane, percent),
+            after=after,
             start=Start.ALWAYS if enters else step.start,
             lane=lane,
             percent=percent,
             needs=tuple(self._needs((*(turn.needs if turn and (enters or moves) else ()), *step.needs), lane)),
             offered=self._offered(lane) if moves else (),
+            gates=self._judged(after, Scope.TARGET) if lane is None and step.kind is Kind.QUESTION else (),
             stopped_by=tuple(self._earlier(lane)) if moves else (),
+            useless_without=tuple(task.id for task in self._named(step.useless_without, lane)),
             tears_down=tuple(task.id for task in self._named(step.tears_down, lane)),
             unless=tuple(task.id for task in self._named((step.unless,), lane)),
         )
@@ -238,14 +245,16 @@ class _Layout:
     def _offered(self, lane: Lane | None) -> TaskIds:
         """The last gates of an item before the question whose answer may be about others only."""
         question = self._named((lane.group.offered_by,), None) if lane else []
-        return tuple(dict.fromkeys(self._judged(question[0].after, lane.group))) if lane and question else ()
+        return self._judged(question[0].after, lane.group.over) if lane and question else ()
 
-    def _judged(self, task_ids: TaskIds, group: Group) -> Iterator[str]:
-        """The nearest tasks, upstream, that work on the same kind of items."""
+    def _judged(self, task_ids: TaskIds, over: Scope) -> TaskIds:
+        """The nearest tasks, upstream, that work on such items."""
+        found: list[str] = []
         for task in self.tasks:
             if task.id in task_ids:
-                same = task.lane is not None and task.lane.group.over is group.over
-                yield from (task.id,) if same else self._judged(task.after, group)
+                same = task.lane is not None and task.lane.group.over is over
+                found += [task.id] if same else self._judged(task.after, over)
+        return tuple(dict.fromkeys(found))
 
     def _earlier(self, lane: Lane | None) -> Iterator[tuple[str, str]]:
         """Of each item before this lane's, the item and the task that stops those behind it."""

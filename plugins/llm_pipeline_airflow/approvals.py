@@ -1,4 +1,4 @@
-"""The human decisions of a release: about a changed licence, and before production."""
+"""The human decisions of a release, in Airflow's form."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import Lines
-from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow
-from llm_pipeline.license_question import license_change_to_review
+from llm_pipeline.questions import question_of
+from llm_pipeline.release.flow import step_named
 from llm_pipeline_airflow.claim import claim_of
-from llm_pipeline_airflow.evidence import markdown_table
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
 
@@ -83,41 +81,39 @@ class DecisionOperator(ApprovalOperator):
         return super().execute_complete(context, event)
 
 
-class LicenseReviewOperator(DecisionOperator):
-    """Asks a human before anything is fetched, if the model's licence or gating is not what it was; else goes on."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(subject="Release the model under its changed licence?", **kwargs)
-
-    def execute(self, context: Context) -> Any:
-        """Ask if there is a change."""
-        flow = self.flow()
-        change = license_change_to_review(flow)
-        if not change:
-            log.info("licence and gating are what they were in the release before: nobody is asked")
-            return None
-        self.subject = one_line(f"Release {flow.record.model.id} under its changed licence?")
-        self.body = _license_body(flow, change)
-        return self.ask(context)
-
-
-class ReleaseApprovalOperator(DecisionOperator):
-    """Asks a human, showing every gate of the targets that passed.
+class QuestionOperator(DecisionOperator):
+    """Asks a human the question of a step of the flow; goes on by itself when there is nothing to ask this time.
 
     Args:
-        last_gates: Task ids of the gates that a target must have passed in this run.
+        step: Name of the step.
+        target: The target that it is about, in a group that is mapped over targets.
+        gates: Task ids of the gates that a target must have passed in this run to be asked about.
     """
 
-    def __init__(self, *, last_gates: tuple[str, ...], **kwargs: Any) -> None:
-        super().__init__(subject="Promote the release to production?", **kwargs)
-        self.last_gates = last_gates
+    template_fields: Collection[str] = (*DecisionOperator.template_fields, "target")
+
+    def __init__(self, *, step: str, target: str = "", gates: tuple[str, ...] = (), **kwargs: Any) -> None:
+        super().__init__(subject=kwargs.get("task_display_name", step), **kwargs)
+        self.step = step
+        self.target = target
+        self.gates = gates
+
+    @property
+    def label(self) -> str:
+        """What the UI shows for this task instance."""
+        return self.target or self.step
 
     def execute(self, context: Context) -> Any:
-        """Ask, with the gates' table."""
-        flow = self.flow()
-        offered = passed_targets(context, self.last_gates)
-        self.subject = one_line(f"Promote {flow.record.model.id} to production on {', '.join(offered)}?")
-        self.body = _approval_body(flow, offered)
+        """Ask, if there is something to decide."""
+        flow, step = self.flow(), step_named(self.step)
+        if step is None:
+            raise AirflowFailException(f"the flow has no step {self.step} any more")
+        offered = passed_targets(context, self.gates) if self.gates else flow.targets
+        question = question_of(step)(flow, [self.target] if self.target else offered)
+        if question is None:
+            log.info("there is nothing to decide this time: nobody is asked")
+            return None
+        self.subject, self.body = question.title, question.body
         return self.ask(context)
 
 
@@ -131,31 +127,3 @@ def _subjects(context: Context, gate: str) -> list[str]:
     returned = context["ti"].xcom_pull(task_ids=gate)  # all map indexes; one alone comes without its list
     results = returned if isinstance(returned, list) else [returned]
     return [result["subject"] for result in results if result]
-
-
-def _license_body(flow: Flow, change: str) -> str:
-    lines = [
-        f"Release {markdown(flow.record.release_id)}, commit `{flow.record.model.commit}`.",
-        "",
-        f"**Licence or gating, since the release before:** {markdown(change)}",
-        "",
-        "Nothing was fetched yet. **Approve** goes on with the download; **Reject** ends the release here.",
-    ]
-    return "\n".join(lines)
-
-
-def _approval_body(flow: Flow, offered: list[str]) -> str:
-    chosen = {target: flow.chosen_recipe(target) for target in offered}
-    subjects = {*chosen.values(), *offered}
-    gates = [result for (_, subject), result in sorted(flow.results().items()) if subject in subjects]
-    gates.sort(key=lambda result: result.timings.started_at)
-    left_out = [target for target in flow.targets if target not in offered]
-    recipes = recipes_in_words(chosen)
-    lines = [
-        f"Release {markdown(flow.record.release_id)}, recipe {markdown(recipes)}, commit `{flow.record.model.commit}`.",
-        "",
-        markdown_table(gates),
-    ]
-    if left_out:
-        lines += ["", f"Not offered, for a gate did not pass: {markdown(', '.join(left_out))}."]
-    return "\n".join([*lines, "", "**Approve** starts the canary; **Reject** ends the release here."])

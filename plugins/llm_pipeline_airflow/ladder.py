@@ -26,11 +26,13 @@ class RecipeOperator(StageOperator):
 
     Args:
         needs: Ids of tasks without whose success it is not tried, though its trigger rule lets it run.
+        useless_without: Ids of tasks that it does not wait for: it is not tried when one has failed by then.
     """
 
-    def __init__(self, *, needs: tuple[str, ...] = (), **kwargs: Any) -> None:
+    def __init__(self, *, needs: tuple[str, ...] = (), useless_without: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.needs = needs
+        self.useless_without = useless_without
 
     def request(self, context: Context) -> StageRequest:
         """What the stage is asked to do.
@@ -40,6 +42,8 @@ class RecipeOperator(StageOperator):
         """
         if missing := unsuccessful(context, self.needs):
             raise self._skipped("not tried", f"{missing} did not end well in this run")
+        if failed := _failed(context, self.useless_without):
+            raise self._skipped("not tried", f"{failed} failed in this run")
         if self.release_id and (why := self.flow().passed_over(self.subject)):
             raise self._skipped("passed over", why)
         return super().request(context)
@@ -75,8 +79,18 @@ class NeedingOperator(StageOperator):
 
 def unsuccessful(context: Context, task_ids: tuple[str, ...]) -> str:
     """Those of some unmapped tasks that have not succeeded in this run."""
-    if not task_ids:
-        return ""
-    ti = context["ti"]
-    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=list(task_ids), run_ids=[ti.run_id]).get(ti.run_id, {})
+    states = _states(context, task_ids)
     return ", ".join(task_id for task_id in task_ids if states.get(task_id) != "success")
+
+
+def _failed(context: Context, task_ids: tuple[str, ...]) -> str:
+    """Those of some unmapped tasks that have ended in this run, and not well."""
+    states = _states(context, task_ids)
+    return ", ".join(task_id for task_id in task_ids if states.get(task_id) in ("failed", "upstream_failed", "skipped"))
+
+
+def _states(context: Context, task_ids: tuple[str, ...]) -> dict[str, str]:
+    if not task_ids:
+        return {}
+    ti = context["ti"]
+    return dict(ti.get_task_states(dag_id=ti.dag_id, task_ids=list(task_ids), run_ids=[ti.run_id]).get(ti.run_id, {}))

@@ -16,10 +16,10 @@ from llm_pipeline.base.logging import Lines, LogRelay
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow, passed, placement
 from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.evidence_text import log_table, metric_lines
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline_airflow.claim import claim_of
-from llm_pipeline_airflow.evidence import log_table, metric_lines
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
 

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator, TriggerRule
 from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.release.step import Ending, Kind, Scope, Start
 from llm_pipeline.release.tasks import Task
-from llm_pipeline_airflow.approvals import LicenseReviewOperator, ReleaseApprovalOperator
+from llm_pipeline_airflow.approvals import QuestionOperator
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.ladder import NeedingOperator, RecipeOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
@@ -65,7 +65,7 @@ class ReleaseTasks:
     def _stage(self, task: Task, options: dict[str, Any]) -> BaseOperator:
         needs = tuple(task_id for need in task.needs for task_id in need.tasks)
         if task.step.scope is Scope.RECIPE:
-            return RecipeOperator(needs=needs, **options)
+            return RecipeOperator(needs=needs, useless_without=task.useless_without, **options)
         if any(need.otherwise is Ending.FAILED for need in task.needs):
             return NeedingOperator(needs=needs, **options)
         return StageOperator(**options)
@@ -83,10 +83,9 @@ class ReleaseTasks:
         if not task.step.asked(release, None):
             ours = ("config_path", "map_index_template")
             return EmptyOperator(**{name: value for name, value in shared.items() if name not in ours})
-        hours = release.approval.timeout_hours
-        if task.step.start is Start.ANY_GOOD:
-            return ReleaseApprovalOperator(last_gates=task.after, timeout_hours=hours, **shared)
-        return LicenseReviewOperator(timeout_hours=hours, **shared)
+        return QuestionOperator(
+            step=task.step.name, target=item, gates=task.gates, timeout_hours=release.approval.timeout_hours, **shared
+        )
 
     def _shared(self, task: Task) -> dict[str, Any]:
         rule = {"trigger_rule": TRIGGER_RULES[task.start]} if task.step.decides else {}  # a teardown has its own

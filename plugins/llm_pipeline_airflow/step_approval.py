@@ -9,10 +9,10 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from llm_pipeline.base.untrusted_text import markdown
 from llm_pipeline.flow import Flow
+from llm_pipeline.questions import replaces_nothing
+from llm_pipeline.release.evidence_text import facts_table
 from llm_pipeline.release.tasks import canary_subject
-from llm_pipeline.store.places import serving_at
 from llm_pipeline_airflow.approvals import DecisionOperator
-from llm_pipeline_airflow.evidence import facts_table
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.telling import tell
 from llm_pipeline_airflow.turn import Turn
@@ -58,8 +58,7 @@ class StepApprovalOperator(DecisionOperator):
         """Put the question, and wait; a first deployment is compared with nothing, so nobody is asked."""
         self.turn.check(context, self.target)
         flow = self.flow()
-        serving = serving_at(flow.store, self._place(flow))
-        if serving is None or serving.pointer.repository == flow.artifact("package", self.target, "repository"):
+        if replaces_nothing(flow, self.target):
             log.info("there is nothing to compare %s with: nobody is asked", flow.record.release_id)
             return None
         approval = self._question(flow)

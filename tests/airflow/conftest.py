@@ -11,13 +11,18 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from in_process_runner import InProcess
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(REPOSITORY / "tests" / "doubles"), str(Path(__file__).parent)]
 STAGES = Path(__file__).parent / "stages_for_tests" / "run_stage.py"
 
 if importlib.util.find_spec("airflow") is None:  # the model environment
@@ -112,6 +117,23 @@ def _interpreter(root: Path) -> Path:
 def project(tmp_path: Path) -> Project:
     """A release that needs no approval."""
     return write_project(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Iterator[InProcess]:
+    """Runs every stage of releases in this process, both for the run without Airflow and for Airflow's operators."""
+    from in_process_runner import InProcess, scripted_stages
+
+    from llm_pipeline import local_run
+    from llm_pipeline.release import execute
+
+    runner = InProcess()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_run, "Runners", runner)
+        patch.setattr(local_run, "_BACK_OFF_SECONDS", 0.0)
+        patch.setattr("llm_pipeline_airflow.operators.Runners", runner)
+        patch.setattr(execute, "load_stage", scripted_stages().load_stage)
+        yield runner
 
 
 @pytest.fixture(scope="session")

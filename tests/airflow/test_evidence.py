@@ -5,13 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from llm_pipeline_airflow.approvals import _approval_body, _license_body
-from llm_pipeline_airflow.evidence import facts_table, log_table, markdown_table
 from llm_pipeline_airflow.runs import release_of_run, remember_run
 from markdown_it import MarkdownIt
 
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
+from llm_pipeline.questions import license_question, production_question
 from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.evidence_text import facts_table, log_table, markdown_table
 from llm_pipeline.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -68,9 +68,10 @@ def test_no_text_of_a_repository_or_a_server_makes_more_of_an_approval_than_text
             chosen_recipe=lambda _target: "fp8",
             results=lambda gate=gate: {("load_test", "cpu"): gate},
             targets=("cpu", "gpu"),
+            result=lambda _stage, text=text: SimpleNamespace(metrics={"license_change": f"apache-2.0 -> {text}"}),
         )
-        assert rendered(_license_body(flow, f"apache-2.0 -> {text}")).count("paragraph") == 3
-        assert rendered(_approval_body(flow, ["cpu"])).count("tr") == 2
+        assert rendered(license_question(flow, []).body).count("paragraph") == 3
+        assert rendered(production_question(flow, ["cpu"]).body).count("tr") == 2
 
 
 def test_the_one_who_approves_sees_what_the_load_test_measured():

@@ -1,4 +1,4 @@
-"""`llm-pipeline run` climbs the ladder as the DAG does: real processes, stages that do no work."""
+"""`llm-pipeline run` climbs the ladder as the DAG does: stages that do no work, in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llm_pipeline.local_run import LocalRun
 from llm_pipeline.store import open_store
 from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("in_process")
 
 RELEASE = "tiny-01234567-00000000"
 ENDS_THERE = {"build/cpu-a": {"error": "terminal"}}
@@ -82,7 +82,6 @@ def test_a_recipe_that_fails_is_followed_by_the_next_and_one_that_passes_ends_th
     assert flow().chosen_recipe("cpu-a") == "small"
 
 
-@pytest.mark.thorough
 def test_after_a_success_nothing_is_called_a_rollback_and_after_a_failure_it_says_what_it_found(project, capsys):
     small = {"recipes: [small, large]": "recipes: [small]", "targets: [cpu-a, cpu-b]": "targets: [cpu-a]"}
     text = project.config.read_text()

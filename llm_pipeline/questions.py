@@ -1,0 +1,106 @@
+"""The questions that a release puts to people, on a terminal and in Airflow's form alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from llm_pipeline.accuracy.choice import recipes_in_words
+from llm_pipeline.base.errors import InternalError
+from llm_pipeline.base.untrusted_text import markdown, one_line
+from llm_pipeline.flow import Flow
+from llm_pipeline.release.evidence_text import markdown_table
+from llm_pipeline.release.step import Step
+from llm_pipeline.store.places import serving_at
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a person is to decide.
+
+    Attributes:
+        line: The whole question on one line, for a terminal.
+        title: The question as the heading of a form.
+        body: What the person should know, as Markdown.
+        declined: What became of the release when the answer is no, for the log.
+        open: What is left to do when nobody can be asked, for the log.
+    """
+
+    line: str
+    title: str
+    body: str
+    declined: str
+    open: str
+
+
+Ask = Callable[[Flow, Sequence[str]], Question | None]
+"""Makes a question about a release and some targets; None when nobody need be asked this time."""
+
+
+def question_of(step: Step) -> Ask:
+    """What makes a step's question.
+
+    Raises:
+        InternalError: The step names no such function.
+    """
+    module, _, name = step.asks.partition(":")
+    try:
+        ask: Ask = getattr(import_module(module), name)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise InternalError(f"step {step.name} names no function that makes its question: {step.asks!r}") from error
+    return ask
+
+
+def license_question(flow: Flow, _targets: Sequence[str]) -> Question | None:
+    """Whether a model under a changed licence is to be released; asked before a byte is fetched."""
+    change = str(flow.result("resolve").metrics.get("license_change") or "")
+    if not change:
+        return None
+    lines = [
+        f"Release {markdown(flow.record.release_id)}, commit `{flow.record.model.commit}`.",
+        "",
+        f"**Licence or gating, since the release before:** {markdown(change)}",
+        "",
+        "Nothing was fetched yet. **Approve** goes on with the download; **Reject** ends the release here.",
+    ]
+    return Question(
+        line=f"The licence of {flow.record.model.id} changed ({change}). Release it?",
+        title=one_line(f"Release {flow.record.model.id} under its changed licence?"),
+        body="\n".join(lines),
+        declined=f"rejected, for the licence changed ({change}): nothing was fetched",
+        open=f"the licence changed ({change}) and a human decides: run it again with --approve (or --reject)",
+    )
+
+
+def production_question(flow: Flow, targets: Sequence[str]) -> Question:
+    """Whether the targets that passed their gates are to be promoted."""
+    chosen = {target: flow.chosen_recipe(target) for target in targets}
+    recipes, release_id = recipes_in_words(chosen), flow.record.release_id
+    left_out = [target for target in flow.targets if target not in targets]
+    lines = [
+        f"Release {markdown(release_id)}, recipe {markdown(recipes)}, commit `{flow.record.model.commit}`.",
+        "",
+        _gates(flow, {*chosen.values(), *targets}),
+    ]
+    if left_out:
+        lines += ["", f"Not offered, for a gate did not pass: {markdown(', '.join(left_out))}."]
+    lines += ["", "**Approve** starts the canary; **Reject** ends the release here."]
+    return Question(
+        line=f"Promote {release_id} ({recipes}) to production?",
+        title=one_line(f"Promote {flow.record.model.id} to production on {', '.join(targets)}?"),
+        body="\n".join(lines),
+        declined="rejected: production is as it was",
+        open="the gates say GO; production waits for a human: run it again with --approve (or --reject)",
+    )
+
+
+def _gates(flow: Flow, subjects: set[str]) -> str:
+    gates = [result for (_, subject), result in sorted(flow.results().items()) if subject in subjects]
+    return markdown_table(sorted(gates, key=lambda result: result.timings.started_at))
+
+
+def replaces_nothing(flow: Flow, target: str) -> bool:
+    """Whether a target's candidate is compared with nothing: then nobody is asked before a step of its canary."""
+    serving = serving_at(flow.store, flow.record.place_of(target))
+    return serving is None or serving.pointer.repository == flow.artifact("package", target, "repository")

@@ -1,0 +1,86 @@
+"""`llm-pipeline run` starts what the flow's rules say: the real store and requests, stages that do no work."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from flow_cases import CASES, RECIPES, Case, walk
+
+from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.config.loading import load_release
+from llm_pipeline.local_run import LocalRun
+from llm_pipeline.release.rules import run_fails
+from llm_pipeline.release.step import Ending
+from llm_pipeline.release.tasks import release_tasks
+
+QUICK = {"load_test refuses cpu-a", "canary cpu-a:5 refused", "error in build", "production declined"}
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory, make_project):
+    return make_project(tmp_path_factory.mktemp("release"), approval=True)
+
+
+@pytest.fixture
+def run(release, in_process):
+    """Runs the release anew; what was started, and how it ended."""
+
+    def once(case: Case, *, fresh: bool = True) -> tuple[list[tuple[str, str]], Verdict | PipelineError]:
+        release.script(**case.stages)
+        if fresh:
+            shutil.rmtree(release.root / "store", ignore_errors=True)
+            shutil.rmtree(release.root / "work/jobs", ignore_errors=True)
+        in_process.ran.clear()
+        try:
+            ended = LocalRun(release.config, approve=lambda _: "approve" not in case.declined).run()
+        except PipelineError as error:
+            ended = error
+        return list(dict.fromkeys(in_process.ran)), ended
+
+    return once
+
+
+def cases():
+    for name, case in CASES.items():
+        marks = () if name in QUICK else pytest.mark.thorough
+        if not any(plan.get("error") for stage, plan in case.stages.items() if stage == "resolve"):
+            yield pytest.param(case, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("case", [*cases()])
+def test_what_is_started_and_how_it_ends_are_what_the_rules_say(release, run, case):
+    tasks = release_tasks(load_release(release.config).release, RECIPES)
+    walked = walk(tasks, case)
+    started, ended = run(case)
+    assert started == walked.started
+    failed = list(run_fails(tasks, walked.endings))
+    if any(plan.get("error") == "terminal" for stage, plan in case.stages.items() if counts(walked, stage)):
+        assert isinstance(ended, PipelineError)
+    elif case.declined or failed:
+        assert ended is Verdict.NO_GO
+    else:
+        assert ended is Verdict.GO
+
+
+def counts(walked, script: str) -> bool:
+    """Whether a stage's error decides what becomes of the release."""
+    stage, _, subject = script.partition("/")
+    return stage not in ("quantize", "accuracy", "staging_down", "report") and (stage, subject) in walked.started
+
+
+def test_a_killed_run_leaves_nothing_behind_and_the_next_one_takes_it_up(release, run, in_process):
+    def kill(request) -> None:
+        if (request.stage, request.subject) == ("canary", "cpu-a:100"):
+            raise KeyboardInterrupt
+
+    in_process.before = kill
+    with pytest.raises(KeyboardInterrupt):
+        run(Case())
+    assert in_process.ran[-2:] == [("rollback", "cpu-a"), ("report", "")]
+    in_process.before = lambda _request: None
+    started, ended = run(Case(), fresh=False)
+    tasks = release_tasks(load_release(release.config).release, RECIPES)
+    assert (started, ended) == (walk(tasks, Case()).started, Verdict.GO)
+    assert Ending.FAILED not in walk(tasks, Case()).endings.by_key.values()
