@@ -27,7 +27,8 @@ from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.record import record_name as release_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signed_documents import write_signed
 

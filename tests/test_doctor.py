@@ -23,7 +23,8 @@ from llm_pipeline.operations.airflow_pools import airflow_pools
 from llm_pipeline.operations.doctor import Check, examine
 from llm_pipeline.store import open_store
 from llm_pipeline.store.places import hand_over, settle_place
-from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
 
 TRITON = Path(__file__).parents[1] / ".envs" / "triton"
 MODEL = "org/model"

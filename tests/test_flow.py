@@ -23,7 +23,8 @@ from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.stages.canary import CanaryConfig
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
 
 MORNING = datetime(2026, 1, 5, 9, tzinfo=UTC)
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)

@@ -26,7 +26,8 @@ from llm_pipeline.retention.collection import collect_garbage
 from llm_pipeline.retention.report import RetentionReport
 from llm_pipeline.store.condemned import RETENTION_LEASE
 from llm_pipeline.store.lease import Lease, LeaseHeld
-from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointers, read_pointers
 
 STRICT = {"keep_releases": 1, "keep_days": 0.0, "grace_hours": 1.0}
 

@@ -18,7 +18,7 @@ from store_history import GO, MODEL, NO_GO, TARGET, History
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
-from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import TargetPlace
@@ -32,7 +32,8 @@ from llm_pipeline.release.execute import record_name, replace_document, results_
 from llm_pipeline.release.record import record_name as release_name
 from llm_pipeline.release.record import trusted_record
 from llm_pipeline.release.trusted_pointers import pointer_problem, require_served
-from llm_pipeline.store.pointers import Pointer, Pointers, pointers_name, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers, pointers_name, read_pointers
 from llm_pipeline.store.references import resolve_reference
 
 OTHER_MODEL = "other/model"

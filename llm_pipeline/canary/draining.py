@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.moving import DrainLimit
+from llm_pipeline.canary.patience import DrainLimit
 from llm_pipeline.canary.router import SlotName, TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.serving.slot_fence import FencingToken

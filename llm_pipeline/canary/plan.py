@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.pointers import Pointer
 

@@ -28,6 +28,9 @@ from llm_pipeline.store.lease import lease_of
 
 log = get_logger(__name__)
 
+LEASE_SECONDS = 10.0
+"""A place's lease is nobody's when its holder was not heard of for so long."""
+
 
 class Phase(StrEnum):
     """Where a canary stands."""

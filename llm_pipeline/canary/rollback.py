@@ -14,7 +14,8 @@ from llm_pipeline.canary import findings
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.moving import Patience, traffic_to, wait_usable
+from llm_pipeline.canary.moving import traffic_to, wait_usable
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary
 from llm_pipeline.canary.router import (
     RouterUnavailable,
@@ -32,7 +33,6 @@ from llm_pipeline.store.lease import Lease
 
 log = get_logger(__name__)
 
-LEASE_SECONDS = 10.0
 _NOTHING_TO_DO = frozenset({Phase.PROMOTED, Phase.ROLLED_BACK})
 _JUDGED = frozenset({Phase.PAUSED, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
 _POLL_SECONDS = 0.05

@@ -9,7 +9,8 @@ lives was taken back.
 from __future__ import annotations
 
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary.moving import Patience, wait_converged
+from llm_pipeline.canary.moving import wait_converged
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter
 from llm_pipeline.store.artifact_store import ArtifactStore

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from llm_pipeline.canary.epochs import epoch_above
-from llm_pipeline.canary.record import lease_name
-from llm_pipeline.canary.rollback import LEASE_SECONDS
+from llm_pipeline.canary.record import LEASE_SECONDS, lease_name
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.serving.slot_fence import FencingToken

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import router_as_it_is
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.sightings import HostTime
 from llm_pipeline.canary.slots import slot_ports, slots_of
 from llm_pipeline.config.deployment import Deployment

@@ -15,11 +15,19 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import findings
 from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
 from llm_pipeline.canary.guard_sign import GuardSign, leave_sign
-from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.overdue import overdue
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, current_canary, lease_name, take_over
-from llm_pipeline.canary.rollback import LEASE_SECONDS, UNRECORDED, end_canary, move_unrecorded
+from llm_pipeline.canary.patience import Patience
+from llm_pipeline.canary.record import (
+    LEASE_SECONDS,
+    CanaryJournal,
+    CanaryRecord,
+    Phase,
+    current_canary,
+    lease_name,
+    take_over,
+)
+from llm_pipeline.canary.rollback import UNRECORDED, end_canary, move_unrecorded
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter
 from llm_pipeline.canary.sightings import HostTime, is_driven, silent_seconds
 from llm_pipeline.canary.slots import SlotControl

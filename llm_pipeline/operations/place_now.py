@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cached_property
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryRecord, Phase, current_canary, read_record
 from llm_pipeline.canary.router import SlotName, TrafficRouter, other_slot
 from llm_pipeline.canary.slots import SlotControl

@@ -15,7 +15,8 @@ from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.epochs import epoch_above
-from llm_pipeline.canary.moving import Patience, traffic_to
+from llm_pipeline.canary.moving import traffic_to
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, Phase, read_record
 from llm_pipeline.canary.router import RouterUnavailable, TrafficRouter, all_to
 from llm_pipeline.canary.standby import standby_after
@@ -23,7 +24,8 @@ from llm_pipeline.operations.acting import acting
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.places import claim_place, serving_at, settle_place
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
 log = get_logger(__name__)
 

@@ -7,10 +7,18 @@ from datetime import timedelta
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.epochs import epoch_above
-from llm_pipeline.canary.moving import Patience, traffic_to
+from llm_pipeline.canary.moving import traffic_to
 from llm_pipeline.canary.open_router import name_release
-from llm_pipeline.canary.record import CanaryJournal, GuardRules, Phase, current_canary, lease_name, read_record
-from llm_pipeline.canary.rollback import LEASE_SECONDS
+from llm_pipeline.canary.patience import Patience
+from llm_pipeline.canary.record import (
+    LEASE_SECONDS,
+    CanaryJournal,
+    GuardRules,
+    Phase,
+    current_canary,
+    lease_name,
+    read_record,
+)
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.standby import stand_down

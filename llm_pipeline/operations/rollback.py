@@ -30,6 +30,7 @@ from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.moving import traffic_to, wait_usable
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.record import (
+    LEASE_SECONDS,
     CanaryJournal,
     CanaryRecord,
     GuardRules,
@@ -38,7 +39,7 @@ from llm_pipeline.canary.record import (
     read_record,
     take_over,
 )
-from llm_pipeline.canary.rollback import LEASE_SECONDS, end_canary
+from llm_pipeline.canary.rollback import end_canary
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.stable_server import NoWayBack, have_answering
 from llm_pipeline.canary.way_back_record import WayBack, read_way_back, write_way_back
@@ -49,7 +50,8 @@ from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 from llm_pipeline.store.places import refuse_stranger
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
 log = get_logger(__name__)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import open_router, router_as_it_is
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_ports, slots_of
 from llm_pipeline.config.deployment import Deployment

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from llm_pipeline.base.errors import Fenced, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.guard_sign import is_guarded
-from llm_pipeline.canary.moving import Patience, wait
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, take_over
-from llm_pipeline.canary.rollback import LEASE_SECONDS, end_canary, move_unrecorded
+from llm_pipeline.canary.moving import wait
+from llm_pipeline.canary.patience import Patience
+from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, Phase, lease_name, take_over
+from llm_pipeline.canary.rollback import end_canary, move_unrecorded
 from llm_pipeline.canary.router import TrafficRouter
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.canary.stable_server import NoWayBack

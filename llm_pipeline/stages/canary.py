@@ -12,12 +12,11 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import access_log_of, name_release, open_router
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record
+from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, lease_name, read_record
 from llm_pipeline.canary.replay import Replay
-from llm_pipeline.canary.rollback import LEASE_SECONDS
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.shadow import Shadow, shadow_of
 from llm_pipeline.canary.slots import TritonSlots, slot_ports

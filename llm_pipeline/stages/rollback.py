@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from llm_pipeline.base.records import Metric
-from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import router_as_it_is
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.config.deployment import TargetPlace

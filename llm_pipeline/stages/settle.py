@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llm_pipeline.canary.moving import Patience
 from llm_pipeline.canary.open_router import open_router
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.router import TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_ports
 from llm_pipeline.config.deployment import TargetPlace

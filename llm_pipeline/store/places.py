@@ -18,7 +18,8 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
-from llm_pipeline.store.pointers import Pointer, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, read_pointers
 from llm_pipeline.store.references import PlacedPointers, readable_pointers
 
 log = get_logger(__name__)

@@ -51,7 +51,7 @@ class Pointers(Frozen):
 
 def pointers_name(model_id: str, target: str) -> str:
     """Name of the pointers' document."""
-    return _document(model_id, target).name
+    return pointers_document(model_id, target).name
 
 
 def read_pointers(store: ArtifactStore, model_id: str, target: str) -> tuple[Pointers, str | None]:
@@ -60,7 +60,7 @@ def read_pointers(store: ArtifactStore, model_id: str, target: str) -> tuple[Poi
     Raises:
         IntegrityError: The document is damaged.
     """
-    place = _document(model_id, target)
+    place = pointers_document(model_id, target)
     document = place.read(store)
     if document is None:
         return Pointers(), None
@@ -71,16 +71,8 @@ def read_pointers(store: ArtifactStore, model_id: str, target: str) -> tuple[Poi
     return _of_model(store, both, model_id, models_of_part(name.split("/")[1])), document.revision
 
 
-def write_pointers(store: ArtifactStore, model_id: str, target: str, pointers: Pointers, expect: str | None) -> str:
-    """Move the pointers, if nobody else did since they were read.
-
-    Raises:
-        Conflict: Somebody else moved them.
-    """
-    return _document(model_id, target).write(store, pointers.model_dump(mode="json"), expect)
-
-
-def _document(model_id: str, target: str) -> ModelDocument:
+def pointers_document(model_id: str, target: str) -> ModelDocument:
+    """Where the pointers of a model on a target are kept."""
     return ModelDocument.of(f"pointers/{{model}}/{target}.json", model_id)
 
 

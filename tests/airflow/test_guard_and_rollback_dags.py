@@ -19,7 +19,8 @@ from llm_pipeline.canary.way_back_record import WayBack, write_way_back
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
 PARSE = """

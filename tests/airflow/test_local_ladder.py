@@ -15,7 +15,8 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
 
 pytestmark = pytest.mark.usefixtures("in_process")
 

@@ -24,7 +24,8 @@ from llm_pipeline.canary.approvals import read_approval
 from llm_pipeline.demo.airflow_client import AirflowAccess, AirflowClient
 from llm_pipeline.demo.airflow_services import read_access, start_airflow, stop_airflow
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,8 @@ from llm_pipeline.flow import Flow
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.store import open_store
-from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
 
 OLD, NEW = (ArtifactRef(kind="model_repository", digest=letter * 64) for letter in "ab")
 RUN = datetime(2026, 11, 1, tzinfo=UTC)

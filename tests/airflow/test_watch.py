@@ -37,7 +37,8 @@ from llm_pipeline.hub.watch import Start
 from llm_pipeline.release.record import ReleaseRecord, record_name
 from llm_pipeline.release.watch_record import Claim, call_webhook, claim_commit, read_status
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
 
 from ..hub.conftest import LocalHub, local_hub  # noqa: F401, TID252 - a fixture of the hub's tests
 

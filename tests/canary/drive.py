@@ -19,7 +19,7 @@ from llm_pipeline.base.logging import write_json_lines
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name
 from llm_pipeline.canary.router import SlotName

@@ -19,7 +19,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, read_record
 from llm_pipeline.canary.router import ALL, SlotName, TrafficRouter, all_to, other_slot

@@ -20,7 +20,7 @@ from llm_pipeline.base.errors import ConfigError, Fenced, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_record, take_over
 from llm_pipeline.canary.router import ALL, RouterConflict, RouteState, SlotName, all_to
@@ -30,7 +30,8 @@ from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.local import LocalStore
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)

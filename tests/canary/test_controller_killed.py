@@ -9,7 +9,7 @@ import time
 import pytest
 
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 

@@ -16,6 +16,7 @@ from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.approval import answer
 
 LITTLE_TRAFFIC = {"minimum_requests": 10_000}
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 
 
@@ -161,9 +162,7 @@ def test_an_approval_that_comes_after_the_rollback_changes_nothing_and_says_so(s
     site.policy["approve_before_percent"] = [50]
     assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
     before = site.record()
-    ensure_rolled_back(
-        site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=moving.Patience(blind_drain=0)
-    )
+    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=Patience(blind_drain=0))
     assert approve(site, 50) == (False, "too late, nothing was changed: the canary is rolled back")
     assert site.step(50).verdict == "INCONCLUSIVE"
     assert (site.weights(), before.phase) == ({"blue": 10_000}, Phase.PAUSED)

@@ -9,7 +9,7 @@ import pytest
 from simulated import PATIENCE, Site
 
 from llm_pipeline.canary import moving
-from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.config.router_place import EnvoyPlace, IstioPlace
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back

@@ -23,7 +23,8 @@ from llm_pipeline.operations.guard import guard_once
 from llm_pipeline.operations.guarded_site import GuardAction, GuardedSite
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.store.lease import Lease, LeaseState
-from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
 
 MODEL = "demo/tiny"
 LATER = 400.0

@@ -20,7 +20,8 @@ from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.rollback import carry_on, roll_back
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.store.artifact_store import Conflict
-from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointers, read_pointers
 
 MODEL = "demo/tiny"
 

@@ -24,7 +24,8 @@ from llm_pipeline.operations.served_place import roll_back_at
 from llm_pipeline.release.contract import StageFailure, StageRequest
 from llm_pipeline.release.execute import execute
 from llm_pipeline.store.places import PlaceTaken, claim_place, hand_over, holder_of, place_state, serving_at
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 from llm_pipeline.store.references import placed_pointers
 
 OURS, THEIRS = "demo/ours", "demo/theirs"

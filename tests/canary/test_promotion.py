@@ -6,7 +6,7 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.moving import Patience
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.acting import PlaceBusy
@@ -14,7 +14,8 @@ from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.served_place import roll_back_at
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.local import LocalStore
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
 OLD = ArtifactRef(kind="model_repository", digest="a" * 64)
 NEW = ArtifactRef(kind="model_repository", digest="b" * 64)

@@ -23,7 +23,8 @@ from router_contract import (
 from test_aws_alb import endpoint, place  # noqa: F401 - fixtures
 
 from llm_pipeline.base.errors import Fenced, Transient, Unsupported
-from llm_pipeline.canary.moving import Patience, traffic_to
+from llm_pipeline.canary.moving import traffic_to
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.router import ALL, RouterConflict, RouterUnavailable, all_to
 
 

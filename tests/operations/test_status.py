@@ -20,7 +20,8 @@ from llm_pipeline.operations.switching import start_production, stop_production
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
 
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
 SERVES = Pointer(release_id="r1", repository=REPOSITORY, slot="blue", recipe="none", promoted_at=datetime.now(UTC))

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WRITERS: Mapping[str, frozenset[str]] = {
-    "llm_pipeline.store.pointers": frozenset({"write_pointers"}),
+    "llm_pipeline.store.pointer_writing": frozenset({"write_pointers"}),
     "llm_pipeline.store.places": frozenset({"claim_place", "hand_over", "settle_place"}),
     "llm_pipeline.canary.record": frozenset({"CanaryJournal", "set_current_canary", "take_over"}),
     "llm_pipeline.canary.rollback": frozenset({"end_canary", "end_older_release", "give_back", "move_unrecorded"}),
@@ -91,7 +91,7 @@ def test_what_writes_is_there_under_the_names_that_the_wall_knows() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from llm_pipeline.store.pointers import write_pointers",
+        "from llm_pipeline.store.pointer_writing import write_pointers",
         "from llm_pipeline.canary import moving as m\nm.traffic_to(1)",
         "def act(self):\n    self._slots.replace(1)",
     ],

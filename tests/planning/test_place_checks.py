@@ -14,7 +14,8 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.places import hand_over
-from llm_pipeline.store.pointers import Pointer, Pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers
 
 DEMO, SECOND = "demo/tiny-llama", "demo/other-llama"
 

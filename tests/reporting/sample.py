@@ -41,7 +41,8 @@ from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import failure_name, results_name
 from llm_pipeline.release.record import ReleaseRecord, record_name
 from llm_pipeline.store.local import LocalStore
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 
 RELEASE = "demo-tiny-0a1b2c3d-9f8e7d6c"
 START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)

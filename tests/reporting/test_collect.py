@@ -15,7 +15,8 @@ from llm_pipeline.canary.observations import ArmPoint, TimelinePoint
 from llm_pipeline.reporting.canary import MOST_SAMPLES, _thinned
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.store.local import LocalStore
-from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointers, read_pointers
 
 
 def test_a_promoted_release_is_in_production_with_every_part(sample, promoted) -> None:

@@ -11,7 +11,8 @@ from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.model import ArmSample, CanaryMark, CanarySample, CanaryStudy
 from llm_pipeline.reporting.rolled_back import _caught, _lost, find_rollback
-from llm_pipeline.store.pointers import Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointers, read_pointers
 
 MARKS = (
     CanaryMark(seconds=1.0, label="5 %"),

@@ -20,7 +20,8 @@ from llm_pipeline.release.claim_state import AirflowRun, Claimant, ClaimState
 from llm_pipeline.store import ArtifactStore, LocalStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.model_documents import model_part, models_of_part
-from llm_pipeline.store.pointers import Pointer, Pointers, pointers_name, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers, pointers_name, read_pointers
 from llm_pipeline.store.references import placed_pointers
 
 ONE, OTHER = "a--b/c", "a/b--c"

@@ -21,7 +21,8 @@ from llm_pipeline.store.places import (
     serving_at,
     settle_place,
 )
-from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers, write_pointers
+from llm_pipeline.store.pointer_writing import write_pointers
+from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
 from llm_pipeline.store.references import placed_pointers
 
 A, B = "demo/a", "demo/b"
