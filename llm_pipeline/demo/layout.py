@@ -18,11 +18,13 @@ class DemoLayout:
         root: Everything the demo writes is below this directory; the deployment file names the same one.
         configs: The configuration tree.
         airflow_port: Loopback port of Airflow's UI and API.
+        requests_per_second: Background traffic to production.
     """
 
     root: Path = _REPOSITORY / ".pipeline"
     configs: Path = _REPOSITORY / "configs"
     airflow_port: int = 18080
+    requests_per_second: float = 25.0
 
     @property
     def deployment(self) -> Path:

@@ -27,8 +27,6 @@ from llm_pipeline.serving.ports import require_free_port
 
 log = get_logger(__name__)
 
-_TRAFFIC_PER_SECOND = 25
-
 
 @contextmanager
 def training(layout: DemoLayout, deployment: Deployment) -> Iterator[Callable[[], bool]]:
@@ -88,7 +86,7 @@ def start_traffic(layout: DemoLayout, deployment: Deployment) -> None:
         return
     port = router_port(deployment)
     command = [sys.executable, "-m", "llm_pipeline.demo.traffic", "--url", f"http://127.0.0.1:{port}"]
-    command += ["--rate", str(_TRAFFIC_PER_SECOND), "--record", str(layout.traffic_record)]
+    command += ["--rate", str(layout.requests_per_second), "--record", str(layout.traffic_record)]
     command += ["--prompts", str(layout.configs / "workloads" / "demo.jsonl")]
     detached.start("demo traffic", command, record, log=layout.services / "traffic.log")
 

@@ -32,7 +32,12 @@ class Site:
     """A demo in a temporary directory, on its own ports."""
 
     def __init__(self, root: Path) -> None:
-        self.layout = DemoLayout(root=root / "pipeline", configs=root / "configs", airflow_port=18080 + _PORT_SHIFT)
+        self.layout = DemoLayout(
+            root=root / "pipeline",
+            configs=root / "configs",
+            airflow_port=18080 + _PORT_SHIFT,
+            requests_per_second=12.0,  # each takes 10 ms of a core; a first step of 10 % has as many as 5 % of 25
+        )
         shutil.copytree(_REPOSITORY / "configs", self.layout.configs)
         self._remove_other_releases()
         self._write_deployment()
@@ -64,7 +69,7 @@ class Site:
             "maximum_client_lag_milliseconds": 500,
         }
         policy["staging"]["ready_timeout_seconds"] = 300
-        policy["canary"]["steps_percent"] = [5, 50, 100]
+        policy["canary"]["steps_percent"] = [10, 50, 100]
         path.write_text(yaml.safe_dump(policy))
 
     def run(self, command: str) -> int:
