@@ -65,7 +65,7 @@ def test_copying_or_not_is_another_traffic() -> None:
 
 
 def test_a_slot_with_users_gets_no_copies() -> None:
-    with pytest.raises(ValueError, match="asked twice"):
+    with pytest.raises(ValueError, match="already has users' requests"):
         RouteState.model_validate({**split(5).model_dump(), "mirror": {"slot": "green", "share": 100}})
 
 
