@@ -159,7 +159,7 @@ class LocalRun:
             return Ending.SKIPPED
         if step.scope is Scope.RECIPE and (why := flow.passed_over(instance.item)):
             if instance.task is self._first_of_lane(instance):
-                log.info("%s is passed over: %s", instance.item, why)
+                log.info("%s is skipped: %s", instance.item, why)
             return Ending.SKIPPED
         return None
 
@@ -231,7 +231,7 @@ class LocalRun:
             return Ending.GOOD
         approved = self._approve(f"Move {percent:g} % of the traffic of {target} to {release_id}?")
         if approved is None:
-            log.info("step %s waits for a human, and nobody can be asked: it is rolled back", instance.subject)
+            log.info("step %s needs a person, and there is no terminal to ask on: rolling back", instance.subject)
             self._refusals.append(Verdict.INCONCLUSIVE)
             return instance.task.step.on_no
         place, run = flow.record.place_of(target), flow.resolved_at.isoformat()

@@ -62,7 +62,7 @@ def license_question(flow: Flow, _targets: Sequence[str]) -> Question | None:
         "",
         f"**Licence or gating, since the release before:** {markdown(change)}",
         "",
-        "Nothing was fetched yet. **Approve** goes on with the download; **Reject** ends the release here.",
+        "Nothing was fetched yet. **Approve** continues with the download; **Reject** ends the release here.",
     ]
     return Question(
         line=f"The licence of {flow.record.model.id} changed ({change}). Release it?",
@@ -84,13 +84,13 @@ def production_question(flow: Flow, targets: Sequence[str]) -> Question:
         _gates(flow, {*chosen.values(), *targets}),
     ]
     if left_out:
-        lines += ["", f"Not offered, for a gate did not pass: {markdown(', '.join(left_out))}."]
+        lines += ["", f"Not offered because a gate did not pass: {markdown(', '.join(left_out))}."]
     lines += ["", "**Approve** starts the canary; **Reject** ends the release here."]
     return Question(
         line=f"Promote {release_id} ({recipes}) to production?",
         title=one_line(f"Promote {flow.record.model.id} to production on {', '.join(targets)}?"),
         body="\n".join(lines),
-        declined="rejected: production is as it was",
+        declined="rejected: production is unchanged",
         open="the gates say GO; production waits for a human: run it again with --approve (or --reject)",
     )
 

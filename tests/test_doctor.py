@@ -188,7 +188,7 @@ def put_into_production(deployment: Deployment, place: Path, built_on: GpuFacts)
 @pytest.mark.parametrize(
     ("built_on", "told"),
     [
-        ("NVIDIA H100 80GB HBM3", ("ok", "r1 may be loaded here")),
+        ("NVIDIA H100 80GB HBM3", ("ok", "r1 can be loaded here")),
         ("NVIDIA H100 NVL", ("failed", "it was built on NVIDIA H100 NVL")),
     ],
 )

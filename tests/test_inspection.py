@@ -200,7 +200,7 @@ class TestDamage:
         damaged("claims/demo--other.json")
         code, output, _ = run("claims")
         assert code == 5
-        assert f"{MODEL}  on its way: release {SECOND}" in output
+        assert f"{MODEL}  running: release {SECOND}" in output
         assert "DAMAGED  claims/demo--other.json" in output
         history.claim(None)
 

@@ -305,13 +305,13 @@ class TestTheDead:
         claim(store, 1).ask()
         claim(store, 2).ask()
         assert command(tmp_path) == [
-            "organisation/model  on its way: release tiny (DAG release__tiny, run run-1)",
+            "organisation/model  running: release tiny (DAG release__tiny, run run-1)",
             "organisation/model  waits: release tiny (DAG release__tiny, run run-2)",
         ]
         assert command(tmp_path, "--free", MODEL) == [
             "organisation/model: taken from release tiny (DAG release__tiny, run run-1)"
         ]
-        assert command(tmp_path, "--free", MODEL) == ["organisation/model: nobody held it"]
+        assert command(tmp_path, "--free", MODEL) == ["organisation/model: no release held it"]
         assert claim(store, 2).ask() is None
 
     def test_a_claim_freed_by_hand_is_lost_for_its_holder(self, store):

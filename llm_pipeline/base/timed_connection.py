@@ -71,7 +71,7 @@ class Deadline:
         """See `Limit`."""
         left = self._end - time.monotonic()
         if left <= 0.0:
-            raise TooSlow(f"{self._what} was not whole after {self._seconds:g} s")
+            raise TooSlow(f"{self._what} was not complete after {self._seconds:g} s")
         return left
 
     def count(self, size: int, seconds: float) -> None:  # noqa: ARG002 - of the protocol

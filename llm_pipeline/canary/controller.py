@@ -9,7 +9,7 @@ Each turn of the loop reads the record, does what its phase asks for, and record
 recorded before the router is told, and confirmation after, so a controller killed anywhere is continued by the
 next one: same phase, same idempotent write, same tests. Whoever was taken over is stopped by its epoch, at the
 router and at the record. While the store takes nothing a candidate with traffic is watched on (`holding`). A router
-found in neither the intended nor the applied state was changed by somebody else: the canary pauses and overwrites
+found in neither the intended nor the applied state was changed by another process: the canary pauses and overwrites
 nothing.
 """
 

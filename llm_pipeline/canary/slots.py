@@ -52,7 +52,7 @@ class SlotControl(Protocol):
         """The newest token that was shown; whoever takes over goes above it, and whoever only looks after them uses it.
 
         Raises:
-            IntegrityError: It cannot be told.
+            IntegrityError: It is not known.
         """
 
     def ensure(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:

@@ -84,7 +84,7 @@ class Traffic(Protocol):
         """
 
     def step_arms(self, record: CanaryRecord) -> StepArms:
-        """Both arms over the step, for the numbers beside a decision; empty where they cannot be told now."""
+        """Both arms over the step, for the numbers beside a decision; empty where they are not known now."""
 
 
 class LoggedTraffic:

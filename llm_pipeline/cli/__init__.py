@@ -64,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="llm-pipeline", description="Releases of language models, with evidence.")
+    parser = ArgumentParser(
+        prog="llm-pipeline", description="Release language models, with recorded evidence at every gate."
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     groups = (

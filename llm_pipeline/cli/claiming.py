@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
-    claims = commands.add_parser("claims", help="show which release of a model is on its way, and which ones wait")
-    claims.add_argument("--free", metavar="MODEL", help="take the claim away from a holder that is dead")
+    claims = commands.add_parser("claims", help="show which release of a model is running, and which ones wait")
+    claims.add_argument("--free", metavar="MODEL", help="free the claim of a release that is dead")
     add_deployment_option(claims)
     claims.set_defaults(run=_claims)
 
@@ -29,12 +29,12 @@ def _claims(options: argparse.Namespace) -> int:
     store = open_store(deployment_of(options).store)
     if options.free:
         freed = free_claim(store, options.free)
-        sys.stdout.write(f"{options.free}: " + (f"taken from {freed}\n" if freed else "nobody held it\n"))
+        sys.stdout.write(f"{options.free}: " + (f"taken from {freed}\n" if freed else "no release held it\n"))
         return ExitCode.GO
     claims, damaged = readable_claims(store)
     for model_id, state in claims.items():
         if state.holder is not None:
-            write_lines([f"{model_id}  on its way: {_line(state.holder)}"])
+            write_lines([f"{model_id}  running: {_line(state.holder)}"])
         for waiting in state.waiting:
             write_lines([f"{model_id}  waits: {_line(waiting)}"])
     for one in damaged:

@@ -21,8 +21,8 @@ def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
     doctor = commands.add_parser(
         "doctor",
-        help="look at this host: interpreters, containers, cluster, store, disk, ports, Triton, pools, GPUs, driver",
-        description="Look at this host by doing what stages do. Exit code 4 when something has failed.",
+        help="check this host: interpreters, containers, cluster, store, disk, ports, Triton, pools, GPUs, driver",
+        description="Check this host by doing what stages do. Exit code 4 if a check failed.",
     )
     doctor.add_argument("config", type=Path, nargs="?", help="a release config, for its deployment and targets")
     add_deployment_option(doctor)

@@ -19,7 +19,7 @@ def add_commands(commands: Commands) -> None:
         help=summary,
         description=f"{sentence(summary)} `plan` judges a release by the same rules.",
         epilog="Each option may be given several times. "
-        "yes: known to run; partial; ?: no table knows, so that plan warns; no: plan refuses.",
+        "yes: known to run; partial; ?: not in any table, so plan warns; no: plan refuses.",
     )
     parser.add_argument("--gpu", action="append", default=[], help="a GPU's name in the catalog; all if not given")
     parser.add_argument(

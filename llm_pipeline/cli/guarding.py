@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
-    approve = commands.add_parser("approve-step", help="let a canary's step begin, or a paused canary go on")
+    approve = commands.add_parser("approve-step", help="let a canary step begin, or a paused canary continue")
     approve.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
     approve.add_argument(
         "gpu_target",
@@ -30,7 +30,10 @@ def add_commands(commands: Commands) -> None:
     add_deployment_option(approve)
     approve.set_defaults(run=_approve)
 
-    guard = commands.add_parser("guard", help="roll back canaries that nobody watches, on the host of their servers")
+    guard = commands.add_parser(
+        "guard",
+        help="one pass of the watchdog: roll back canaries whose controller is gone, on the host of their servers",
+    )
     guard.add_argument("--target", dest="gpu_target", metavar="NAME", help="only this one of the deployment's targets")
     add_deployment_option(guard)
     guard.set_defaults(run=_guard)
@@ -48,7 +51,7 @@ def _approve(options: argparse.Namespace) -> int:
     answered = answer(store, release_id, options.gpu_target, options.percent, approved=not options.deny, by=by)
     write_lines([answered.message])
     if answered.counted and options.deny:
-        sys.stdout.write("whoever drives the canary, or the guard, rolls it back: `llm-pipeline guard` does it now\n")
+        sys.stdout.write("the canary's controller or the guard rolls it back; `llm-pipeline guard` does it now\n")
     return ExitCode.GO if answered.counted else ExitCode.INCONCLUSIVE
 
 

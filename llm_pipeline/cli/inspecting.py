@@ -42,7 +42,7 @@ def add_commands(commands: Commands) -> None:
     listing.add_argument("what", nargs="?", choices=_KINDS, default="releases")
     listing.set_defaults(run=_ls)
 
-    showing = _command(commands, "show", "show all that is known of one thing")
+    showing = _command(commands, "show", "show everything known about a release, artifact, stage key or pointer")
     showing.add_argument("reference", metavar="REF")
     showing.set_defaults(run=_show)
 
@@ -50,7 +50,7 @@ def add_commands(commands: Commands) -> None:
     verifying.add_argument("reference", metavar="REF")
     verifying.set_defaults(run=_verify)
 
-    comparing = _command(commands, "diff", "say how two artifacts, releases or stage keys differ")
+    comparing = _command(commands, "diff", "show how two artifacts, releases or stage keys differ")
     comparing.add_argument("first", metavar="A")
     comparing.add_argument("second", metavar="B")
     comparing.set_defaults(run=_diff)

@@ -24,20 +24,22 @@ _ONE_PLACE = f"{_PLACE} (default: the only one)"
 
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
-    summary = "say which release serves, since when, how its servers, router and guard are, and what does not fit"
+    summary = "show which release serves, the state of its servers, router and guard, and what is wrong"
     status = commands.add_parser(
         "status",
         help=summary,
         description=sentence(summary),
         epilog="Exit code 0: users are served and nothing is wrong; 1: served, and something is wrong; 5: users get no "
-        "answer (dead, stopped, nothing in production), or it cannot be told from here.",
+        "answer (dead, stopped, nothing in production), or this host cannot tell.",
     )
     status.add_argument("place", nargs="?", help=f"{_PLACE} (default: all of them)")
     status.add_argument("--json", action="store_true", help="print JSON")
     add_deployment_option(status)
     status.set_defaults(run=_status)
 
-    start = commands.add_parser("start", help="have production answer users, or stage a packaged release for a look")
+    start = commands.add_parser(
+        "start", help="start production's servers and router, or stage a packaged release for a look"
+    )
     start.add_argument("place", nargs="?", help=_ONE_PLACE)
     start.add_argument("--staging", dest="release", metavar="RELEASE", help="stage this packaged release instead")
     add_deployment_option(start)
@@ -47,11 +49,11 @@ def add_commands(commands: Commands) -> None:
         "stop",
         help="end all that runs left serving, production included; the pointers stay, and `start` brings it back",
         description="Stop the router, where it is ours, and the servers of a place: production, what is staged, a "
-        "canary whose run has ended (it is rolled back), and stages that a run left. Asked twice, done once.",
+        "canary whose run has ended (it is rolled back), and stages that a run left. Safe to repeat.",
     )
     stop.add_argument("place", nargs="?", help=f"{_PLACE} (default: all of them)")
     stop.add_argument("--staging", action="store_true", help="stop only what is staged")
-    stop.add_argument("--release", default="", help="what is staged, where that server is none of this host")
+    stop.add_argument("--release", default="", help="the staged release, if its server is not on this host")
     stop.add_argument("--yes", action="store_true", help="do not ask")
     stop.add_argument(
         "--drain", type=float, default=30.0, metavar="SECONDS", help="longest wait for requests in flight (default: 30)"

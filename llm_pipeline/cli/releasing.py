@@ -31,10 +31,8 @@ def add_commands(commands: Commands) -> None:
     plan.add_argument("--replace", action="store_true", help=_REPLACE)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     plan.add_argument("--output", type=Path, metavar="DIR", help="write plan.json and plan.txt there, too")
-    plan.add_argument("--predict", action="store_true", help="ask AIConfigurator, too, where it is installed (slow)")
-    plan.add_argument(
-        "--store-seconds", type=float, metavar="SECONDS", help="how long the store may take to say what it holds"
-    )
+    plan.add_argument("--predict", action="store_true", help="use AIConfigurator too, if it is installed (slow)")
+    plan.add_argument("--store-seconds", type=float, metavar="SECONDS", help="longest wait for the store's listing")
     plan.set_defaults(run=_plan)
 
     stage = commands.add_parser("stage", help="run one stage (used by the runners)")
@@ -46,7 +44,7 @@ def add_commands(commands: Commands) -> None:
     stage_run.add_argument("--log", type=Path, help="file that takes all output of the stage")
     stage_run.set_defaults(run=_stage_run)
 
-    report = commands.add_parser("report", help="write a release's report again and say where it is")
+    report = commands.add_parser("report", help="write a release's report again and print its path")
     report.add_argument(
         "reference", metavar="REF", help="a release (or the beginning of its id), production:org/model/target"
     )

@@ -13,7 +13,7 @@ from llm_pipeline.cli.texts import sentence, write_lines
 
 def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
-    summary = "say what nobody needs any more, why, and how much it is; remove it only with --delete"
+    summary = "show what nobody needs any more, why, and its size; remove it only with --delete"
     collecting = commands.add_parser("gc", help=summary, description=sentence(summary))
     collecting.add_argument("--delete", action="store_true", help="really remove it")
     collecting.add_argument(

@@ -15,7 +15,7 @@ def add_commands(commands: Commands) -> None:
     """Add it to the parser."""
     parser = commands.add_parser(
         "rollback",
-        help="leave a release, on trial or in production; asked twice, done once",
+        help="roll back a release on trial or in production; safe to repeat",
         description="Leave a release and bring back the one that served before it. What was taken back is never gone "
         "back to: only another release of it brings it into production again.",
     )
@@ -33,8 +33,8 @@ def add_commands(commands: Commands) -> None:
         help="the release to leave, or the beginning of its id (default: what is on trial, or else what serves, unless "
         "it serves because another release was taken back)",
     )
-    parser.add_argument("--reason", default="", help="for the canary's events and the store")
-    parser.add_argument("--by", default="", help="who asks for it (default: you)")
+    parser.add_argument("--reason", default="", help="recorded with the rollback")
+    parser.add_argument("--by", default="", help="who requests it (default: you)")
     add_deployment_option(parser)
     parser.set_defaults(run=_roll_back)
 

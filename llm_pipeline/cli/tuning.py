@@ -28,7 +28,7 @@ def add_commands(commands: Commands) -> None:
         "tune",
         help=summary,
         description=f"{sentence(summary)} Each trial is built, packaged, staged and measured by the load gate's own "
-        "search. The suggestion is a file and nothing more: no release uses it until a release config names it.",
+        "search. The result is a file: no release uses it until a release config names it.",
     )
     tuning.add_argument("release", metavar="RELEASE", help="a packaged release (or the beginning of its id)")
     tuning.add_argument("--target", dest="gpu_target", required=True, metavar="TARGET", help="which of its targets")
@@ -62,7 +62,7 @@ def _tune(options: argparse.Namespace) -> int:
         sys.stderr.write(f"no trial could be measured: {best.trouble}: {quoted(best.detail)}\n")
         return ExitCode.NO_GO
     if best is sweep.trials[0]:
-        sys.stdout.write("no other settings held more by more than noise: nothing is suggested\n")
+        sys.stdout.write("no other settings held more traffic by more than noise: nothing is suggested\n")
         return ExitCode.GO
     options.output.write_text(_suggestion(bench, sweep.trials[0], best), encoding="utf-8")
     sys.stdout.write(f"{options.output}\n")

@@ -166,7 +166,7 @@ def _load(inputs: BuildInputs, properties: Mapping[str, str], context: int, work
         return confined(start, readable=(inputs.checkpoint, workspace), network=True)
     except (RuntimeError, OSError, ValueError) as error:
         raise Unsupported(
-            f"vLLM does not load the checkpoint: {error}", where=str(inputs.checkpoint), hint="its log says why"
+            f"vLLM does not load the checkpoint: {error}", where=str(inputs.checkpoint), hint="see its log"
         ) from error
 
 

@@ -139,7 +139,7 @@ class Hub:
             return self._refusal(error, error.response.status_code, where)
         if isinstance(error, AnswerRefused):
             return HubUnavailable(
-                f"an answer of {self.endpoint} is not taken: {error}",
+                f"an answer from {self.endpoint} was rejected: {error}",
                 where=where,
                 hint="check that hub.endpoint is a model hub, and the proxy (HTTPS_PROXY); it is tried again",
             )
@@ -152,7 +152,12 @@ class Hub:
     def _refusal(self, error: HfHubHTTPError, status: int, where: str) -> PipelineError:
         named: list[tuple[type[Exception], type[HubRefused], str, str]] = [  # the more special class first
             (DisabledRepoError, RepositoryDisabled, "the repository was disabled", "choose another repository"),
-            (GatedRepoError, RepositoryGated, "the repository is gated and we have no access", self._gate_hint(where)),
+            (
+                GatedRepoError,
+                RepositoryGated,
+                "the repository is gated and this account has no access",
+                self._gate_hint(where),
+            ),
             (RevisionNotFoundError, NotOnTheHub, "no such revision", "name a branch, tag or commit that exists"),
             (RemoteEntryNotFoundError, NotOnTheHub, "no such file at this revision", "resolve the revision again"),
             (RepositoryNotFoundError, NotOnTheHub, "no such repository, or it is private", self._token_hint()),

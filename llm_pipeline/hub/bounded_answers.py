@@ -121,7 +121,7 @@ def _bound(response: Any) -> None:
         return
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding not in ("", "identity"):
-        raise AnswerRefused(f"the answer is compressed ({encoding[:40]!r}), which was not asked for")
+        raise AnswerRefused(f"the answer is compressed ({encoding[:40]!r}), which was not requested")
     is_error = response.status_code >= _REDIRECT
     if is_error or not response.request.extensions.get(_FILE_ANSWER):
         response.stream = _BoundedStream(response.stream, LONGEST_ERROR_BYTES if is_error else LONGEST_ANSWER_BYTES)
@@ -140,7 +140,7 @@ class _BoundedStream(_http.SyncByteStream):  # type: ignore[misc]
             if taken > self._longest_bytes:
                 raise AnswerRefused(f"the answer has more than {self._longest_bytes} bytes")
             if time.monotonic() > self._deadline:
-                raise AnswerRefused(f"the answer was not whole after {ANSWER_SECONDS:g} s")
+                raise AnswerRefused(f"the answer was not complete after {ANSWER_SECONDS:g} s")
             yield chunk
 
     def close(self) -> None:

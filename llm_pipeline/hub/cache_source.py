@@ -169,13 +169,13 @@ _NOT_A_CACHE = "the hub's client does not make such a cache; do not use it"
 def _entity_tag(link: Path, where: str) -> str:
     if not link.is_symlink():
         raise IntegrityError(
-            f"{link.name} is no link to a blob: what it should hold is not known",
+            f"{link.name} is not a link to a blob: what it should hold is unknown",
             where=where,
             hint="a cache made without symbolic links cannot be verified: name its snapshot as source: file:///..",
         )
     tag = link.readlink().name
     if not _ENTITY_TAG.fullmatch(tag):
-        raise IntegrityError(f"a blob's name is no hash: {tag[:80]!r}", where=where, hint=_NOT_A_CACHE)
+        raise IntegrityError(f"a blob's name is not a hash: {tag[:80]!r}", where=where, hint=_NOT_A_CACHE)
     return tag
 
 

@@ -89,7 +89,7 @@ class HubDataSets:
             log.warning("the hub has this data set under another name", data_set=name, now=info.id)
         pinned = _pinned(info, where)
         if re.fullmatch(r"[0-9a-f]{40}", revision) and pinned.commit != revision:
-            raise malformed_answer(where, f"it is of commit {pinned.commit}, which is not the one asked for")
+            raise malformed_answer(where, f"it is of commit {pinned.commit}, which is not the one requested")
         self._require_access(pinned, where)
         return pinned
 

@@ -47,7 +47,7 @@ def _require_on_one_disk(places: list[Place]) -> None:
         return
     names = " and ".join(place.name for place in places)
     raise DiskTooSmall(
-        f"{needed / _MEGABYTE:,.0f} MB are still to come and only {free / _MEGABYTE:,.0f} MB are free",
+        f"{needed / _MEGABYTE:,.0f} MB are still to be fetched and only {free / _MEGABYTE:,.0f} MB are free",
         where=f"{names} ({places[0].directory})",
         hint=f"free some space, or move {names} of the deployment to a larger disk",
     )

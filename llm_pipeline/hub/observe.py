@@ -131,7 +131,7 @@ def list_commit(hub: Hub, model_id: str, commit: str) -> Listing:
     """
     information = _information(hub, model_id, commit, files_metadata=True)
     if information.sha != commit:
-        raise malformed_answer(f"{model_id}@{commit}", f"it is about commit {information.sha}")
+        raise malformed_answer(f"{model_id}@{commit}", f"it names commit {information.sha}")
     siblings: list[Any] = information.siblings or []
     return Listing(commit, {one.rfilename: one.lfs.sha256 if one.lfs else str(one.blob_id) for one in siblings})
 

@@ -87,7 +87,7 @@ def _require_same_name(info: Any, model_id: str, where: str) -> None:
 
 def _require_requested_commit(model: PinnedModel, revision: str, where: str) -> None:
     if re.fullmatch(r"[0-9a-f]{40}", revision) and model.commit != revision:
-        raise IntegrityError(f"the hub answers with commit {model.commit}, which is not the one asked for", where=where)
+        raise IntegrityError(f"the hub answers with commit {model.commit}, which is not the one requested", where=where)
 
 
 def _check_access(hub: Hub, model: PinnedModel, where: str) -> None:

@@ -85,7 +85,7 @@ class S3Source:
             answer = self._ask("get_object", **self._object(file.path), IfMatch=version.entity_tag, **options)
             if start and not str(answer.get("ContentRange", "")).startswith(f"bytes {start}-"):
                 answer["Body"].close()
-                raise SourceUnavailable("the answer is not the part that was asked for", where=file.path)
+                raise SourceUnavailable("the answer is not the requested part", where=file.path)
             with closing(answer["Body"]) as stream:
                 yield Body(start=start, chunks=stream.iter_chunks(_CHUNK))
 

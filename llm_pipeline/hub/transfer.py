@@ -137,10 +137,10 @@ class Transfer:
         seconds = backoff if error.retry_after_seconds is None else error.retry_after_seconds
         if failures >= _FAILURES_IN_A_ROW or seconds > _LONGEST_WAIT_SECONDS:
             raise error
-        log.warning("transfer interrupted, going on", file=file.path, reason=error.message, wait_seconds=seconds)
+        log.warning("transfer interrupted, continuing", file=file.path, reason=error.message, wait_seconds=seconds)
         if self.stop.wait(seconds):
             raise _stopped(file)
 
 
 def _stopped(file: HubFile) -> TransferStopped:
-    return TransferStopped("stopped before the file was complete", where=file.path, hint="the same call resumes it")
+    return TransferStopped("stopped before the file was complete", where=file.path, hint="the same command resumes it")

@@ -276,7 +276,7 @@ def _pending(watch: Watch, state: WatchState, seen: Head, now: datetime) -> tupl
     commit, since = _short(seen.commit), state.since or now
     quiet_until = since + timedelta(minutes=watch.quiet_minutes)
     if now < quiet_until:
-        words = f"{commit} waits until {_time(quiet_until)} for commits that follow it: {_named(seen.counted)}"
+        words = f"{commit} waits until {_time(quiet_until)} for further commits: {_named(seen.counted)}"
         return state, Decision(Outcome.QUIET, words, _until(quiet_until, now, watch))
     if len(state.starts) >= watch.rebuilds_per_day:
         free_at = state.starts[-watch.rebuilds_per_day] + DAY
@@ -297,7 +297,7 @@ def _waiting(watch: Watch, state: WatchState, firing: Firing, seen: Head, now: d
     again = firing.model_copy(update={"last_at": now, "times": firing.times + 1})
     starts = (*[at for at in state.starts if at != firing.last_at], now)
     state = state.model_copy(update={"firing": again, "starts": starts})
-    words = f"{words} (is the DAG paused? started again, the {again.times}. time)"
+    words = f"{words} (is the DAG paused? started again for the {again.times}. time)"
     return state, Decision(Outcome.STARTED, words, _until(now + FIRST_PATIENCE, now, watch), _start(state, seen, words))
 
 
@@ -328,6 +328,6 @@ def _time(at: datetime) -> str:
 
 def _named(files: tuple[str, ...]) -> str:
     if not files:
-        return "the commit before is gone from the hub, so the files cannot be named"
+        return "the previous commit is gone from the hub, so its files cannot be listed"
     shown = ", ".join(sorted(files)[:_NAMES_SHOWN])
     return shown if len(files) <= _NAMES_SHOWN else f"{shown} and {len(files) - _NAMES_SHOWN} more"

@@ -238,7 +238,7 @@ def pointer_rows(store: ArtifactStore) -> list[PointerRow | DamagedRow]:
         try:
             places[name] = str(place_state(store, name, pointers))
         except PipelineError as error:
-            places[name] = "cannot be told"
+            places[name] = "unknown"
             if not damaged:
                 rows.append(DamagedRow(document=f"places/{name}.json", problem=str(error)))
     whole = [

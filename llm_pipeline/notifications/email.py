@@ -30,9 +30,9 @@ class Email:
             with self._connect() as connection:
                 connection.send_message(mail)
         except (smtplib.SMTPAuthenticationError, smtplib.SMTPNotSupportedError) as error:
-            raise Refused(f"the mail server refuses us: {type(error).__name__}") from None
+            raise Refused(f"the mail server refuses the connection: {type(error).__name__}") from None
         except OSError as error:  # every other error of smtplib; their texts may hold what we sent
-            raise NotSent(f"the mail server does not take it: {type(error).__name__}") from None
+            raise NotSent(f"the mail server rejects the message: {type(error).__name__}") from None
 
     def _connect(self) -> smtplib.SMTP:
         server = self.server

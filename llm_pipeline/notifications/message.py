@@ -90,7 +90,7 @@ def _action(event: CanaryEvent, release_id: str, target: str) -> str:
     if event.kind is EventKind.PAUSED:
         return (
             "To do: the traffic stays as it is until a person decides, or the deadline rolls it back. "
-            "Read the canary's page of the report; then run the release again to go on, answer it by "
+            "Read the canary's page of the report; then run the release again to continue, answer with "
             f"`{answer}`, or roll back."
         )
     return ""

@@ -63,7 +63,7 @@ def notify(store: ArtifactStore, config: Notifications, secrets: Secrets, releas
         events = read_events(store, release_id, target) if found else ()
         return sum(_Outbox(store, one, release_id, target).tell(events, config.events) for one in found)
     except Exception as error:  # noqa: BLE001 - people who are not told must not stop a canary
-        _log_untold(error, "people could not be told of the canary", release_id)
+        _log_untold(error, "the canary's notifications could not be sent", release_id)
         return 0
 
 
@@ -84,7 +84,7 @@ def notify_of_targets(
     try:
         on_trial = {target: current_canary(store, target) for target in targets or deployment.places}
     except Exception as error:  # noqa: BLE001 - see `notify`
-        _log_untold(error, "people could not be told of the canaries")
+        _log_untold(error, "notifications of canaries could not be sent")
         return 0
     return sum(notify(store, config, secrets, release, target) for target, release in on_trial.items() if release)
 
@@ -115,7 +115,7 @@ class _Outbox:
         try:
             return self._tell(new, told, frozenset(wanted))
         except Conflict:
-            log.info("somebody else tells it", channel=self._channel.name)
+            log.info("another process is sending it", channel=self._channel.name)
             return 0
 
     def _tell(self, new: Sequence[CanaryEvent], told: Told, wanted: frozenset[str]) -> int:
@@ -140,7 +140,7 @@ class _Outbox:
         attempts = told.attempts + 1
         gives_up = isinstance(error, Refused) or attempts >= MOST_ATTEMPTS
         log.warning(
-            "nobody could be told" if gives_up else "nobody could be told yet",
+            "notification not sent" if gives_up else "notification not sent yet",
             channel=self._channel.name, about=event.kind.value, attempt=attempts, reason=str(error),
         )  # fmt: skip
         if gives_up:

@@ -32,7 +32,7 @@ def acting(store: ArtifactStore, place: str) -> Iterator[Lease]:
         raise
     except LeaseHeld as error:
         hint = "wait until it is done; a server that ended meanwhile is started by `llm-pipeline guard`"
-        raise PlaceBusy(f"somebody moves the traffic of {place} now: {error.message}", hint=hint) from error
+        raise PlaceBusy(f"somebody is moving the traffic of {place} now: {error.message}", hint=hint) from error
 
 
 def token_of(lease: Lease, router: TrafficRouter | None, slots: SlotControl) -> FencingToken:

@@ -259,7 +259,7 @@ def _production(deployment: Deployment) -> Iterator[Check]:
             yield Check(
                 subject=subject, state="warning", detail=place.headline, fix=f"llm-pipeline start {place.place}"
             )
-        fix = "the guard carries out what was begun: `llm-pipeline guard`; or release what should serve again"
+        fix = "`llm-pipeline guard` finishes what was begun; or release the model again that should serve"
         for problem in place.problems:
             yield Check(subject=subject, state="failed", detail=problem, fix=fix)
         if place.health is Health.HEALTHY:
@@ -278,10 +278,10 @@ def _guards(deployment: Deployment) -> Iterator[Check]:
         return  # said of the store
     if alone:
         detail = f"not heard of for {RECENT_SECONDS / 60:.0f} minutes at {', '.join(alone)}"
-        fix = f"unpause the DAG guard__{deployment.name}, or run `llm-pipeline guard` by other means"
+        fix = f"unpause the DAG guard__{deployment.name}, or run `llm-pipeline guard` every minute by other means"
         yield Check(subject="guard", state="warning", detail=detail, fix=fix)
     elif deployment.places:
-        yield Check(subject="guard", state="ok", detail=f"looks at {len(deployment.places)} places")
+        yield Check(subject="guard", state="ok", detail=f"checks {len(deployment.places)} places")
 
 
 def _gpus(targets: Sequence[Target]) -> Iterator[Check]:
@@ -318,7 +318,7 @@ def _engine(deployment: Deployment, target: Target, model_id: str) -> str:
     if production is None:
         return "none is in production"
     refuse_other_host(store.fetch(production.repository))
-    return f"{production.release_id} may be loaded here"
+    return f"{production.release_id} can be loaded here"
 
 
 def _target(target: Target, here: HostFacts) -> Check:

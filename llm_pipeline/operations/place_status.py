@@ -81,8 +81,8 @@ class RouterStatus(Frozen):
     standby: str = ""
 
     def __str__(self) -> str:
-        told = f"told by {self.told_by}" if self.told_by else ""
-        standby = f"{self.standby} stands by" if self.standby else ""
+        told = f"set by {self.told_by}" if self.told_by else ""
+        standby = f"{self.standby} is the standby" if self.standby else ""
         return ", ".join(filter(None, (f"{self.kind} {self.condition}", self.address, standby, told)))
 
 
@@ -143,9 +143,9 @@ class PlaceStatus(Frozen):
 
     def _guard(self) -> str:
         if self.guard_heard_seconds is None:
-            return "never looked here"
+            return "never ran here"
         lately = "" if self.guard_is_heard else ": it is not running"
-        return f"looked {_ago(self.guard_heard_seconds)} ago{lately}"
+        return f"ran {_ago(self.guard_heard_seconds)} ago{lately}"
 
 
 class DeploymentStatus(Frozen):

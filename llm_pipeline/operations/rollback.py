@@ -109,7 +109,7 @@ def _despite_others(place: ServedPlace, by: str, leaving: str, meant: str) -> Po
         try:
             return _roll_back_once(place, by, leaving, meant)
         except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
-            log.warning("somebody else wrote at the same moment, trying again", reason=str(error))
+            log.warning("a concurrent write got there first, trying again", reason=str(error))
         time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - so that two do not meet again
     return _roll_back_once(place, by, leaving, meant)
 

@@ -52,7 +52,7 @@ def stop_staging(store: ArtifactStore, deployment: Deployment, place: str, *, re
     if isinstance(ports, ServerPorts):
         return end_staging(_ServerHere(root / STAGING), comparison_state=root / COMPARISON)
     if not release_id:
-        raise ConfigError(f"the staging server of {place} is none of this host", hint="name its release: --release")
+        raise ConfigError(f"the staging server of {place} is not on this host", hint="name its release: --release")
     return bool(_stage(deployment, place, release_id, "staging_down").metrics["was_running"])
 
 
@@ -117,7 +117,7 @@ def refuse_in_use(store: ArtifactStore, place: str, release_id: str = "") -> Non
     holder = on_its_way(store, place)
     if holder is not None and holder.release_id != release_id:
         raise ConfigError(
-            f"{holder} is on its way and may be measured at {place}",
+            f"{holder} is running and may be measured at {place}",
             hint="wait for it, or stop that run; `llm-pipeline claims --free MODEL` frees the claim of a dead one",
         )
 

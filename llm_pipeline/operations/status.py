@@ -124,7 +124,7 @@ class _Look:
             problems += not_running(pointers, servers, router)
         on_trial = record if record is not None and not record.settled else None
         if on_trial is not None and (heard is None or heard > RECENT_SECONDS):
-            problems.append(f"the canary of {on_trial.release_id} is on its way, and no guard looks at it")
+            problems.append(f"the canary of {on_trial.release_id} is running, and no guard watches it")
         found = {
             "health": judge_health(pointers, servers, router, problems),
             "on_trial": on_trial.release_id if on_trial is not None else "",
@@ -223,14 +223,14 @@ def not_running(pointers: Pointers, servers: Mapping[SlotName, ServerStatus], ro
     if pointers.production is None:
         return
     if router.condition != "runs":
-        yield f"the {router.kind} router {router.condition}: users reach nothing"
+        yield f"the {router.kind} router {router.condition}: users get no answer"
     for slot, server in servers.items():
         wanted = slot == pointers.production.slot or bool(server.traffic_percent)
         missing = server.digest == "" and slot == pointers.production.slot
         if wanted and not missing and server.condition != "answers":
             yield f"the server in {slot} ({server.release_id or 'unknown'}) {server.condition}"
     if all(server.condition != "answers" for server in servers.values()):
-        yield "all servers are dead: `llm-pipeline start` starts production, and the guard does where one has ended"
+        yield "all servers are dead: `llm-pipeline start` starts production, and the guard starts one that has ended"
 
 
 def judge_health(

@@ -107,7 +107,7 @@ def _despite_others(
         try:
             return attempt()
         except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
-            log.warning("somebody else wrote at the same moment, trying again", reason=str(error))
+            log.warning("a concurrent write got there first, trying again", reason=str(error))
         time.sleep(random.uniform(_POLL_SECONDS, 5 * _POLL_SECONDS))  # noqa: S311 - so that two do not meet again
         wait(nobody_rolls_back, patience.confirm + _OTHERS_SECONDS)
     return attempt()

@@ -171,4 +171,4 @@ def _arguments(model: str, target: Target, recipe: QuantizationRecipe, tokens: T
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:_CHARACTERS_SHOWN] if lines else "it wrote nothing"
+    return lines[-1][:_CHARACTERS_SHOWN] if lines else "it wrote no output"

@@ -48,9 +48,9 @@ def _assumed(power: CanaryPower) -> list[str]:
         f"within the longest bake: {kinds}"
     )
     blocks = (
-        f"  latencies count by blocks of {duration(power.block_seconds)}, of which four at least are needed, as far as "
-        "stable does not waver as much by itself: that is learned before the first step and since, and the candidate "
-        "is assumed to waver as stable does. Where the odds of a slow request waver by "
+        f"  latencies are counted in blocks of {duration(power.block_seconds)}, of which at least four are needed, "
+        "as far as stable does not vary as much by itself: that is learned before the first step and since, and the "
+        "candidate is assumed to vary as stable does. Where the odds of a slow request vary by "
         f"{_percent(WAVERING)} for longer than a step, only a rise of the odds by x {power.wavering_ratio:.2g} is "
         "told from chance"
     )

@@ -87,7 +87,7 @@ def evaluation_data(loaded: LoadedRelease, seconds: float | None = None, *, requ
     _refuse_other_revisions(evaluation, by_name, unknown)
     warnings = (
         *(
-            f"{one.name} brings its data by Python: what that fetches is not there when it is scored, without a network"
+            f"{one.name} loads its data with Python: what that downloads is missing when it is scored without a network"
             for one in definitions
             if one.loads_by_code
         ),
@@ -100,9 +100,9 @@ def evaluation_data(loaded: LoadedRelease, seconds: float | None = None, *, requ
     if not planned:
         return EvaluationData((), unknown, warnings)
     names = ", ".join(one.name for one in planned)
-    unseen = f"whether {names} can be had for the evaluation is not known"
+    unseen = f"whether {names} can be fetched for the evaluation is not known"
     if seconds == 0:
-        return EvaluationData(planned, unknown, (*warnings, f"{unseen}: nobody was asked"))
+        return EvaluationData(planned, unknown, (*warnings, f"{unseen}: not looked up"))
     try:
         look = partial(_look, loaded, by_name, planned)
         pinned = tuple(Asked(look, seconds or _SECONDS).answer())

@@ -113,7 +113,7 @@ def _improbable(rehearsed: Rehearsal, known: Mapping[str, int], plan: LookPlan, 
     chance = f"a model that lost nothing passes in about {100 * rehearsed.go:.0f} % when {100 * TYPICAL_FLIPS:g} % flip"
     auto = policy.model_copy(update={"method": "auto"})
     if policy.method != "auto" and plan_looks(known, auto).method != plan.method:
-        return f"{chance}: method {plan.method} is not the one for these tasks, leave it to `auto`"
+        return f"{chance}: method {plan.method} does not suit these tasks; use `auto`"
     task, margin = rehearsed.failing, policy.task_margin
     items = known.get(task, plan.items)
     if not task or items >= items_needed(margin, TYPICAL_FLIPS, policy.confidence, POWER):

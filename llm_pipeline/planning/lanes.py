@@ -43,7 +43,7 @@ def _why(targets: Sequence[Target]) -> Iterator[str]:
         if target.engine.startswith("tensorrt_llm") and target.runtime_version and _is_before_prompt_logprobs(target)
     }
     for version in sorted(filter(None, runtimes)):
-        yield f"TensorRT-LLM {version} has none to give (its LLM API has from {_FIRST_WITH_PROMPT_LOGPROBS} on)"
+        yield f"TensorRT-LLM {version} gives none (its LLM API does from {_FIRST_WITH_PROMPT_LOGPROBS} on)"
 
 
 def _is_before_prompt_logprobs(target: Target) -> bool:

@@ -98,7 +98,7 @@ def model_warnings(loaded: LoadedRelease, facts: ModelFacts | None) -> Iterator[
     if facts is None:
         return
     if facts.end_token is False:
-        yield "neither config.json nor generation_config.json names eos_token_id: answers end at their longest only"
+        yield "neither config.json nor generation_config.json names eos_token_id: answers end only at their longest"
     for target in loaded.release.targets:
         asked = target.limits.maximum_tokens_per_request
         stated = "maximum_tokens_per_request" in target.limits.model_fields_set

@@ -62,7 +62,7 @@ def see_model(
         if required or asked.sizes is None:
             raise _with_hint(error, where) from error
         facts = _facts(ModelDocuments({}, origin=_BY_HAND), asked, where)
-        return SeenModel(facts, (f"the model is judged by {_BY_HAND}, not by itself: {error.message}",))
+        return SeenModel(facts, (f"the model is judged by {_BY_HAND}, not by its own files: {error.message}",))
     return SeenModel(_facts(documents, asked, where), tuple(_contradictions(documents, asked)))
 
 
@@ -101,7 +101,7 @@ def _contradictions(documents: ModelDocuments, asked: ModelSource) -> list[str]:
     config = nested if isinstance(nested, dict) else documents.config
     stated = asked.sizes.model_dump(exclude_none=True) if asked.sizes else {}
     return [
-        f"model.sizes.{name} is {value}, but the model's config.json says {config[name]}, which counts"
+        f"model.sizes.{name} is {value}, but the model's config.json says {config[name]}, which is used"
         for name, value in stated.items()
         if config.get(name, value) != value
     ]

@@ -55,7 +55,7 @@ def advise_split(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) 
     if why is None:
         return None
     if over_pcie:
-        why += f"; its ranks would talk over PCIe in every layer ({over_pcie})"
+        why += f"; its ranks would communicate over PCIe in every layer ({over_pcie})"
     return SplitAdvice(tensor=best.tensor, pipeline=best.pipeline, gpus=best.world_size, why=why)
 
 
@@ -65,7 +65,7 @@ def _why(target: Target, best: Parallelism, *, fits: bool, over_pcie: bool) -> s
     if not fits:
         return f"it fits on {gpus}"
     if best.world_size < now.world_size:
-        return f"what the limits ask for fits on {gpus} of the {now.world_size}: more are only faster"
+        return f"what the limits ask for fits on {gpus} of the {now.world_size}: more only make it faster"
     if now.tensor > target.gpus_per_node:
         return f"tensor parallelism {now.tensor} leaves the NVLink of one node of {target.gpus_per_node}"
     if best.tensor > now.tensor and not over_pcie:

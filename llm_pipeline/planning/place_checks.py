@@ -46,7 +46,9 @@ def place_warnings(
         return (f"{error.message}: it is handed over to {model_id}",)
     except (PipelineError, OSError) as error:
         reason = error.message if isinstance(error, PipelineError) else str(error)
-        return (f"whose places they are is not known: {loaded.deployment.store.uri} cannot be read now: {reason}",)
+        return (
+            f"which models hold the places is not known: {loaded.deployment.store.uri} cannot be read now: {reason}",
+        )
     return tuple(
         f"place {place} is handed over by {holder.model_id}: its users get {model_id} once this release is promoted"
         for place, holder in holders.items()

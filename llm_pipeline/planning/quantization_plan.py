@@ -127,7 +127,7 @@ def _shortage(
 ) -> list[str]:
     (count, needed), (batch, fits) = gpus, batches
     if not fits:
-        more = f"{needed} hold it" if needed else "no number of them holds one layer"
+        more = f"{needed} hold it" if needed else "no number of them can hold one layer"
         what = f"{recipe.name} does not fit {count} x {gpu.name}"
         return [f"{what}: layers will wait in the host's memory, which is slow; {more}"]
     if batch > fits:

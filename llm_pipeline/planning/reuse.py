@@ -164,7 +164,7 @@ def _look_up(flow: _ForeseenFlow, history: History, request: StageRequest) -> St
     if stage.may_decide_again(record.result.judgement):
         return StepReuse(outcome="computed", why=f"undecided before: {_made_by(record)}")
     if not all(flow.store.exists(ref) for ref in record.result.artifacts.values()):
-        return StepReuse(outcome="computed", why="its artifact is not in the store any more")
+        return StepReuse(outcome="computed", why="its artifact is no longer in the store")
     flow.foreseen[request.stage, request.subject] = record.result
     return StepReuse(outcome="reused", why=_made_by(record))
 

@@ -92,7 +92,7 @@ def _added(figures: Sequence[float | None], digits: int) -> str:
 
 
 def _sum(total: TotalCost) -> list[str]:
-    due = f"  all that is due, every recipe tried: {_duration(total.seconds)} one after another"
+    due = f"  everything due, with every recipe tried: {_duration(total.seconds)} one after another"
     if total.not_known:
         due += f", and {len(total.not_known)} steps of unknown time"
     if not total.gpu_hours:

@@ -32,10 +32,10 @@ def _checked_place(flow: tuple[Step, ...], added: Step) -> int:
     if added.name in names:
         raise ConfigError(f"step {added.name!r} is in the flow already", hint="give the added step another name")
     if unknown := [name for name in (*added.after, *added.before) if name not in names]:
-        missing = f"step {added.name!r} names steps that there are not: {', '.join(unknown)}"
+        missing = f"step {added.name!r} names unknown steps: {', '.join(unknown)}"
         raise ConfigError(missing, hint=f"steps are: {', '.join(names)}")
     if not added.after:
-        raise ConfigError(f"step {added.name!r} comes after nothing", hint="name a step in `after`")
+        raise ConfigError(f"step {added.name!r} comes after no step", hint="name a step in `after`")
     place = _place(flow, added)
     if early := [name for name in added.before if names.index(name) < place]:
         raise ConfigError(f"step {added.name!r} is to come before {', '.join(early)}, and after a later one")

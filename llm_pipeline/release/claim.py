@@ -87,7 +87,7 @@ class ReleaseClaim:
 
         state = _change(self._store, self._model_id, asked)
         for other, why in buried.items():
-            log.warning(f"{other} does not count any more: {why}", model=self._model_id)
+            log.warning(f"{other} no longer counts: {why}", model=self._model_id)
         return self._answer(state)
 
     def check(self, release_id: str = "") -> None:
@@ -137,7 +137,7 @@ class ReleaseClaim:
             try:
                 self.give_back()
             except Transient as error:
-                log.warning("could not give the claim on the model back", model=self._model_id, reason=str(error))
+                log.warning("could not release the claim on the model", model=self._model_id, reason=str(error))
 
     def waiting_for(self, other: Claimant) -> str:
         """Whom we wait for and since when it is on its way, in words that help."""
@@ -227,7 +227,7 @@ class ReleaseClaim:
         if self._run_is_over and isinstance(party, AirflowRun) and (over := self._run_is_over(party)) is not None:
             return "its DAG run is over" if over else ""
         if other.silent_for(timedelta(hours=other.stale_after_hours)):
-            return f"nothing was heard of it since {other.renewed_at:%Y-%m-%d %H:%M} UTC"
+            return f"it gave no sign of life since {other.renewed_at:%Y-%m-%d %H:%M} UTC"
         return ""
 
 

@@ -329,17 +329,17 @@ def _reuse(stage: Stage[Any], store: ArtifactStore, key: str) -> StageResult | N
     if found is None:
         return None
     if problem := _distrust(store, key, *found):
-        log.warning("a stored result cannot be trusted and is computed again", key=key[:12], problem=problem)
+        log.warning("a stored result cannot be trusted: computing it again", key=key[:12], problem=problem)
         return None
     result = found[0].result
     if stage.may_decide_again(result.judgement):
-        log.info("it was undecided the last time: measured again", release=result.release_id, key=key[:12])
+        log.info("it was undecided last time: measuring again", release=result.release_id, key=key[:12])
         return None
     for name, ref in result.artifacts.items():
         if damage := store.check(ref):
             first = damage[0]
             log.warning(
-                f"a stored {name} is damaged and is made again",
+                f"a stored {name} is damaged: making it again",
                 artifact=str(ref),
                 file=first.path,
                 problem=first.problem,
@@ -360,7 +360,7 @@ def _record_failure(request: StageRequest, failure: StageFailure | None) -> None
         else:
             replace_document(store, name, failure.model_dump(mode="json"))
     except Exception as error:  # noqa: BLE001 - whatever it is, the outcome itself must come back
-        log.warning("the outcome could not be noted in the release", reason=str(as_pipeline_error(error)))
+        log.warning("the outcome could not be recorded in the release", reason=str(as_pipeline_error(error)))
 
 
 def _failure(request: StageRequest, error: PipelineError) -> StageFailure:

@@ -88,9 +88,7 @@ FLOW: tuple[Step, ...] = (
     Step(
         name="claim",
         title="Wait for the turn",
-        words=(
-            "Waits, without a worker, until no other release of the model is on its way, or takes an older one's place."
-        ),
+        words=("Waits, without a worker, until no other release of the model is running, or supersedes an older one."),
         kind=Kind.CLAIM,
     ),
     Step(
@@ -104,7 +102,7 @@ FLOW: tuple[Step, ...] = (
         name="review_license",
         title="Licence review",
         words=(
-            "Asks a human when the model's licence or gating changed since the release before; else it goes on by "
+            "Asks a person if the model's licence or gating changed since the release before; otherwise continues by "
             "itself."
         ),
         kind=Kind.QUESTION,

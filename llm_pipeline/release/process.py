@@ -59,7 +59,7 @@ def run_stage_process(name: str, request_path: Path, result: str, log_path: Path
         stopped = StageCancelled("the stage was asked to stop", hint="run it again: finished work is kept")
         outcome = _failure(request, stopped)
     except OutOfTime:
-        log.error("stopped: out of time", limit_seconds=request.time_limit_seconds)  # noqa: TRY400 - no fault of ours
+        log.error("stopped at the time limit", limit_seconds=request.time_limit_seconds)  # noqa: TRY400 - no fault of ours
         outcome = _failure(request, _out_of_time(request))
     _write(request, result, outcome)
     return ExitCode.GO if isinstance(outcome, StageResult) else outcome.error.exit_code
@@ -86,7 +86,7 @@ def _out_of_time(request: StageRequest) -> StageOutOfTime:
 def _give_up(request: StageRequest, result: str) -> None:
     """The last resort, in another thread: the main one does not come back from native code."""
     try:
-        log.error("the stage does not end by itself: its process is killed")
+        log.error("the stage did not stop in time: killing its process")
         _write(request, result, _failure(request, _out_of_time(request)))
     finally:
         for child in psutil.Process().children(recursive=True):

@@ -116,13 +116,13 @@ class _Collector:
         """The record first; a release that was resolved again since, or is while its documents go, stays."""
         record = f"releases/{release.release_id}/release.json"
         if self._revision(record) != release.revision:
-            self._skipped.append(f"release {release.release_id}, which was used meanwhile")
+            self._skipped.append(f"release {release.release_id}, which came into use meanwhile")
             return
         self._store.delete_document(record)
         files = [f"releases/{release.release_id}/{name}" for name in _REPORT_FILES]
         for name in (*files, *release.documents):  # a listing finds the documents again, not the files
             if self._revision(record) is not None:
-                self._skipped.append(f"release {release.release_id}, which was used meanwhile")
+                self._skipped.append(f"release {release.release_id}, which came into use meanwhile")
                 return
             self._store.delete_document(name)
 
@@ -137,7 +137,7 @@ class _Collector:
         try:
             self._store.write_document(name, held.model_dump(), document.revision)
         except Conflict:
-            self._skipped.append(f"{what}, which was used meanwhile")
+            self._skipped.append(f"{what}, which came into use meanwhile")
             return
         self._store.delete_document(name)
 
@@ -151,7 +151,7 @@ class _Collector:
             if remove_condemned(self._store, ref, condemned):
                 log.info("removed an artifact", artifact=str(ref))
             else:
-                self._skipped.append(f"artifact {ref}, which was used meanwhile")
+                self._skipped.append(f"artifact {ref}, which came into use meanwhile")
 
     def _remove_rest(self, plan: RetentionPlan) -> None:
         for leftover in plan.leftovers:

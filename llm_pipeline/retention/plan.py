@@ -135,7 +135,7 @@ class _Planner:
     def _on_its_way(self, release: ReleaseState) -> Iterator[str]:
         for claim in (*self._holders, *self._waiting):
             if claim.release_id == release.release_id or (not claim.release_id and claim.release == release.config):
-                yield f"on its way: {claim.party}"
+                yield f"running: {claim.party}"
         for target in release.open_canaries:
             yield f"its canary on {target} is not finished"
         if release.release_id in self._running:

@@ -90,7 +90,7 @@ class RetentionReport(Frozen):
         yield f"and {self.artifacts_kept} artifacts"
         yield from ("", "removed" if self.deleted else "would be removed")
         yield from _table([one for one in self.going if one.fate == "removed"])
-        yield from ("", "of no use any more, and removed by a later run if that is still so then")
+        yield from ("", "no longer needed; removed by a later run if it still is not")
         yield from _table([one for one in self.going if one.fate == "condemned"])
         yield ""
         if self.postponed:
@@ -131,7 +131,7 @@ def going(plan: RetentionPlan, size_of: SizeOf, now: datetime, rules: Retention)
 
 def _artifacts(plan: RetentionPlan, size_of: SizeOf, now: datetime, rules: Retention) -> Iterator[Going]:
     for ref, condemned in plan.removed.items():
-        why = f"of use to nobody since {readable_time(condemned.condemnation.since)} UTC"
+        why = f"not needed since {readable_time(condemned.condemnation.since)} UTC"
         yield Going(what="artifact", name=_name(ref), fate="removed", why=why, bytes=size_of(ref))
     later = dict.fromkeys(plan.condemned, now + timedelta(hours=rules.grace_hours))
     for ref, after in {**later, **plan.waiting}.items():

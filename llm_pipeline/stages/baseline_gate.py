@@ -54,7 +54,9 @@ def _asked_alike(production: Path, now: EvaluationSummary) -> list[ScoredItem]:
     try:
         earlier = read_summary(production).harness
     except IntegrityError as error:
-        log.info("the baseline in production is of another version of this package: not compared", reason=error.message)
+        log.info(
+            "the baseline in production was made by another version of this package: not compared", reason=error.message
+        )
         return []
     facts = ("score", "chat template")
     alike = {

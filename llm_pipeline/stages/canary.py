@@ -240,7 +240,7 @@ def _already_there(candidate: ArtifactRef) -> Judgement:
         verdict=Verdict.GO,
         measured=1.0,
         samples=1,
-        detail=f"production serves {candidate} already: no traffic was shifted",
+        detail=f"production already serves {candidate}: no traffic was shifted",
     )
     return judge("already in production", [fact])
 

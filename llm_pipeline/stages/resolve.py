@@ -90,7 +90,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     _require_space(context, loaded, model)
     change = license_change(model_released_before(context.store, loaded.release.name), model)
     if change:
-        log.warning("the licence or the gating is not what it was", change=change, model=model.name)
+        log.warning("the licence or the gating has changed", change=change, model=model.name)
     datasets = _publish_datasets(context, loaded)
     data_commits = {data.name: data.commit for data in plan.data if data.commit}
     for name, commit in data_commits.items():

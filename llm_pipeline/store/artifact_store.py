@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Conflict(Transient):
-    """A document was changed by somebody else since it was read."""
+    """A document was changed by another process since it was read."""
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def _read(store: ArtifactStore, ref: ArtifactRef) -> Condemned | None:
     document = store.read_document(name)
     if document is None:
         return None
-    hint = "remove this document: the grace period of the artifact begins anew"
+    hint = "remove this document: the artifact's grace period starts again"
     return Condemned(understood(Condemnation, document.value, name, hint=hint), document.revision)
 
 

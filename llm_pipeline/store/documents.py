@@ -51,7 +51,7 @@ def unwrapped(data: bytes, name: str, where: str, revision_key: str) -> Unwrappe
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _no_document(name, where, str(error)) from error
     if not isinstance(value, dict):
-        raise _no_document(name, where, "its value is no object")
+        raise _no_document(name, where, "its value is not an object")
     signature = wrapped.get("signature")
     return Unwrapped(value, beside, signature if isinstance(signature, str) else None)
 

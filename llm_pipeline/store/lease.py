@@ -135,7 +135,7 @@ class Lease:
         try:
             self._write(time.time() + self._seconds)
         except Conflict as error:
-            raise LeaseHeld(f"{self._document} was just taken by somebody else") from error
+            raise LeaseHeld(f"{self._document} was just taken by another process") from error
         self._renewer.start()
         return self
 
@@ -147,7 +147,7 @@ class Lease:
             try:
                 self._write(0.0)
             except (Conflict, Transient) as error:
-                log.warning("could not give back a lease; it will expire", lease=self._document, reason=str(error))
+                log.warning("could not release a lease; it will expire", lease=self._document, reason=str(error))
 
     def conclude(self, conclusion: dict[str, JsonValue]) -> None:
         """Write what the work came to and give the lease back, in one step.

@@ -134,7 +134,7 @@ class LocalStore:
         """See `ArtifactStore.leftovers`."""
         limit = datetime.now(UTC) - older_than
         entries = [*list_directory(self.root / "incoming"), *list_directory(self.root / "damaged")]
-        with _disk_errors("cannot look at what interrupted publications left"):
+        with _disk_errors("cannot list what interrupted publications left"):
             found = [self._leftover(entry) for entry in entries if not _in_use(entry)]
         return [leftover for leftover in found if leftover.changed_at <= limit]
 
@@ -163,7 +163,7 @@ class LocalStore:
         with _disk_errors(f"cannot write {name}"), self._locked(name):
             current = self.read_document(name)
             if (current.revision if current else None) != expect:
-                raise Conflict(f"{name} was changed by somebody else", hint="read it again and retry")
+                raise Conflict(f"{name} was changed by another process", hint="read it again and retry")
             revision = uuid.uuid4().hex  # a number would come again once the document was deleted and made anew
             document = {"revision": revision, "value": dict(value)} | signed_by(signature)
             self._replace_durably(path, json.dumps(document, indent=1, allow_nan=False).encode())
@@ -186,7 +186,7 @@ class LocalStore:
                 raise IntegrityError(
                     "a link in the store that leads to no document",
                     where=str(path),
-                    hint="put what it stands for in its place, or remove it",
+                    hint="replace it by the document it points to, or remove it",
                 )
             if path.suffix == ".json" and not path.name.startswith("."):
                 found.append(path.relative_to(self.root).as_posix())

@@ -100,7 +100,7 @@ class ModelDocument:
     def _close(self, store: ArtifactStore, name: str, expect: str) -> None:
         shared = store.read_document(name)
         if shared is None or shared.revision != expect:
-            raise Conflict(f"{name} was changed by somebody else", hint="read it again and retry")
+            raise Conflict(f"{name} was changed by another process", hint="read it again and retry")
         if _CLOSED not in shared.value:
             store.write_document(name, {**shared.value, _CLOSED: True}, expect)
 

@@ -97,7 +97,7 @@ def refuse_stranger(store: ArtifactStore, place: str, model_id: str) -> None:
     try:
         require_place(store, place, model_id)
     except (PlaceContested, IntegrityError, Transient) as error:
-        log.warning("whose place it is cannot be told; going on", place=place, reason=str(error))
+        log.warning("which model holds the place is unknown; continuing", place=place, reason=str(error))
 
 
 def claim_place(store: ArtifactStore, place: str, model_id: str, *, by: str) -> Holder:

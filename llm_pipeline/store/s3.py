@@ -80,7 +80,7 @@ class S3Store:
             if self._complete(statement, name, files):
                 self._abort_uploads(name)
                 return ref
-            log.warning("files vanished while they were published, and are sent again", artifact=str(ref))
+            log.warning("files vanished while they were published: sending them again", artifact=str(ref))
             back_off(attempt)
             opened = self._seals.open(ref, name)
         hint = "does a retention with too short a grace_hours, or a lifecycle rule of the bucket, remove them?"
@@ -199,7 +199,7 @@ class S3Store:
             if current is not None and current.nonce == nonce:
                 return current.document.revision
             if isinstance(error, Changed):
-                message = f"{name} was changed by somebody else"
+                message = f"{name} was changed by another process"
                 raise Conflict(message, where=error.where, hint="read it again and retry") from error
             raise
 
@@ -269,7 +269,7 @@ class S3Store:
         """The error for damage, after which the artifact is complete no more: the next run makes it again."""
         if opened.sealed.marker is not None:
             self._seals.break_marker(opened)
-            log.warning("a damaged artifact is complete no more", artifact=str(ref))
+            log.warning("a damaged artifact is no longer marked complete", artifact=str(ref))
         return self._not_whole(ref, found)
 
     def _not_whole(self, ref: ArtifactRef, found: Sequence[Difference]) -> IntegrityError:

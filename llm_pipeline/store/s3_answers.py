@@ -98,7 +98,7 @@ def following_page(page: Mapping[str, Any], names: Mapping[str, str], marker: Ma
         return {}
     following = {parameter: page.get(field) for parameter, field in names.items()}
     if None in following.values() or following == marker:
-        raise Incomplete("a listing is cut short, and does not say how to go on", hint="run it again")
+        raise Incomplete("a listing is cut short, and does not say how to continue", hint="run it again")
     return following
 
 

@@ -24,7 +24,7 @@ _NEEDED = (
     "s3:GetObject, PutObject, DeleteObject, ListBucket, ListBucketMultipartUploads, ListMultipartUploadParts, "
     "AbortMultipartUpload"
 )
-_AGAIN = "run it again; it goes on where it stopped"
+_AGAIN = "run it again; it continues where it stopped"
 _OVER_LIMIT = f"check the network, the proxy (HTTPS_PROXY) and store.endpoint, then {_AGAIN}"
 _REGION = "set store.region to the bucket's region"
 
@@ -59,7 +59,7 @@ _KINDS: dict[str, tuple[type[PipelineError], str]] = {
     "IllegalLocationConstraintException": (ConfigError, _REGION),
     "PermanentRedirect": (ConfigError, _REGION),
     "RequestTimeTooSkewed": (Terminal, "set this machine's clock: it is more than 15 minutes off S3's"),
-    "BadDigest": (Transient, "the bytes were damaged on their way; run it again"),
+    "BadDigest": (Transient, "the bytes were damaged in transit; run it again"),
     "InvalidPart": (Transient, _AGAIN),
     "RequestTimeout": (Transient, _AGAIN),
     "ServiceUnavailable": (Transient, _AGAIN),
@@ -183,7 +183,7 @@ def _of_botocore(error: Exception, config: StoreConfig, where: str) -> PipelineE
     if isinstance(error, (aws.ParamValidationError, aws.NoRegionError, aws.BaseEndpointResolverError, ValueError)):
         return ConfigError(str(error), where=where, hint="correct store.endpoint, store.region and store.uri")
     if passed := passed_limit(error):
-        return OverLimit(f"an answer of S3 is not taken: {passed}", where=where, hint=_OVER_LIMIT)
+        return OverLimit(f"an answer from S3 was rejected: {passed}", where=where, hint=_OVER_LIMIT)
     return Transient(
         f"no answer from S3: {error}", where=where, hint="check the network and store.endpoint, then run it again"
     )

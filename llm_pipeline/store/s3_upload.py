@@ -199,7 +199,7 @@ def _to_go_on_with(bucket: Bucket, file: LocalFile) -> tuple[S3Upload, dict[int,
     if not found:
         return None
     best = max(found, key=lambda candidate: len(candidate[1]))
-    log.info("going on with an interrupted upload", file=file.listed.path, parts=len(best[1]))
+    log.info("continuing an interrupted upload", file=file.listed.path, parts=len(best[1]))
     return best
 
 

@@ -30,7 +30,7 @@ from llm_pipeline.store.artifact_store import Difference
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest
 
 _NOT_AUTHENTIC = "altered: the signature does not fit its own content"
-_NOT_A_BUNDLE = "not a signature: it is no sigstore bundle"
+_NOT_A_BUNDLE = "not a signature: it is not a sigstore bundle"
 
 
 class Signatures:
@@ -61,7 +61,7 @@ class Signatures:
         if self._method is None or not self._method.signs:
             if self.required:
                 raise ConfigError(
-                    "this store requires signatures, and nothing signs here",
+                    "this store requires signatures, and no signing key is set here",
                     where="signing",
                     hint="give private_key, or keyless and its identity token, where stages run",
                 )
@@ -126,7 +126,7 @@ class Signatures:
             signature = path.read_bytes()
         if self.required and (found := method.problems(hashes, signature)):
             raise ConfigError(
-                f"what is signed here would be refused: {found[0].problem}",
+                f"what this key signs would be refused: {found[0].problem}",
                 where="signing",
                 hint="add the public half of private_key to public_keys",
             )

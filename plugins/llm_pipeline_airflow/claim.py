@@ -79,7 +79,7 @@ class GiveBackOperator(BaseOperator):
     def execute(self, context: Context) -> None:
         """Give the claim back; one that was taken over is left alone."""
         held = claim_of(self.config_path, context).give_back()
-        log.info("the next release of the model may begin" if held else "this run did not hold the claim any more")
+        log.info("the next release of the model may begin" if held else "this run no longer held the claim")
 
 
 def _refuse_impossible(config_path: str) -> None:

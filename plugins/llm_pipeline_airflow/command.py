@@ -69,9 +69,9 @@ class CommandOperator(BaseOperator):
         code = self._run([_python(deployment), *arguments], command_environment(deployment))
         tell(deployment, self.subject)
         if code == ExitCode.BAD_INPUT:
-            raise AirflowFailException(f"{command[0]} {self.subject} was refused: its log says why")
+            raise AirflowFailException(f"{command[0]} {self.subject} was refused; see its log")
         if code:
-            raise StageCrashed(f"{command[0]} {self.subject} ended with exit code {code}: its log says why")
+            raise StageCrashed(f"{command[0]} {self.subject} ended with exit code {code}: see its log")
 
     def on_kill(self) -> None:
         """Stop the command: each of its steps is safe to be done again."""

@@ -67,7 +67,7 @@ def started_by_watch(context: Context) -> Start | None:
         try:
             return Start.model_validate((event.extra or {}).get("payload"))
         except ValidationError:
-            log.info("an asset event at %s names no commit; somebody made it by hand", event.timestamp)
+            log.info("an asset event at %s names no commit; it was created by hand", event.timestamp)
     return None
 
 
@@ -87,7 +87,7 @@ def _claim_or_skip(loaded: LoadedRelease, start: Start, run: str) -> None:
     held = claim_commit(open_store(loaded.deployment.store), loaded.config.name, _claim(reference, run, "watch"))
     if held.run != run:
         raise AirflowSkipException(
-            f"nothing to do: {start.commit} was taken up by run {held.run} at {held.claimed_at:%Y-%m-%d %H:%M UTC}; "
+            f"nothing to do: {start.commit} was released by run {held.run} at {held.claimed_at:%Y-%m-%d %H:%M UTC}; "
             "trigger the DAG by hand to release it again"
         )
 
@@ -113,7 +113,7 @@ def _new_commit_or_skip(loaded: LoadedRelease, context: Context) -> str:
     serving = {target: _serving(store, loaded, target) for target in loaded.config.targets}
     if head.content and all(one is not None and one.content == head.content for one in serving.values()):
         raise AirflowSkipException(
-            f"nothing new: {model.id}@{model.revision} is {head.commit}, whose content production serves on "
+            f"nothing new: {model.id}@{model.revision} is {head.commit}, whose content production already serves on "
             f"{', '.join(serving)}; trigger the DAG by hand to release it again"
         )
     return head.commit
@@ -131,7 +131,7 @@ def _serving(store: ArtifactStore, loaded: LoadedRelease, target: str) -> Refere
         return None
     try:
         record = read_record(store, production.release_id)
-    except ConfigError:  # somebody removed it: what it was made from cannot be told
+    except ConfigError:  # somebody removed it: what it was made from is unknown
         return None
     if record.release != loaded.release:
         return None

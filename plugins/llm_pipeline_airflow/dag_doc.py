@@ -7,12 +7,12 @@ from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.planning.ladder import climbing_order
 
 _TURNS = {
-    "wait": "this one waits until those before it have ended",
-    "supersede": "an older one stops at its next stage, takes down what it started, and this one begins",
+    "wait": "this one waits until earlier ones have ended",
+    "supersede": "an older one stops at its next stage and takes down what it started; then this one begins",
 }
 
 _LADDERS = {
-    "climb": "Recipes are tried from the top; one is passed over when a cheaper one has passed.",
+    "climb": "Recipes are tried from the top; one is skipped if a cheaper one has passed.",
     "every": "All recipes are tried; of those that pass, the one nearest to the top is taken.",
 }
 

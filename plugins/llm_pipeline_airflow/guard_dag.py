@@ -58,7 +58,7 @@ def guard_dag(used: UsedDeployment) -> DAG:
     dag = DAG(
         dag_id=f"{_PREFIX}{name}",
         dag_display_name=f"Guard of {name}",
-        description="Rolls back canaries that nobody watches",
+        description="Rolls back canaries whose controller is gone",
         doc_md=_DOC.format(name=name, file=used.path.name),
         schedule=used.deployment.guard.schedule,
         catchup=False,
@@ -72,7 +72,7 @@ def guard_dag(used: UsedDeployment) -> DAG:
         GuardOperator.partial(
             task_id="guard",
             task_display_name="Guard",
-            doc_md="One line in the log for each thing that it did; `nothing to do` otherwise.",
+            doc_md="The log has one line for each thing that it did, or `nothing to do`.",
             map_index_template=TARGET_LABEL,
             deployment_file=str(used.path),
             **FIRST_IN_LINE,

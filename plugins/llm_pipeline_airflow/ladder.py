@@ -41,7 +41,7 @@ class RecipeOperator(StageOperator):
             AirflowSkipException: The recipe is passed over, or what it needs did not end well.
         """
         if missing := unsuccessful(context, self.needs):
-            raise self._skipped("not tried", f"{missing} did not end well in this run")
+            raise self._skipped("not tried", f"{missing} did not succeed in this run")
         if failed := _failed(context, self.useless_without):
             raise self._skipped("not tried", f"{failed} failed in this run")
         if self.release_id and (why := self.flow().passed_over(self.subject)):
@@ -73,7 +73,7 @@ class NeedingOperator(StageOperator):
             AirflowFailException: What it needs did not end well; a result of an earlier run is none of this one.
         """
         if missing := unsuccessful(context, self.needs):
-            raise AirflowFailException(f"{self.stage} is not run: {missing} did not end well in this run")
+            raise AirflowFailException(f"{self.stage} is skipped: {missing} did not succeed in this run")
         return super().request(context)
 
 

@@ -102,7 +102,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     def request(self, context: Context) -> StageRequest:  # noqa: ARG002 - the first stage reads the run's parameters
         """What the stage is asked to do."""
         if not self.release_id:
-            raise AirflowSkipException("there is no release: its first stage did not end well")
+            raise AirflowSkipException("there is no release: its first stage failed")
         return self.flow().request(self.stage, f"{self.subject}:{self.step}" if self.step else self.subject)
 
     def flow(self) -> Flow:
@@ -139,7 +139,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """Running, ended (with a result or a terminal error) or lost; see `ResumableJobMixin`."""
         job = Job.model_validate(external_id)
         if self._runner_here().is_active(job):
-            log.info("the stage of an earlier try still runs; following it")
+            log.info("the stage of an earlier attempt is still running; following it")
             return _RUNNING
         try:
             self._runner_here().outcome(job)

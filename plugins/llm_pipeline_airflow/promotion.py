@@ -50,9 +50,9 @@ class TellingOperator(StageOperator):
             self._told_at = time.monotonic()
 
     def _tell(self) -> None:
-        loaded = attempt("reading whom to tell", load_release, Path(self.config_path))
+        loaded = attempt("reading whom to notify", load_release, Path(self.config_path))
         if isinstance(loaded, PipelineError):  # the config was changed meanwhile: no reason to end a canary
-            log.warning("nobody is told: %s", loaded)
+            log.warning("no notification is sent: %s", loaded)
             return
         tell(loaded.deployment, loaded.config.place_of(self.subject), self.release_id)
 

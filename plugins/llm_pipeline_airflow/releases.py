@@ -15,7 +15,7 @@ from llm_pipeline.store import ArtifactStore, open_store
 
 log = get_logger(__name__)
 
-_NOT_LOOKED = "not looked yet: the watch begins when the DAG is no longer paused and a triggerer runs"
+_NOT_LOOKED = "the watch has not looked yet: it starts once the DAG is unpaused and a triggerer runs"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def _error_family_policy() -> ExceptionRetryPolicy:
             RetryRule(
                 exception="llm_pipeline.base.errors.Transient",
                 action=RetryAction.RETRY,
-                reason="a transient error: it may pass when tried again",
+                reason="a transient error: trying again may help",
             ),
             RetryRule(
                 exception="llm_pipeline.base.errors.Terminal",

@@ -60,7 +60,7 @@ def rollback_dag(used: UsedDeployment) -> DAG:
     dag = DAG(
         dag_id=f"{_PREFIX}{name}",
         dag_display_name=f"Rollback of {name}",
-        description="Leaves a release, on trial or in production, on a person's word",
+        description="Rolls back a release on trial or in production, at a person's request",
         doc_md=_DOC.format(name=name),
         schedule=None,
         catchup=False,

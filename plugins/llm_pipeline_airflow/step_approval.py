@@ -59,7 +59,7 @@ class StepApprovalOperator(DecisionOperator):
         self.turn.check(context, self.target)
         flow = self.flow()
         if replaces_nothing(flow, self.target):
-            log.info("there is nothing to compare %s with: nobody is asked", flow.record.release_id)
+            log.info("there is nothing to compare %s with: no question is asked", flow.record.release_id)
             return None
         approval = self._question(flow)
         if approval.answer != "waiting":

@@ -32,7 +32,7 @@ def tell(deployment: Deployment, target: str, release_id: str = "") -> None:
     try:
         _tell(deployment, target, release_id)
     except Exception as error:  # noqa: BLE001 - people who are not told must not fail a canary
-        log.warning("%s", Lines(f"nobody is told: {type(error).__name__}\n{places_of(error)}"))
+        log.warning("%s", Lines(f"no notification is sent: {type(error).__name__}\n{places_of(error)}"))
 
 
 def _tell(deployment: Deployment, target: str, release_id: str) -> None:
@@ -62,7 +62,7 @@ def _connection(name: str) -> Connection | None:
     try:
         connection: Connection = Connection.get(name)
     except (AirflowException, AirflowRuntimeError, ValueError) as error:  # the last: its text is no connection
-        log.warning("nobody is told by the connection %s: %s", name, type(error).__name__)
+        log.warning("no notification is sent by the connection %s: %s", name, type(error).__name__)
         return None
     return connection
 
@@ -78,7 +78,7 @@ def _mail_server(connection: Connection) -> MailServer | None:
     extra = connection.extra_dejson
     sender = extra.get("from_email") or connection.login
     if not connection.host or not sender:
-        log.warning("nobody is told by e-mail: the connection names no host, or no sender (from_email)")
+        log.warning("no notification is sent by e-mail: the connection names no host, or no sender (from_email)")
         return None
     plain = bool(extra.get("disable_tls", False))
     return MailServer(

@@ -41,7 +41,7 @@ class Turn:
             AirflowSkipException: What it needs did not end well, or a target before it was not promoted.
         """
         if missing := unsuccessful(context, self.needs):
-            raise _not_begun(target, f"{missing} did not end well in this run")
+            raise _not_begun(target, f"{missing} did not succeed in this run")
         offered = passed_targets(context, self.last_gates)
         if target not in offered:
             raise AirflowFailException(

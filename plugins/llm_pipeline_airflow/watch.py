@@ -50,7 +50,7 @@ _STATUS_REFRESH = timedelta(minutes=15)
 _ON_THEIR_WAY = ["queued", "running"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REQUEST_ID = re.compile(r"\s*\(Request ID:[^)]*\)")
-_NO_MEMORY = Decision(Outcome.TROUBLE, "the watch cannot use what it remembers", look_again_seconds=60.0)
+_NO_MEMORY = Decision(Outcome.TROUBLE, "the watch cannot use its stored state", look_again_seconds=60.0)
 
 
 class Watched(ConfigModel):
@@ -163,7 +163,7 @@ class HubRevisionTrigger(BaseEventTrigger):
             except Exception as error:  # noqa: BLE001 - the watch goes on, whatever one look met
                 # Nothing was remembered, so nothing may be started: an event without a memory could be made twice.
                 what = f"the release watch of {self.watched.config}"
-                log.warning("%s cannot use what it remembers: %s", what, self._known(error, what))
+                log.warning("%s cannot use its stored state: %s", what, self._known(error, what))
                 decision = _NO_MEMORY
             if decision.start is not None:
                 yield TriggerEvent(decision.start.model_dump(mode="json"))  # type: ignore[no-untyped-call]
@@ -176,7 +176,7 @@ class HubRevisionTrigger(BaseEventTrigger):
             try:
                 return WatchState.model_validate(kept)
             except ValidationError as error:
-                log.warning("what the watch of %s remembered is unreadable: %s", self.watched.config, error)
+                log.warning("the stored state of the watch of %s cannot be read: %s", self.watched.config, error)
         return await asyncio.to_thread(self._state_of_claims)
 
     async def _remember(self, state: WatchState) -> None:

@@ -64,7 +64,7 @@ def run_report(dag_id: str, run_id: str) -> HTMLResponse:
     try:
         report = store.read_file(report_name(release_id))
     except FileNotFoundError:
-        return _message(404, "No report yet", f"Release {release_id} is under way; its report is written at the end.")
+        return _message(404, "No report yet", f"Release {release_id} is running; its report is written at the end.")
     return HTMLResponse(report.decode(errors="replace"), headers=_SECURITY_HEADERS)
 
 
@@ -139,7 +139,7 @@ def _time(at: datetime | None) -> str:
 def _failed(error: PipelineError) -> HTMLResponse:
     """For what a page could not be made of; an error of ours is written for people, any other is for the log."""
     if isinstance(error, InternalError):
-        return _message(500, "Internal error", "The API server's log says more.")
+        return _message(500, "Internal error", "See the API server's log.")
     return _message(503 if isinstance(error, Transient) else 500, "Not available", str(error))
 
 

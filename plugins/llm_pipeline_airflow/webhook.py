@@ -31,7 +31,7 @@ from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.runs import releases_directory
 
 router = APIRouter(
-    route_class=guarded_route(lambda _error: JSONResponse({"detail": "Internal error: the log says more"}, 500))
+    route_class=guarded_route(lambda _error: JSONResponse({"detail": "Internal error: see the log"}, 500))
 )
 
 log = get_logger(__name__)
@@ -132,6 +132,6 @@ def _call(config: _WatchedConfig) -> None:
         call_webhook(open_store(config.store), config.name)
     except Exception as error:
         known = known_fault(error, f"the hub's call about {config.name}")
-        log.warning("the watch of %s cannot be told of the hub's call: %s", config.name, known)
+        log.warning("the watch of %s could not be told of the hub's call: %s", config.name, known)
         raise HTTPException(status_code=503, detail="Try again later") from error
     log.info("the hub called about %s: the watch of %s looks at once", config.model_id, config.name)

@@ -122,7 +122,7 @@ def test_the_claim_of_a_run_that_has_ended_is_taken_over(project, store, airflow
         claim = ClaimSensor(task_id="claim", config_path=config)
         GiveBackOperator(task_id="give_back", config_path=config).as_teardown(setups=claim)
     assert run_of(begins).state == "success"
-    assert f"(DAG ended, run {run.run_id}) does not count any more: its DAG run is over" in caplog.text
+    assert f"(DAG ended, run {run.run_id}) no longer counts: its DAG run is over" in caplog.text
     assert read_claim(store, MODEL).everyone == ()
 
 

@@ -113,7 +113,7 @@ def test_a_release_whose_process_was_killed_is_taken_over_at_once(project, run):
     following = run("following")
     assert following.end() == ExitCode.BAD_INPUT
     assert following.said(f"release killed (process {killed.process.pid} on ")
-    assert following.said("does not count any more: its process is gone")
+    assert following.said("no longer counts: its process is gone")
     assert not following.said("waiting for release")
 
 

@@ -79,7 +79,7 @@ def test_a_recipe_that_fails_is_followed_by_the_next_and_one_that_passes_ends_th
     assert flow().result("choose", "cpu-a").judgement.verdict is Verdict.NO_GO
 
     said = run(**ENDS_THERE)
-    assert "large is passed over: a cheaper recipe passed (small)" in said
+    assert "large is skipped: a cheaper recipe passed (small)" in said
     assert flow().chosen_recipe("cpu-a") == "small"
 
 

@@ -125,7 +125,11 @@ def test_a_killed_worker_finds_its_stage_again_and_a_rejection_moves_no_traffic(
     until(lambda: started(marker))
     os.kill(run.details("recipes_1.quantize", 0)["pid"], signal.SIGKILL)
     until(lambda: (run.task("recipes_1.quantize", 0).tries, run.task("recipes_1.quantize", 0).state) == (2, "running"))
-    until(lambda: any("the stage of an earlier try still runs" in line for line in run.log("recipes_1.quantize", 2)))
+    until(
+        lambda: any(
+            "the stage of an earlier attempt is still running" in line for line in run.log("recipes_1.quantize", 2)
+        )
+    )
     found_again.touch()
 
     assert run.finish(approve=False) == "success"
@@ -136,7 +140,7 @@ def test_a_killed_worker_finds_its_stage_again_and_a_rejection_moves_no_traffic(
     passed_over = run.details("recipes_2.quantize", 0)
     assert (passed_over["state"], passed_over["rendered_map_index"]) == ("skipped", "large · passed over")
     log = run.log("recipes_2.quantize", 1)
-    assert any("large is passed over: a cheaper recipe passed (small)" in line for line in log)
+    assert any("large is skipped: a cheaper recipe passed (small)" in line for line in log)
     assert run.task("promotion_1.canary_5", 0).state == "skipped"
     assert run.task("report", -1).state == "success"
 

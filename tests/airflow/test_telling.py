@@ -55,7 +55,7 @@ def test_what_happens_is_told_while_the_stage_runs_and_when_it_ended(step, proje
 def test_a_config_that_is_broken_meanwhile_does_not_end_the_canary(step, project, caplog):
     project.config.write_text("nonsense: 1\n")
     step._tell()
-    assert "nobody is told" in caplog.text
+    assert "no notification is sent" in caplog.text
 
 
 @pytest.mark.parametrize("place", ["llm_pipeline.store.open_store", "llm_pipeline_airflow.telling.secrets_of"])
@@ -67,6 +67,6 @@ def test_what_nobody_expected_does_not_end_the_canary_and_stays_out_of_the_log(s
 
     monkeypatch.setattr(place, fail)
     step._tell()
-    assert "nobody is told: RuntimeError" in caplog.text
+    assert "no notification is sent: RuntimeError" in caplog.text
     assert "raise RuntimeError(secret)" in caplog.text
     assert secret not in caplog.text

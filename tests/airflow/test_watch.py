@@ -417,7 +417,7 @@ def test_a_run_releases_the_commit_of_its_newest_event(watching):
 def test_a_retry_or_a_clear_of_the_run_releases_its_commit_again_and_another_run_does_not(watching):
     first = context("run 1", events=[event(A)])
     assert [revision_of_run(watching.loaded, first) for _ in range(2)] == [A, A]
-    with pytest.raises(AirflowSkipException, match=f"{A} was taken up by run release__tiny/run 1"):
+    with pytest.raises(AirflowSkipException, match=f"{A} was released by run release__tiny/run 1"):
         revision_of_run(watching.loaded, context("run 2", events=[event(A)]))
     assert revision_of_run(watching.loaded, context("run 2", events=[event(B)])) == B
 

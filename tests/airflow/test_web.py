@@ -38,7 +38,7 @@ def client(project, monkeypatch) -> Iterator[TestClient]:
         (Transient("the store does not answer"), 503, "the store does not answer"),
         (OSError(5, "Input/output error", "/store/x"), 503, "/store/x: Input/output error"),
         (IntegrityError("a document is not valid"), 500, "a document is not valid"),
-        (ZeroDivisionError("of hunter2"), 500, "log says more"),
+        (ZeroDivisionError("of hunter2"), 500, "server&#x27;s log"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )

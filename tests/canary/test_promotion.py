@@ -62,7 +62,7 @@ def test_a_promoted_release_becomes_production_and_the_old_one_previous(store) -
 
 def test_production_does_not_move_while_somebody_else_acts_on_the_place(store) -> None:
     canary(store, Phase.PROMOTED)
-    with Lease(store, lease_name("cpu")), pytest.raises(PlaceBusy, match="somebody moves the traffic of cpu now"):
+    with Lease(store, lease_name("cpu")), pytest.raises(PlaceBusy, match="somebody is moving the traffic of cpu now"):
         settle(store)
     production = read_pointers(store, MODEL, "cpu")[0].production
     assert production is not None

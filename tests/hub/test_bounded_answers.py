@@ -104,7 +104,7 @@ def test_a_compressed_answer_is_refused_before_it_is_unpacked() -> None:
 
 def test_an_answer_that_takes_too_long_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_answers, "ANSWER_SECONDS", 0.0)
-    with hub_that_answers(200, b"{}") as endpoint, pytest.raises(HubUnavailable, match="not whole after"):
+    with hub_that_answers(200, b"{}") as endpoint, pytest.raises(HubUnavailable, match="not complete after"):
         ask(endpoint)
 
 
@@ -134,7 +134,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_soon")
 def test_a_head_that_drips_is_left_at_its_deadline() -> None:
     with serving(DRIPPING_HEAD) as endpoint:
-        with pytest.raises(HubUnavailable, match=r"head of the answer was not whole after 0\.2 s"):
+        with pytest.raises(HubUnavailable, match=r"head of the answer was not complete after 0\.2 s"):
             ask(endpoint)
         source = HubSource(connect(endpoint, "LLM_PIPELINE_TEST_TOKEN"))
         with pytest.raises(HubUnavailable, match="head of the answer"), source.open(MODEL, FILE, 0):

@@ -32,7 +32,7 @@ def test_what_fits_on_a_disk_passes(tmp_path: Path) -> None:
 def test_two_copies_on_one_disk_need_twice_the_space(tmp_path: Path) -> None:
     halves = Place("work_root", tmp_path / "work", MOST // 2), Place("store", tmp_path / "store", MOST // 2)
     require_space(*halves)
-    with pytest.raises(DiskTooSmall, match=r"938 MB are still to come and only 1,000 MB") as caught:
+    with pytest.raises(DiskTooSmall, match=r"938 MB are still to be fetched and only 1,000 MB") as caught:
         require_space(*halves, Place("store", tmp_path / "store", 2_000_000))
     assert "work_root and store" in caught.value.where
 

@@ -138,7 +138,7 @@ def test_a_disk_that_cannot_hold_work_and_store_is_named_with_the_numbers(
     free(disk_space.SPARE_BYTES + 5_999_000)
     error = release.refusal().error
     assert error.type == DiskTooSmall.__name__
-    assert error.message == "6 MB are still to come and only 70 MB are free"
+    assert error.message == "6 MB are still to be fetched and only 70 MB are free"
     assert error.where.startswith("work_root and store")
     assert only_looked_at(local_hub)
     free(disk_space.SPARE_BYTES + 6_001_000)

@@ -180,7 +180,7 @@ def test_a_start_is_over_when_a_run_claims_it():
 
 
 def test_what_could_not_be_compared_is_released_and_says_that_the_files_cannot_be_named():
-    assert "cannot be named" in see(pending(), Head(B, content="new"), 10)[1].words
+    assert "cannot be listed" in see(pending(), Head(B, content="new"), 10)[1].words
 
 
 def test_trouble_is_said_once_backs_off_and_is_forgotten_by_the_next_answer():

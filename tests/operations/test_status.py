@@ -70,7 +70,7 @@ def test_what_was_stopped_is_not_called_dead() -> None:
 def test_every_part_that_does_not_run_is_named() -> None:
     router = RouterStatus(kind="envoy", condition="has ended")
     said = list(not_running(POINTERS, {"blue": HANGS, "green": STOPPED}, router))
-    assert said[0] == "the envoy router has ended: users reach nothing"
+    assert said[0] == "the envoy router has ended: users get no answer"
     assert said[1] == "the server in blue (unknown) is running but gives no answer"
     assert said[2].startswith("all servers are dead")
 
@@ -155,7 +155,7 @@ def test_production_is_not_stopped_before_somebody_agreed(store, capsys) -> None
 def test_whoever_moves_traffic_now_is_not_disturbed(deployment, store) -> None:
     with Lease(store, lease_name("cpu")):
         for act in (start_production, stop_production):
-            with pytest.raises(Transient, match="somebody moves the traffic of cpu now"):
+            with pytest.raises(Transient, match="somebody is moving the traffic of cpu now"):
                 act(store, deployment, "cpu")
 
 

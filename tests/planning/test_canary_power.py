@@ -113,7 +113,7 @@ def test_the_plan_says_what_is_seen_of_rare_kinds_and_beside_servers_that_waver(
     assert power.wavering_ratio > 2.0 * CAREFUL.slow_ratio
     lines = "\n".join(canary_lines(power))
     assert "a kind of requests that is 2 % of the traffic" in lines
-    assert "latencies count by blocks of 10 s" in lines
+    assert "latencies are counted in blocks of 10 s" in lines
     assert f"only a rise of the odds by x {power.wavering_ratio:.2g} is told from chance" in lines
 
 

@@ -113,7 +113,7 @@ def test_405b_in_bf16_needs_two_nodes_with_tensor_parallelism_inside_each():
 def test_gpus_that_are_not_needed_are_named_and_a_split_that_is_right_is_left_alone():
     wasted = advise_split(target("H100-SXM5-80GB", tensor=4), FP8, shape("Llama-3.1-8B"))
     assert wasted is not None
-    assert wasted.why == "what the limits ask for fits on 1 GPU of the 4: more are only faster"
+    assert wasted.why == "what the limits ask for fits on 1 GPU of the 4: more only make it faster"
     assert advise_split(target("H100-SXM5-80GB"), FP8, shape("Llama-3.1-8B")) is None
     cpu = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
     assert advise_split(cpu, FP8, shape("Llama-3.1-8B")) is None

@@ -282,7 +282,7 @@ def test_an_artifact_that_was_removed_is_made_again(releases: Releases):
     flow = Flow(releases.store, read_record(releases.store, releases.release_id))
     releases.store.remove(flow.artifact("build", "cpu", "engine"))
     plan = releases.plan()
-    assert states(plan)["build cpu"] == ("computed", "its artifact is not in the store any more")
+    assert states(plan)["build cpu"] == ("computed", "its artifact is no longer in the store")
     assert states(plan)["package cpu"] == ("computed", "build is computed")
 
 

@@ -80,8 +80,8 @@ def test_a_step_of_the_whole_release_splits_no_group():
     ("changes", "message"),
     [
         ({"name": "build"}, "'build' is in the flow already"),
-        ({"after": ("stagin",)}, "names steps that there are not: stagin"),
-        ({"after": ()}, "comes after nothing"),
+        ({"after": ("stagin",)}, "names unknown steps: stagin"),
+        ({"after": ()}, "comes after no step"),
         ({"before": ("build",)}, "is to come before build, and after a later one"),
     ],
 )

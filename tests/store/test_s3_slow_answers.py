@@ -63,7 +63,7 @@ def test_a_head_that_drips_ends_as_an_error_that_says_so(
     limited(STRICT)
     store = S3Store(config)
     proxy.inject(dripping(PAUSE, head=True), when=always, times=1000)
-    with pytest.raises(Transient, match=r"the head of the answer was not whole after 0\.1 s.*store\.endpoint"):
+    with pytest.raises(Transient, match=r"the head of the answer was not complete after 0\.1 s.*store\.endpoint"):
         store.read_document(POINTERS) if act == "read" else store.write_document(POINTERS, {}, None)
 
 
@@ -75,7 +75,7 @@ def test_a_document_that_drips_ends_as_an_error_that_says_so(
         S3Store(config).write_document(POINTERS, {"n": "x" * 1000}, None)
     limited(STRICT)
     proxy.inject(dripping(PAUSE), when=is_a("GET", POINTERS), times=1000)
-    with pytest.raises(Transient, match=r"fewer than 10000 a second|not whole after 0\.1 s"):
+    with pytest.raises(Transient, match=r"fewer than 10000 a second|not complete after 0\.1 s"):
         S3Store(config).read_document(POINTERS)
     assert len(proxy.seen(is_a("GET", POINTERS))) == ATTEMPTS
 
@@ -85,7 +85,7 @@ def test_a_listing_that_drips_ends_as_an_error_that_says_so(
 ) -> None:
     limited(STRICT)
     proxy.inject(dripping(PAUSE), when=is_a("GET", list_type="2"), times=1000)
-    with pytest.raises(Transient, match=r"the answer was not whole after 0\.1 s"):
+    with pytest.raises(Transient, match=r"the answer was not complete after 0\.1 s"):
         list(S3Store(config).artifacts())
 
 
@@ -150,7 +150,7 @@ def put(endpoint: str, size: int) -> None:
     [
         (takes_bytes(1, pause=PAUSE), 6_000_000, "fewer than 10000 a second"),
         (takes_bytes(0, pause=PAUSE), 6_000_000, "fewer than 10000 a second"),
-        (takes_bytes(65536, pause=0.0), 10, "the head of the answer was not whole"),
+        (takes_bytes(65536, pause=0.0), 10, "the head of the answer was not complete"),
         (says(b"HTTP/1.1 100 Continue\r\n", b"X", pause=PAUSE, repeat_last=True), 10, "the head of the answer"),
         (says(b"HTTP/1.1 100 Continue\r\n"), 10, "no answer from S3"),
         (says(b"HTTP/1.1 100 Continue\r\n\r\n", pause=PAUSE, repeat_last=True), 10, "the head of the answer"),

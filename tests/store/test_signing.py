@@ -245,7 +245,7 @@ def test_an_altered_bundle_is_refused(signing, weights: Path, alter: Callable[[d
 def test_rubbish_in_place_of_a_signature_is_refused(signing, weights: Path, rubbish: bytes) -> None:
     manifest = Manifest(kind="checkpoint", files=inventory(weights))
     found = Signatures(signing(None, "ours")).problems(manifest, manifest.to_json(), rubbish)
-    assert [difference.problem for difference in found] == ["not a signature: it is no sigstore bundle"]
+    assert [difference.problem for difference in found] == ["not a signature: it is not a sigstore bundle"]
 
 
 def test_signing_switched_on_later_signs_what_is_published_again_under_the_same_name(
@@ -281,7 +281,7 @@ def test_a_store_that_requires_nothing_takes_unsigned_artifacts(open_with, signi
 def test_a_publication_where_signatures_are_required_and_nothing_signs_is_refused(
     open_with, signing, weights: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="nothing signs here"):
+    with pytest.raises(ConfigError, match="no signing key is set here"):
         open_with(signing(None, "ours")).publish("checkpoint", weights)
 
 
@@ -358,7 +358,7 @@ def test_keyless_signing_without_an_identity_token_is_a_mistake_of_the_configura
     open_with, weights: Path, keyless: Signing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SIGSTORE_ID_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match="nothing signs here"):
+    with pytest.raises(ConfigError, match="no signing key is set here"):
         open_with(keyless).publish("checkpoint", weights)
 
 

@@ -46,7 +46,7 @@ def model_rules(model: ModelSource, _: Repository) -> Iterator[Finding]:
     for kind, tensors in (("input", config.input), ("output", config.output)):
         names = [tensor.name for tensor in tensors]
         for name in sorted({name for name in names if names.count(name) > 1}):
-            message = f"{kind} {name} is declared twice, and the server does not say which counts"
+            message = f"{kind} {name} is declared twice, and the server does not say which is used"
             yield model.finding("tensor_twice", message, "keep one", model.string_line(name), "warning")
         for tensor in tensors:
             yield from _tensor(model, kind, tensor)
