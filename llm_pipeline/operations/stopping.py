@@ -66,6 +66,8 @@ def stop_all(
             detached.stop(process, grace_seconds=_STAGE_SECONDS)
             stopped.append(process.name)
         stopped += _end_trial(store, deployment, place)
+    if not (Path(deployment.state_root) / place).is_dir():
+        return stopped  # its servers are on another host, where this is asked for
     stopped += stop_production(store, deployment, place, drain_seconds=drain_seconds)
     local = isinstance(deployment.places[place].staging, ServerPorts)
     if local and on_its_way(store, place) is None and stop_staging(store, deployment, place):

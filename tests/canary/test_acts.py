@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,12 @@ from llm_pipeline.canary import moving
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import current_canary, read_record, take_over
 from llm_pipeline.canary.sightings import HostTime
+from llm_pipeline.operations import switching
 from llm_pipeline.operations.guarded_site import GuardedSite
 from llm_pipeline.operations.promotion import NotPromoted
 from llm_pipeline.operations.switching import start, stop
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.pointers import Pointer
 
 Act = Callable[[Served], object]
@@ -124,3 +127,21 @@ def meanwhile(site: Served, inner: str, expired: bool) -> None:
         take_over(site.store, "cpu")
     with contextlib.suppress(PipelineError):
         ACTS[inner](site)
+
+
+def test_production_that_a_rollback_leaves_just_before_it_is_started_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = promoted_unsettled(tmp_path)
+    site.settle("r2")
+    taken = switching.acting
+
+    @contextlib.contextmanager
+    def after_a_rollback(store: ArtifactStore, place: str) -> Iterator[Lease]:
+        site.roll_back()
+        with taken(store, place) as lease:
+            yield lease
+
+    monkeypatch.setattr(switching, "acting", after_a_rollback)
+    assert start(site.place, lambda _: site.router).pointer.release_id == "r1"
+    assert site.serving() == "r1"
