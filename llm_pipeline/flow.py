@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from llm_pipeline.accuracy.choice import recipes_in_words
-from llm_pipeline.base.errors import Terminal
+from llm_pipeline.base.errors import InternalError, Terminal
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.deployment import Deployment, TargetPlace
@@ -29,7 +29,6 @@ from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.release.step import Environment
 from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline.runners.runner import Placement
-from llm_pipeline.stage_requests import REQUESTS
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.signed_documents import refusal, require_signed
@@ -204,7 +203,10 @@ class Flow:
         Raises:
             MissingResult: A stage it depends on has not run.
         """
-        config, inputs = REQUESTS[stage](self, subject)
+        build = load_stage(stage).request
+        if build is None:
+            raise InternalError(f"stage {stage} declares no request, so that a release cannot run it")
+        config, inputs = build(self, subject)
         return StageRequest(
             release_id=self.record.release_id,
             stage=stage,

@@ -20,6 +20,7 @@ from llm_pipeline.inspection.damage import DamagedRow
 from llm_pipeline.inspection.table import aligned, readable_bytes, readable_time
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import read_stage_record, record_name
+from llm_pipeline.release.flow import clears_up
 from llm_pipeline.release.record import read_record
 from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
 from llm_pipeline.store.lease import LeaseState, lease_of
@@ -28,7 +29,6 @@ from llm_pipeline.store.references import readable_pointers, release_ids, stage_
 
 _READERS = 8
 _SHOWN_DIGITS = 12
-_TEARDOWNS = ("report", "staging_down", "rollback")
 
 
 class ReleaseRow(Frozen):
@@ -157,7 +157,7 @@ def release_rows(store: ArtifactStore) -> list[ReleaseRow | DamagedRow]:
 
 def _release_row(flow: Flow, serves: tuple[str, ...]) -> ReleaseRow:
     results = sorted(flow.results().values(), key=lambda result: result.timings.started_at)
-    working = [result for result in results if result.stage not in _TEARDOWNS]
+    working = [result for result in results if not clears_up(result.stage)]
     return ReleaseRow(
         release_id=flow.record.release_id,
         config=flow.release.name,

@@ -375,6 +375,12 @@ def step_named(name: str) -> Step | None:
     return next((step for step in release_flow() if step.name == name), None)
 
 
+def clears_up(name: str) -> bool:
+    """Whether a step runs after the others whatever became of them, so that it says nothing of how far they got."""
+    step = step_named(name)
+    return step is not None and not step.decides
+
+
 def steps_of(work: Work) -> tuple[str, ...]:
     """Names of the steps whose time goes into that."""
     return tuple(step.name for step in release_flow() if step.work is work)

@@ -8,15 +8,13 @@ from datetime import datetime
 from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.flow import clears_up
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.reporting.failures import failures_in_words
 from llm_pipeline.reporting.model import CanaryStudy, Fact, FailedStage, Headline, State, stage_label
 from llm_pipeline.reporting.rolled_back import ended_in_rollback, rollback_in_words
 from llm_pipeline.reporting.standing import UNQUANTIZED, Results, chosen_recipes, serves
 from llm_pipeline.store.pointers import Pointers
-
-_ALWAYS_RUN = ("staging_down", "rollback", "report")
-"""Stages that run after the others whatever became of them: they say nothing of how far a release got."""
 
 
 def decides(result: StageResult, results: Results) -> bool:
@@ -151,7 +149,7 @@ def _why(results: Results) -> str:
 
 
 def _progress(results: Results) -> str:
-    working = [result for result in results.values() if result.stage not in _ALWAYS_RUN]
+    working = [result for result in results.values() if not clears_up(result.stage)]
     if not working:
         return "No stage has finished yet."
     last = max(working, key=_started)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_candidate
 from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
@@ -12,11 +13,16 @@ from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.table import format_comparison, format_evaluation
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.model import ConfigModel, Small
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.stages.request_parts import scored_data, sharing_rungs
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
 
@@ -63,10 +69,27 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     )
 
 
+def request(flow: Flow, subject: str) -> tuple[AccuracyConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    config = AccuracyConfig(
+        evaluation=flow.release.evaluation.asked,
+        policy=flow.release.policy.accuracy,
+        dtype=flow.release.baseline.dtype,
+        rungs=sharing_rungs(flow),
+    )
+    inputs = {
+        "checkpoint": flow.artifact("quantize", subject, "checkpoint"),
+        "baseline": flow.artifact("baseline", "", "evaluation"),
+        **scored_data(flow),
+    }
+    return config, inputs
+
+
 STAGE = Stage(
     name="accuracy",
     version=5,
     config=AccuracyConfig,
+    request=request,
     run=run,
     environment="model",
     tools=("lm_eval", "torch", "transformers", "tokenizers", "datasets"),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline
 from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Evaluation, TaskOptions
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.stages.request_parts import scored_data
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
 
@@ -79,10 +85,17 @@ def run(context: StageContext[BaselineConfig]) -> StageOutput:
     )
 
 
+def request(flow: Flow, _subject: str) -> tuple[BaselineConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    config = BaselineConfig.of(flow.release.evaluation, flow.release.baseline.dtype)
+    return config, {"checkpoint": flow.artifact("download", "", "checkpoint"), **scored_data(flow)}
+
+
 STAGE = Stage(
     name="baseline",
     version=5,
     config=BaselineConfig,
+    request=request,
     run=run,
     environment="model",
     tools=("lm_eval", "torch", "transformers", "tokenizers", "datasets"),

@@ -5,7 +5,11 @@ It reads what the baseline scored and asks nothing again: another range costs se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
 
 from llm_pipeline.accuracy.baseline_gate import judge_baseline
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
@@ -14,10 +18,15 @@ from llm_pipeline.accuracy.table import format_baseline
 from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import ExpectedScore
-from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Stage, StageContext, StageOutput, StageResult
+from llm_pipeline.store import ArtifactStore
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
 
@@ -67,4 +76,41 @@ def _asked_alike(production: Path, now: EvaluationSummary) -> list[ScoredItem]:
     return [item for item in read_items(production) if item.task in alike]
 
 
-STAGE = Stage(name="baseline_gate", version=3, config=BaselineGateConfig, run=run, environment="control")
+def request(flow: Flow, _subject: str) -> tuple[BaselineGateConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    baseline = flow.artifact("baseline", "", "evaluation")
+    inputs = {"baseline": baseline}
+    if (before := _baseline_before(flow)) not in (None, baseline):
+        inputs["production"] = before
+    return BaselineGateConfig(expected=flow.release.baseline.expected), inputs
+
+
+def _baseline_before(flow: Flow) -> ArtifactRef | None:
+    """The baseline of the release in production, or of the one before it if that is this release; None for neither."""
+    from llm_pipeline.store.pointers import read_pointers
+
+    for target in flow.targets:
+        pointers, _ = read_pointers(flow.store, flow.record.model.id, flow.record.place_of(target))
+        for pointer in (pointers.production, pointers.previous):
+            if pointer is None or pointer.release_id == flow.record.release_id:
+                continue
+            found = _baseline_of(flow.store, pointer.release_id)
+            if found is not None and flow.store.exists(found):
+                return found
+    return None
+
+
+def _baseline_of(store: ArtifactStore, release_id: str) -> ArtifactRef | None:
+    """The baseline's evaluation of a release; None where this version finds none."""
+    from llm_pipeline.release.execute import results_name
+
+    document = store.read_document(results_name(release_id, "baseline", ""))
+    try:
+        return StageResult.model_validate(document.value).artifacts.get("evaluation") if document else None
+    except ValidationError:
+        return None
+
+
+STAGE = Stage(
+    name="baseline_gate", version=3, config=BaselineGateConfig, request=request, run=run, environment="control"
+)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -14,11 +15,16 @@ from llm_pipeline.artifacts.engine_description import EngineFacts
 from llm_pipeline.artifacts.golden import GoldenPrompt, golden_from_items
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.records import Metric
+from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.serving_options import ServingOptions
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, engine_builder
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
 
@@ -106,10 +112,26 @@ def _tools(config: BuildConfig) -> tuple[str, ...]:
     return _CPU_TOOLS if config.target.engine == "openvino_cpu" else ()
 
 
+def request(flow: Flow, subject: str) -> tuple[BuildConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    target, recipe = flow.release.target(subject), flow.chosen_recipe(subject)
+    quantized = flow.result("quantize", recipe).artifacts
+    inputs = {"checkpoint": quantized["checkpoint"]}
+    if target.accelerator != "cpu":
+        inputs["evaluation"] = flow.artifact("accuracy", recipe, "evaluation")  # its answers are the golden ones
+    if target.engine == "tensorrt_llm_engine" and (exported := quantized.get("tensorrt_llm_checkpoint")):
+        inputs["tensorrt_llm_checkpoint"] = exported
+    serving = ServingOptions(add_special_tokens=target.serving.add_special_tokens)  # no other option changes the engine
+    target = target.model_copy(update={"description": "", "serving": serving})
+    config = BuildConfig(target=target, dtype=flow.release.baseline.dtype, maximum_tokens=GOLDEN_MAXIMUM_TOKENS)
+    return config, inputs
+
+
 STAGE = Stage(
     name="build",
     version=3,
     config=BuildConfig,
+    request=request,
     run=run,
     environment="model",
     tools=_tools,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.base.errors import Fenced
@@ -36,10 +38,15 @@ from llm_pipeline.loadtest.workload_files import locate_files
 from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.switching import start
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.record import PROMPTS_DATASET
 from llm_pipeline.release.trusted_pointers import require_served
+from llm_pipeline.stages.request_parts import server_software
 from llm_pipeline.store.lease import Lease, LeaseLost
 from llm_pipeline.store.places import claim_place, serving_at
 from llm_pipeline.store.pointers import Pointer
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
 
@@ -245,4 +252,28 @@ def _already_there(candidate: ArtifactRef) -> Judgement:
     return judge("already in production", [fact])
 
 
-STAGE = Stage(name="canary", version=1, config=CanaryConfig, run=run, environment="control", reusable=False)
+def request(flow: Flow, subject: str) -> tuple[CanaryConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    target, _, percent = subject.partition(":")
+    config = CanaryConfig(
+        run=flow.resolved_at.isoformat(),
+        model_id=flow.record.model.id,
+        target=flow.record.place_of(target),
+        step_percent=float(percent),
+        policy=flow.release.policy.canary,
+        place=flow.place(target),
+        **server_software(flow, target),
+        state_root=flow.deployment.state_root,
+        drill=flow.release.drill,
+        workload=flow.release.workload,
+    )
+    inputs = {"repository": flow.artifact("package", target, "repository")}
+    policy = flow.release.policy.canary
+    if policy.shadow is not None or policy.replay_requests_per_second > 0:
+        inputs["prompts"] = flow.record.datasets[PROMPTS_DATASET]
+    return config, inputs
+
+
+STAGE = Stage(
+    name="canary", version=1, config=CanaryConfig, request=request, run=run, environment="control", reusable=False
+)

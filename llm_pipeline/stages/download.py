@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from llm_pipeline.artifacts.pinned import HubFile, ObjectVersion, PinnedModel, Sha1
 from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, HubId
 from llm_pipeline.config.model_sizes import ModelSizes
@@ -15,6 +18,9 @@ from llm_pipeline.config.release import ModelSource
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import read_facts
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 
 class DownloadConfig(ConfigModel):
@@ -114,10 +120,19 @@ def _require_same(planned: ModelFacts, checkpoint: Path, sizes: ModelSizes | Non
 
 
 CHECKPOINT = "checkpoint"
+
+
+def request(flow: Flow, _subject: str) -> tuple[DownloadConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    record = flow.record
+    return download_config(record.model, flow.release.model, flow.deployment.hub, record.facts), {}
+
+
 STAGE = Stage(
     name="download",
     version=2,
     config=DownloadConfig,
+    request=request,
     run=_run,
     environment="control",
     places=frozenset({"source", "versions", "hub", "sizes", "facts"}),

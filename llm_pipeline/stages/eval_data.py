@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -36,12 +36,17 @@ from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, DataSetName, Revision
 from llm_pipeline.hub.data_set_files import DataSetFiles
 from llm_pipeline.hub.data_sets import DataSets, open_data_sets
 from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.stages.request_parts import task_data
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
 
@@ -232,10 +237,26 @@ def _written(destination: Path, record: EvalDataRecord, started: float) -> Stage
     )
 
 
+def request(flow: Flow, _subject: str) -> tuple[EvalDataConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    evaluation, record = flow.release.evaluation, flow.record
+    config = EvalDataConfig(
+        tasks=evaluation.tasks,
+        allow_task_code=evaluation.allow_task_code,
+        commits=record.data_commits,
+        revisions=evaluation.data_revisions if record.tasks_of_unknown_data else {},
+        release=record.release_id if record.tasks_of_unknown_data else "",
+        source=evaluation.data_source,
+        hub=flow.deployment.hub,
+    )
+    return config, task_data(flow)
+
+
 STAGE = Stage(
     name=EVAL_DATA,
     version=1,
     config=EvalDataConfig,
+    request=request,
     run=run,
     environment="model",
     tools=("lm_eval", "datasets", "huggingface_hub"),

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.base.logging import Lines, get_logger
-from llm_pipeline.base.records import Metric
+from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import LoadTestPolicy, StagingPolicy
+from llm_pipeline.config.server_place import LocalServer
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.deciding import deciding_windows, quantile_of
 from llm_pipeline.loadtest.measure import LoadClient
@@ -35,11 +37,16 @@ from llm_pipeline.loadtest.token_counter import find_tokenizer, open_counter
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.record import PROMPTS_DATASET
 from llm_pipeline.serving.comparison_server import comparison_server
 from llm_pipeline.serving.identity import require_served
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_links import fetch_links
 from llm_pipeline.serving.triton_server import find_server
+from llm_pipeline.stages.request_parts import server_software, staging_endpoint
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
 
@@ -274,10 +281,64 @@ def _milliseconds(latencies: Iterable[Latency | None]) -> float | None:
     return found.milliseconds if found else None
 
 
+def request(flow: Flow, subject: str) -> tuple[LoadTestConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    from llm_pipeline.planning.physical_limits import physical_limits
+
+    repository, target = flow.artifact("package", subject, "repository"), flow.release.target(subject)
+    recipe, workload = flow.release.recipe(flow.chosen_recipe(subject)), flow.release.workload
+    price = flow.deployment.gpu_hour_prices.get(target.accelerator)
+    staging = flow.place(subject).staging
+    config = LoadTestConfig(
+        endpoint=staging_endpoint(flow, subject),
+        server_state=flow.state_directory(subject, "staging") if isinstance(staging, LocalServer) else None,
+        comparison=_comparison(flow, subject),
+        repository_digest=repository.digest,
+        users=target.limits.maximum_sequences,
+        workload=workload,
+        policy=flow.release.policy.load_test,
+        staging=flow.release.policy.staging,
+        physics=physical_limits(flow.record.facts, target, recipe, workload),
+        hour_price=None if price is None else price * target.accelerator_count,
+        currency=flow.deployment.currency,
+    )
+    inputs = {"prompts": flow.record.datasets[PROMPTS_DATASET], "repository": repository}
+    if flow.release.policy.load_test.regression and (production := _production(flow, subject, repository)):
+        inputs["production"] = production
+    return config, inputs
+
+
+def _comparison(flow: Flow, target: str) -> ComparisonPlace | None:
+    """Where production is served once more; None where the deployment has no ports for it."""
+    ports = flow.place(target).comparison
+    if ports is None:
+        return None
+    return ComparisonPlace(
+        ports=ports,
+        **server_software(flow, target),
+        state=flow.state_directory(target, "comparison"),
+    )
+
+
+def _production(flow: Flow, target: str, candidate: ArtifactRef) -> ArtifactRef | None:
+    """What serves now, or served before it if that is the candidate; None before the first release."""
+    from llm_pipeline.release.trusted_pointers import require_served
+    from llm_pipeline.store.pointers import read_pointers
+
+    model_id, place = flow.record.model.id, flow.record.place_of(target)
+    pointers, _ = read_pointers(flow.store, model_id, place)
+    for pointer in (pointers.production, pointers.previous):
+        if pointer is not None and pointer.repository != candidate:
+            require_served(flow.store, model_id, place, pointer)
+            return pointer.repository
+    return None
+
+
 STAGE = Stage(
     name="load_test",
     version=3,
     config=LoadTestConfig,
+    request=request,
     run=run,
     environment="control",
     tools=("httptools", "uvloop"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -13,10 +14,15 @@ from llm_pipeline.artifacts.golden import golden_from_items
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.target import EngineBuilderName, Target
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.serving.model_repository import Fact, write_repository
+from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
 
@@ -93,10 +99,22 @@ def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
     }
 
 
+def request(flow: Flow, subject: str) -> tuple[PackageConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    target: Target = flow.release.target(subject)
+    config = PackageConfig(target=target, maximum_tokens=GOLDEN_MAXIMUM_TOKENS)
+    inputs = {
+        "engine": flow.artifact("build", subject, "engine"),
+        "evaluation": flow.artifact("accuracy", flow.chosen_recipe(subject), "evaluation"),
+    }
+    return config, inputs
+
+
 STAGE = Stage(
     name="package",
     version=7,
     config=PackageConfig,
+    request=request,
     run=run,
     environment="control",
     tools=("tritonclient",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from llm_pipeline.base.directory_listing import walk_files
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import Lines, get_logger
-from llm_pipeline.base.records import Metric
+from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.quantization.model_tensors import require_model_tensors
@@ -23,9 +24,11 @@ from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
     refuse_unsupported_tensorrt_llm_checkpoint,
 )
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.record import calibration_dataset
 from llm_pipeline.store.provenance import Provenance, here
 
 if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
     from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 
 log = get_logger(__name__)
@@ -169,10 +172,20 @@ def _table(metrics: dict[str, Metric]) -> str:
     return "\n" + "\n".join(f"{name.replace('_', ' '):<{width}}  {value}" for name, value in metrics.items())
 
 
+def request(flow: Flow, subject: str) -> tuple[QuantizeConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    config = QuantizeConfig(recipe=flow.release.recipe(subject), dtype=flow.release.baseline.dtype)
+    inputs = {"checkpoint": flow.artifact("download", "", "checkpoint")}
+    if calibration := flow.record.datasets.get(calibration_dataset(subject)):
+        inputs["calibration"] = calibration
+    return config, inputs
+
+
 STAGE = Stage(
     name="quantize",
     version=2,
     config=QuantizeConfig,
+    request=request,
     run=run,
     environment="model",
     tools=("nvidia-modelopt", "torch", "transformers", "tokenizers"),

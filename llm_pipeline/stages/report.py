@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
 
@@ -38,6 +44,18 @@ def run(context: StageContext[ReportConfig]) -> StageOutput:
     return StageOutput(metrics={"report": where, "bytes": len(html)}, tool_seconds=time.monotonic() - clock)
 
 
+def request(_flow: Flow, _subject: str) -> tuple[ReportConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    return ReportConfig(), {}
+
+
 STAGE = Stage(
-    name="report", version=1, config=ReportConfig, run=run, environment="control", publishes=False, reusable=False
+    name="report",
+    version=1,
+    config=ReportConfig,
+    request=request,
+    run=run,
+    environment="control",
+    publishes=False,
+    reusable=False,
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from llm_pipeline.base.records import Metric
+from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
@@ -13,6 +15,10 @@ from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.operations.trial_rollback import ensure_rolled_back
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.stages.request_parts import server_software
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 
 class RollbackConfig(ConfigModel):
@@ -66,6 +72,25 @@ def run(context: StageContext[RollbackConfig]) -> StageOutput:
     return StageOutput(metrics=metrics)
 
 
+def request(flow: Flow, subject: str) -> tuple[RollbackConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    config = RollbackConfig(
+        model_id=flow.record.model.id,
+        target=flow.record.place_of(subject),
+        place=flow.place(subject),
+        state_root=flow.deployment.state_root,
+        **server_software(flow, subject),
+    )
+    return config, {}
+
+
 STAGE = Stage(
-    name="rollback", version=1, config=RollbackConfig, run=run, environment="control", publishes=False, reusable=False
+    name="rollback",
+    version=1,
+    config=RollbackConfig,
+    request=request,
+    run=run,
+    environment="control",
+    publishes=False,
+    reusable=False,
 )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from llm_pipeline.accuracy.asking import Asking
 from llm_pipeline.accuracy.chat_template import ChatTemplate
@@ -22,12 +24,17 @@ from llm_pipeline.accuracy.table import format_comparison
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.serving.identity import require_served
+from llm_pipeline.stages.request_parts import scored_data, staging_endpoint
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
 
@@ -113,10 +120,22 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     )
 
 
+def request(flow: Flow, subject: str) -> tuple[ServedAccuracyConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    config = ServedAccuracyConfig(
+        endpoint=staging_endpoint(flow, subject),
+        repository_digest=flow.artifact("package", subject, "repository").digest,
+        evaluation=flow.release.evaluation.asked,
+        policy=flow.release.policy.served_accuracy,
+    )
+    return config, {"baseline": flow.artifact("baseline", "", "evaluation"), **scored_data(flow)}
+
+
 STAGE = Stage(
     name="served_accuracy",
     version=5,
     config=ServedAccuracyConfig,
+    request=request,
     run=run,
     environment="model",
     tools=("lm-eval", "aiohttp"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.open_router import open_router
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.router import TrafficRouter, all_to
@@ -13,6 +16,9 @@ from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.store.pointers import Pointer
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 
 class SettleConfig(ConfigModel):
@@ -67,6 +73,25 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
     )
 
 
+def request(flow: Flow, subject: str) -> tuple[SettleConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    config = SettleConfig(
+        model_id=flow.record.model.id,
+        target=flow.record.place_of(subject),
+        recipe=flow.chosen_recipe(subject),
+        place=flow.place(subject),
+        state_root=flow.deployment.state_root,
+    )
+    return config, {"repository": flow.artifact("package", subject, "repository")}
+
+
 STAGE = Stage(
-    name="settle", version=1, config=SettleConfig, run=run, environment="control", publishes=False, reusable=False
+    name="settle",
+    version=1,
+    config=SettleConfig,
+    request=request,
+    run=run,
+    environment="control",
+    publishes=False,
+    reusable=False,
 )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.policy import StagingPolicy
@@ -23,6 +26,10 @@ from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_host import refuse_other_host
 from llm_pipeline.serving.repository_links import fetch_links
 from llm_pipeline.serving.triton_server import SlotBusy
+from llm_pipeline.stages.request_parts import server_slot
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 log = get_logger(__name__)
 
@@ -143,10 +150,40 @@ def _table(judgement: Judgement) -> str:
     return "\n" + "\n".join([*lines, f"{judgement.verdict}: {judgement.summary}"])
 
 
+def request(flow: Flow, subject: str) -> tuple[StagingConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    repository = flow.artifact("package", subject, "repository")
+    config = StagingConfig(
+        **server_slot(flow, subject),
+        policy=flow.release.policy.staging,
+        release=_served_release(flow, subject, repository) if _serves_in_pods(flow, subject) else None,
+    )
+    return config, {"repository": repository}
+
+
+def _serves_in_pods(flow: Flow, target: str) -> bool:
+    return isinstance(flow.place(target).staging, KubernetesServer)
+
+
+def _served_release(flow: Flow, target: str, repository: ArtifactRef) -> ServedRelease:
+    from llm_pipeline.serving.kubernetes_manifests import ServedRelease
+
+    return ServedRelease(
+        name=flow.release.name,
+        release_id=flow.record.release_id,
+        model_id=flow.record.model.id,
+        target=flow.release.target(target),
+        repository=repository,
+        engine=flow.artifact("build", target, "engine"),
+        checkpoint=flow.artifact("quantize", flow.chosen_recipe(target), "checkpoint"),
+    )
+
+
 STAGE = Stage(
     name="staging",
     version=3,
     config=StagingConfig,
+    request=request,
     run=run,
     environment="control",
     publishes=False,

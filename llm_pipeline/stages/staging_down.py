@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.operations.staging import end_staging
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import open_control
+from llm_pipeline.stages.request_parts import server_slot
 from llm_pipeline.stages.staging import ServerSlotConfig
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
 
 
 class StagingDownConfig(ServerSlotConfig):
@@ -44,10 +51,17 @@ def run(context: StageContext[StagingDownConfig]) -> StageOutput:
     )
 
 
+def request(flow: Flow, subject: str) -> tuple[StagingDownConfig, Mapping[str, ArtifactRef]]:
+    """What the stage is given."""
+    comparison = flow.state_directory(subject, "comparison")
+    return StagingDownConfig(**server_slot(flow, subject), comparison_state=comparison), {}
+
+
 STAGE = Stage(
     name="staging_down",
     version=2,
     config=StagingDownConfig,
+    request=request,
     run=run,
     environment="control",
     publishes=False,

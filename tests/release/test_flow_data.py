@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+from pathlib import Path
 
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.release.additions import with_steps
-from llm_pipeline.release.flow import FLOW, PROMOTION, TARGETS, release_flow
+from llm_pipeline.release.flow import FLOW, PROMOTION, TARGETS, release_flow, stage_names
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release.step import Ending, Environment, Kind, Scope, Step
 
+REPOSITORY = Path(__file__).parents[2]
 STAGES = [step for step in FLOW if step.is_stage]
 SMOKE = Step(
     name="smoke",
@@ -93,3 +96,12 @@ def test_a_step_that_does_not_fit_in_is_refused(changes, message):
 
 def test_nothing_else_is_installed_here():
     assert release_flow() == FLOW
+
+
+def test_one_file_alone_names_the_steps():
+    naming = []
+    for path in (*(REPOSITORY / "llm_pipeline").rglob("*.py"), *(REPOSITORY / "plugins").rglob("*.py")):
+        constants = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+        if len({one.value for one in constants if isinstance(one.value, str)} & {*stage_names()}) >= 8:
+            naming.append(path.relative_to(REPOSITORY).as_posix())
+    assert naming == ["llm_pipeline/release/flow.py"]

@@ -1,0 +1,65 @@
+"""What several stages are given of a release: its tasks' data, and the servers of a target's place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.server_place import LocalServer
+from llm_pipeline.release.record import TASKS_DATASET
+
+if TYPE_CHECKING:
+    from llm_pipeline.flow import Flow
+
+
+GOLDEN_MAXIMUM_TOKENS = 32
+"""Output limit of the golden answers."""
+
+
+def scored_data(flow: Flow) -> dict[str, ArtifactRef]:
+    """What the tasks are and what they read."""
+    return {**task_data(flow), "eval_data": flow.artifact("eval_data", "", "eval_data")}
+
+
+def task_data(flow: Flow) -> dict[str, ArtifactRef]:
+    """The tasks of one's own, where the release has any."""
+    tasks = flow.record.datasets.get(TASKS_DATASET)
+    return {} if tasks is None else {"tasks": tasks}
+
+
+def server_slot(flow: Flow, target: str) -> dict[str, Any]:
+    """Fields of `ServerSlotConfig`."""
+    place = flow.place(target).staging
+    here: dict[str, str] = {}
+    if isinstance(place, LocalServer):
+        here = server_software(flow, target)
+    return {
+        "place": place,
+        "state": flow.state_directory(target, "staging"),
+        "release_name": flow.release.name,
+        "served": flow.release.target(target),
+        **here,
+    }
+
+
+def server_software(flow: Flow, target: str) -> dict[str, Any]:
+    """What servers of this host run."""
+    deployment = flow.deployment
+    python = deployment.serving_interpreter(flow.record.place_of(target))
+    return {"triton_home": deployment.triton_home, "python": python}
+
+
+def staging_endpoint(flow: Flow, target: str) -> Endpoint:
+    """Where the staged candidate answers."""
+    from llm_pipeline.serving.control import endpoint_of
+
+    place = flow.place(target).staging
+    return endpoint_of(place, release_name=flow.release.name, target_name=target)
+
+
+def sharing_rungs(flow: Flow) -> int:
+    """Recipes among which the error is divided: those of the longest ladder, if the policy says so."""
+    if flow.release.policy.accuracy.error_budget != "ladder":
+        return 1
+    return max(map(len, flow.record.ladders.values()), default=1)
