@@ -15,9 +15,9 @@ from canary_peers import first_look
 from canary_traffic import Counts, Numbers
 
 from llm_pipeline.canary.analysis import begin_step, observe
+from llm_pipeline.canary.arm_counts import ArmCounts, ArmEvents, MetricCounts, Window
 from llm_pipeline.canary.evidence import regression_limit
 from llm_pipeline.canary.metric_tests import MOST_A_BLOCK
-from llm_pipeline.canary.windows import ArmCounts, ArmEvents, MetricCounts, Window
 from llm_pipeline.statistics.spread import Spread
 
 _LARGEST_EXPONENT = 600.0

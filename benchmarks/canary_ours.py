@@ -14,12 +14,12 @@ from canary_peers import first_look
 from canary_traffic import LOOK_SECONDS, LOOKS, SAME, STRATA, Arm, Counts, Numbers
 
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
+from llm_pipeline.canary.arm_counts import ArmCounts, ArmEvents, MetricCounts, Window
 from llm_pipeline.canary.decision import Outcome, decide
 from llm_pipeline.canary.evidence import regression_limit
+from llm_pipeline.canary.metric_events import MetricName
 from llm_pipeline.canary.metric_tests import MetricState
 from llm_pipeline.canary.slow_limits import SLOW_FACTORS, every_metric
-from llm_pipeline.canary.units import MetricName
-from llm_pipeline.canary.windows import ArmCounts, ArmEvents, MetricCounts, Window
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import RateTest
 

@@ -24,8 +24,8 @@ from llm_pipeline.quantization.calibration_store import calibration_document
 from llm_pipeline.release.execute import read_stage_record, record_name
 from llm_pipeline.retention.collection import collect_garbage
 from llm_pipeline.retention.report import RetentionReport
-from llm_pipeline.store.condemned import RETENTION_LEASE
 from llm_pipeline.store.lease import Lease, LeaseHeld
+from llm_pipeline.store.pending_deletion import RETENTION_LEASE
 from llm_pipeline.store.pointer_writing import write_pointers
 from llm_pipeline.store.pointers import Pointers, read_pointers
 

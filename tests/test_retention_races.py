@@ -23,8 +23,8 @@ from llm_pipeline.release.record import record_name as release_name
 from llm_pipeline.retention import collection
 from llm_pipeline.retention.collection import collect_garbage
 from llm_pipeline.store import ArtifactStore
-from llm_pipeline.store import condemned as condemned_artifacts
-from llm_pipeline.store.condemned import Condemnation, publish_spared, read_condemned
+from llm_pipeline.store import pending_deletion as condemned_artifacts
+from llm_pipeline.store.pending_deletion import Condemnation, publish_spared, read_condemned
 
 OLD, NEW, RUNNING = 1, 2, 3
 TEXT = "old weights"

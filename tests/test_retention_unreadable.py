@@ -21,8 +21,8 @@ from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
 from llm_pipeline.cli import main
 from llm_pipeline.retention.collection import collect_garbage
 from llm_pipeline.retention.limit import TooMuchToRemove
-from llm_pipeline.store.condemned import RETENTION_LEASE
 from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.pending_deletion import RETENTION_LEASE
 from llm_pipeline.store.pointers import pointers_name
 
 RULES = {"keep_releases": 1, "keep_days": 0.0, "grace_hours": 1.0}

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_pipeline.accuracy.asking import Asking
 from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.evaluation import (
     EvaluationSummary,
@@ -19,6 +18,7 @@ from llm_pipeline.accuracy.evaluation import (
     write_evaluation,
 )
 from llm_pipeline.accuracy.harness import refuse_other_harness
+from llm_pipeline.accuracy.item_runner import Asking
 from llm_pipeline.accuracy.looks import LookPlan, evaluation_order, plan_looks
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems

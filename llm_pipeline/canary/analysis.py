@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.arm_counts import ArmCounts, Window, count
+from llm_pipeline.canary.metric_events import LATENCIES, Limit, MetricLimits
 from llm_pipeline.canary.metric_tests import MetricState, begin_metric, hold, observe_metric
 from llm_pipeline.canary.sessions import Sessions
 from llm_pipeline.canary.slow_limits import SLOW_FACTORS, Thresholds
-from llm_pipeline.canary.units import LATENCIES, Limit, MetricLimits
 from llm_pipeline.canary.votes import Voters
-from llm_pipeline.canary.windows import ArmCounts, Window, count
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import SplitTest
 

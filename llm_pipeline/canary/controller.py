@@ -20,7 +20,8 @@ import time
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement, Verdict
-from llm_pipeline.canary import analysis, attempts, findings
+from llm_pipeline.canary import analysis, attempts
+from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.approvals import StepApproval
 from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.events import EventKind

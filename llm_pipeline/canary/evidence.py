@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.canary.analysis import AnalysisState, StepState, parity_proven
+from llm_pipeline.canary.metric_events import CONTENTS
 from llm_pipeline.canary.metric_tests import LimitState, MetricState
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
-from llm_pipeline.canary.units import CONTENTS
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import RateTest
 

@@ -12,7 +12,8 @@ import time
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
-from llm_pipeline.canary import analysis, evidence, findings
+from llm_pipeline.canary import analysis, evidence
+from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.rollback import UNRECORDED, move_unrecorded
 from llm_pipeline.canary.router import RouterConflict, RouterUnavailable

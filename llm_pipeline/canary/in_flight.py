@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.metric_events import MetricName
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import SLOW_FACTORS, Thresholds
-from llm_pipeline.canary.units import MetricName
 
 MOST = 1024
 """So many requests in flight are remembered; of more, those seen later count when they end."""

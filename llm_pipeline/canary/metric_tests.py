@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable
 
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.arm_counts import MetricCounts
+from llm_pipeline.canary.metric_events import LATENCIES, RARE, MetricLimits, MetricName, title_of
 from llm_pipeline.canary.slow_limits import LENGTH_QUANTILES, Thresholds
-from llm_pipeline.canary.units import LATENCIES, RARE, MetricLimits, MetricName, title_of
-from llm_pipeline.canary.windows import MetricCounts
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import LevelTest, RareTest, RateTest
 from llm_pipeline.statistics.spread import Pace, Spread, independence

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
+from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.access_log import AccessLog
-from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName, TrafficRouter
-from llm_pipeline.config.router_place import (
-    AwsAlbPlace,
-    EnvoyPlace,
-    ExistingEnvoyPlace,
-    GatewayApiPlace,
-    IstioPlace,
-    RouterPlace,
+from llm_pipeline.canary.router import (
+    NamesReleases,
+    RouterAdapter,
+    RouterUnavailable,
+    RouteState,
+    SlotName,
+    TrafficRouter,
 )
+from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.config.server_ports import ServerPorts
 
 log = get_logger(__name__)
+
+
+@runtime_checkable
+class LogsRequests(Protocol):
+    """A router that keeps a record of single requests."""
+
+    def access_log(self) -> AccessLog:
+        """That record."""
 
 
 def open_router(
@@ -37,17 +47,7 @@ def open_router(
         ConfigError: It cannot be started or used as its place says.
         RouterUnavailable: It does not answer.
     """
-    match place:
-        case EnvoyPlace():
-            from llm_pipeline.adapters.envoy.process import start_router
-
-            return start_router(place, slots, state, initial=initial)
-        case ExistingEnvoyPlace():
-            from llm_pipeline.adapters.envoy.existing import feed_router
-
-            return feed_router(place, slots, state, initial=initial)
-        case _:
-            return _remote_router(place)
+    return _adapter(place).open(place, slots, state, initial=initial)
 
 
 def router_as_it_is(place: RouterPlace, slots: Mapping[SlotName, ServerPorts], state: Path) -> TrafficRouter | None:
@@ -55,24 +55,12 @@ def router_as_it_is(place: RouterPlace, slots: Mapping[SlotName, ServerPorts], s
 
     Its routes can be written all the same: those of an Envoy that is down are on disk when it comes back.
     """
-    match place:
-        case EnvoyPlace():
-            from llm_pipeline.adapters.envoy.process import find_router, stopped_router
-
-            return find_router(state) or stopped_router(state)
-        case ExistingEnvoyPlace():
-            from llm_pipeline.adapters.envoy.existing import fed_router
-
-            return fed_router(place, slots, state)
-        case _:
-            return _remote_router(place)
+    return _adapter(place).as_it_is(place, slots, state)
 
 
 def name_release(router: TrafficRouter | None, slot: SlotName, release_id: str) -> None:
-    """Have the answers of a slot's server say which release gave them, where the router is an Envoy."""
-    from llm_pipeline.adapters.envoy.router import EnvoyRouter
-
-    if not isinstance(router, EnvoyRouter):
+    """Have the answers of a slot's server say which release gave them, where the router can."""
+    if not isinstance(router, NamesReleases):
         return
     try:
         router.name_release(slot, release_id)
@@ -86,26 +74,11 @@ def access_log_of(router: TrafficRouter) -> AccessLog:
     Raises:
         Unsupported: It keeps none.
     """
-    from llm_pipeline.adapters.envoy.process import LARGEST_ACCESS_LOG_BYTES
-    from llm_pipeline.adapters.envoy.router import EnvoyRouter
-
-    if not isinstance(router, EnvoyRouter):
+    if not isinstance(router, LogsRequests):
         raise Unsupported("this router keeps no record of single requests", hint="its analysis needs a metric source")
-    largest = LARGEST_ACCESS_LOG_BYTES if isinstance(router.place, EnvoyPlace) else None
-    return AccessLog(router.files.access_log, router.slot_of_address, reopen=router.reopen_log, largest_bytes=largest)
+    return router.access_log()
 
 
-def _remote_router(place: GatewayApiPlace | IstioPlace | AwsAlbPlace) -> TrafficRouter:
-    match place:
-        case AwsAlbPlace():
-            from llm_pipeline.adapters.aws.alb import AlbRouter
-
-            return AlbRouter(place)
-        case GatewayApiPlace():
-            from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
-
-            return GatewayApiRouter(place)
-        case IstioPlace():
-            from llm_pipeline.adapters.istio.router import IstioRouter
-
-            return IstioRouter(place)
+def _adapter(place: RouterPlace) -> RouterAdapter:
+    found: RouterAdapter = adapter("routers", place.kind)
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 from llm_pipeline.base.errors import Fenced, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
-from llm_pipeline.canary import findings
+from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.events import EventKind

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from llm_pipeline.base.errors import Terminal, Transient, Unsupported
+from llm_pipeline.config.router_place import RouterModel
 
 SlotName = Literal["blue", "green"]
+RouterCondition = Literal["runs", "answers nothing", "has ended", "stopped", "never started", "cannot be read"]
 ALL = 10_000
 """Basis points of the whole traffic."""
 
@@ -173,3 +177,74 @@ class TrafficRouter(Protocol):
         Raises:
             PipelineError: It does not start.
         """
+
+
+@runtime_checkable
+class NamesReleases(Protocol):
+    """A router whose answers say which release gave them."""
+
+    def name_release(self, slot: SlotName, release_id: str) -> None:
+        """Have the answers of a slot's server say which release gave them; the traffic and its revision stay.
+
+        Raises:
+            RouterUnavailable: It cannot be written.
+        """
+
+
+@runtime_checkable
+class CountsAttempts(Protocol):
+    """A router that counts what it sends to the servers."""
+
+    def attempts(self) -> int | None:
+        """Requests that were sent to the servers so far, hidden retries included; None when that cannot be known."""
+
+
+@runtime_checkable
+class TellsCondition(Protocol):
+    """A router that can be asked how it is."""
+
+    def condition(self) -> RouterCondition:
+        """Whether it runs and answers."""
+
+
+@runtime_checkable
+class StartedRouter(Protocol):
+    """A router whose process is ours to stop."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there."""
+
+    def close(self) -> None:
+        """Take no more connections; requests of those that are open go on.
+
+        Raises:
+            RouterUnavailable: It does not answer.
+        """
+
+    def in_flight(self) -> int:
+        """Requests in flight at all slots, as far as that is known."""
+
+    def stop(self) -> None:
+        """End its process; its weights stay."""
+
+
+@dataclass(frozen=True)
+class RouterAdapter:
+    """What an entry point `llm_pipeline.routers` names.
+
+    Attributes:
+        config: The model of its settings; its class variables say what it can do, its `problems` are told by `plan`.
+        open: The router, started or told its first routes where that is ours to do, of `(place, slots, state,
+            initial=...)`: see `open_router`.
+        as_it_is: The router without starting or asking anything, of `(place, slots, state)`; None where none ever ran.
+    """
+
+    config: type[RouterModel]
+    open: Callable[..., TrafficRouter]
+    as_it_is: Callable[[Any, Any, Any], TrafficRouter | None]
+
+
+def remote(config: type[RouterModel], router: Callable[[Any], TrafficRouter]) -> RouterAdapter:
+    """The adapter of a router that runs elsewhere: it has nothing to start, and all it needs is its place."""
+    return RouterAdapter(config, lambda place, *_, **__: router(place), lambda place, *_: router(place))

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.metric_events import Unit, joined
 from llm_pipeline.canary.observations import ObservedRequest
-from llm_pipeline.canary.units import Unit, joined
 
 _BITS = 2**17
 

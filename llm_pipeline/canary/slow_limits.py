@@ -11,9 +11,7 @@ from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.kinds import rare_kinds
-from llm_pipeline.canary.observations import ObservedRequest, quantile
-from llm_pipeline.canary.sessions import by_session
-from llm_pipeline.canary.units import (
+from llm_pipeline.canary.metric_events import (
     CONTENTS,
     LATENCIES,
     RARE,
@@ -28,6 +26,8 @@ from llm_pipeline.canary.units import (
     value_of,
     values_of,
 )
+from llm_pipeline.canary.observations import ObservedRequest, quantile
+from llm_pipeline.canary.sessions import by_session
 from llm_pipeline.canary.votes import Voters, vote_of
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.spread import BLOCK_SECONDS, Spread

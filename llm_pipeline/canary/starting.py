@@ -7,7 +7,8 @@ import time
 from llm_pipeline.base.errors import Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary import analysis, findings
+from llm_pipeline.canary import analysis
+from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.holding import Holding
 from llm_pipeline.canary.moving import traffic_to, wait_converged, wait_usable

@@ -9,7 +9,8 @@ import time
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
-from llm_pipeline.canary import analysis, findings
+from llm_pipeline.canary import analysis
+from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.plan import CanaryPlan

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.metric_events import Unit, client_of, group_of
 from llm_pipeline.canary.observations import ObservedRequest
-from llm_pipeline.canary.units import Unit, client_of, group_of
 
 _BITS = 2**15
 

@@ -7,11 +7,12 @@ import time
 from llm_pipeline.base.errors import PipelineError, Transient
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.verdict import Judgement
-from llm_pipeline.canary import analysis, evidence, findings
+from llm_pipeline.canary import analysis, evidence
+from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.decision import Decision, Outcome, decide
+from llm_pipeline.canary.evalue_history import with_look
 from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.holding import Holding
-from llm_pipeline.canary.looks import with_look
 from llm_pipeline.canary.moving import wait_converged
 from llm_pipeline.canary.record import (
     CanaryRecord,

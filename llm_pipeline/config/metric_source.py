@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
+from llm_pipeline.config.installed import or_installed
 from llm_pipeline.config.model import ConfigModel, Fraction, HostPath, PlainUrl, PositiveSeconds, VariableName, Word
+from llm_pipeline.config.router_place import AwsAlbPlace, EnvoyPlace, ExistingEnvoyPlace, RouterPlace
 
 Selector = Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})?$", max_length=2048)]
 """Series of one counter in PromQL's words: its name, and labels in braces."""
 
 
-class EnvoySource(ConfigModel):
+class MetricSourceModel(ConfigModel):
+    """What every kind of source is; those of other packages derive from it, too, and name a `kind`."""
+
+    def problems(self, router: RouterPlace) -> Iterator[str]:  # noqa: ARG002 - most sources fit every router
+        """Why it cannot count the requests that this router splits."""
+        yield from ()
+
+
+class EnvoySource(MetricSourceModel):
     """The statistics of the Envoy that splits the traffic: counts of requests and errors, no latencies."""
 
     kind: Literal["envoy"]
+
+    def problems(self, router: RouterPlace) -> Iterator[str]:
+        """Only an Envoy has them."""
+        if not isinstance(router, EnvoyPlace | ExistingEnvoyPlace):
+            yield f"metrics envoy are an Envoy's statistics, and the router is {router.kind}"
 
 
 class SlotLabels(ConfigModel):
@@ -31,7 +47,7 @@ class SlotLabels(ConfigModel):
         return self
 
 
-class PrometheusSource(ConfigModel):
+class PrometheusSource(MetricSourceModel):
     """Counters in Prometheus, or in what answers its query API.
 
     Attributes:
@@ -74,7 +90,7 @@ class PrometheusSource(ConfigModel):
         return self
 
 
-class CloudWatchSource(ConfigModel):
+class CloudWatchSource(MetricSourceModel):
     """CloudWatch's counts of the target groups of an `aws_alb` router: requests and errors, no latencies.
 
     Attributes:
@@ -91,5 +107,16 @@ class CloudWatchSource(ConfigModel):
     delay_seconds: PositiveSeconds = 120.0
     stale_seconds: PositiveSeconds = 600.0
 
+    def problems(self, router: RouterPlace) -> Iterator[str]:
+        """CloudWatch counts the requests of load balancers."""
+        if not isinstance(router, AwsAlbPlace):
+            yield f"metrics cloudwatch count the requests of an aws_alb router, and it is {router.kind}"
 
-MetricSource = Annotated[EnvoySource | PrometheusSource | CloudWatchSource, Field(discriminator="kind")]
+
+MetricSource = Annotated[
+    EnvoySource | PrometheusSource | CloudWatchSource,
+    Field(discriminator="kind"),
+    SerializeAsAny(),
+    or_installed("metric_sources"),
+]
+"""One of our kinds, or one that an installed package brings."""

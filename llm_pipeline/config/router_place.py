@@ -5,11 +5,14 @@ The kind decides; ports without a kind are an Envoy that is started on this host
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
+from llm_pipeline.config.installed import or_installed
 from llm_pipeline.config.model import AbsolutePath, AnyPort, ConfigModel, Name, PlainUrl, Port, Word
+from llm_pipeline.config.policy import CanaryPolicy
 
 IpAddress = Annotated[str, Field(pattern=r"^[0-9a-fA-F.:]+$", max_length=45)]
 
@@ -40,8 +43,8 @@ class ServerCertificate(ConfigModel):
         return self.certificate.rpartition("/")[0]
 
 
-class _Router(ConfigModel):
-    """What every kind is; the class tells what its kind can do.
+class RouterModel(ConfigModel):
+    """What every kind is; the class tells what its kind can do. Kinds of other packages derive from it, too.
 
     Attributes:
         share_unit: Basis points of the traffic that its weights are rounded to.
@@ -60,6 +63,10 @@ class _Router(ConfigModel):
     def ports_here(self) -> tuple[int, ...]:
         """Ports that it takes on this host."""
         return ()
+
+    def problems(self, policy: CanaryPolicy) -> Iterator[str]:  # noqa: ARG002 - the class variables say most of it
+        """What it cannot do of a policy, beyond what the class variables say."""
+        yield from ()
 
 
 class UserLimits(ConfigModel):
@@ -86,7 +93,7 @@ class UserLimits(ConfigModel):
         return self.largest_request_mib * 1024 * 1024
 
 
-class _Envoy(_Router):
+class _Envoy(RouterModel):
     limits: UserLimits = UserLimits()
     trusted_proxies: Annotated[int, Field(ge=0, le=10)] = 0
 
@@ -180,7 +187,7 @@ class Services(ConfigModel):
         return self
 
 
-class GatewayApiPlace(_Router):
+class GatewayApiPlace(RouterModel):
     """An HTTPRoute of the Gateway API, whose weights are moved.
 
     It keeps no sessions and no record of requests: policies with a `session_header` are refused, `metrics` is needed.
@@ -227,7 +234,7 @@ class Destinations(ConfigModel):
         return self
 
 
-class IstioPlace(_Router):
+class IstioPlace(RouterModel):
     """A VirtualService of Istio, whose weights are moved, in whole percents.
 
     It keeps no sessions and no record of requests: policies with a `session_header` are refused, `metrics` is needed.
@@ -276,7 +283,7 @@ class TargetGroups(ConfigModel):
         return self
 
 
-class AwsAlbPlace(_Router):
+class AwsAlbPlace(RouterModel):
     """A rule of an Application Load Balancer, whose weights of target groups are moved, in tenths of a percent.
 
     It keeps no sessions and no record of requests: policies with a `session_header` are refused, `metrics` is needed.
@@ -312,8 +319,10 @@ RouterPlace = Annotated[
         EnvoyPlace | ExistingEnvoyPlace | GatewayApiPlace | IstioPlace | AwsAlbPlace, Field(discriminator="kind")
     ],
     BeforeValidator(_envoy_by_default),
+    SerializeAsAny(),
+    or_installed("routers"),
 ]
-"""One of the kinds; ports alone are an Envoy of this host."""
+"""One of our kinds, or one that an installed package brings; ports alone are an Envoy of this host."""
 
 
 def users_address(place: RouterPlace) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.cells import gigabytes, milliseconds, number, per_second, percent, quote, told
-from llm_pipeline.loadtest.deciding import deciding_windows, quantile_of
+from llm_pipeline.loadtest.deciding_windows import deciding_windows, quantile_of
 from llm_pipeline.loadtest.outcome import Latency, LoadTestOutcome, Quantile, WindowSummary
 
 _MEASURES: tuple[tuple[str, str, str], ...] = (

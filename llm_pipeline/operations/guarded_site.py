@@ -12,7 +12,7 @@ from typing import Literal
 
 from llm_pipeline.base.errors import Transient, Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary import findings
+from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.approvals import StepApproval, approval_name, read_approval, runs_of
 from llm_pipeline.canary.guard_sign import GuardSign, leave_sign
 from llm_pipeline.canary.open_router import access_log_of

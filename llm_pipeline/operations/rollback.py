@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from llm_pipeline.base.errors import ConfigError, Fenced, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary import findings
+from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.draining import retire
 from llm_pipeline.canary.epochs import epoch_above
 from llm_pipeline.canary.events import EventKind

@@ -10,14 +10,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from llm_pipeline.adapters.envoy.router import EnvoyRouter
-from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.guard_sign import RECENT_SECONDS, read_sign
 from llm_pipeline.canary.open_router import router_as_it_is
 from llm_pipeline.canary.record import CanaryRecord, current_canary, read_record
-from llm_pipeline.canary.router import RouteState, SlotName, TrafficRouter
+from llm_pipeline.canary.router import RouterCondition, RouteState, SlotName, TellsCondition, TrafficRouter
 from llm_pipeline.canary.slots import slot_ports, slot_state, slots_of
 from llm_pipeline.canary.way_back_record import read_way_back
 from llm_pipeline.config.deployment import Deployment
@@ -27,7 +25,6 @@ from llm_pipeline.operations.place_status import (
     DeploymentStatus,
     Health,
     PlaceStatus,
-    RouterCondition,
     RouterStatus,
     ServerCondition,
     ServerStatus,
@@ -41,7 +38,6 @@ from llm_pipeline.store.references import PlacedPointers, readable_pointers
 
 STAGING = "staging"
 _SHOWN_DIGITS = 12
-_ROUTER_QUESTIONS = 3
 
 
 def deployment_status(
@@ -191,14 +187,9 @@ class _Look:
         router = self._open_router()
         if router is None:
             return "never started"
-        if not isinstance(router, EnvoyRouter):
-            return "runs" if readable else "cannot be read"
-        if isinstance(self._config.router, EnvoyPlace):
-            process = detached.load(router.files.record)
-            if process is None or not process.alive:
-                return "stopped" if process is None else "has ended"
-        answers = any(router.ready() for _ in range(_ROUTER_QUESTIONS))  # a busy host takes its time
-        return "runs" if answers else "answers nothing"
+        if isinstance(router, TellsCondition):
+            return router.condition()
+        return "runs" if readable else "cannot be read"
 
     def _guard_heard(self) -> float | None:
         sign = read_sign(self._store, self._place)

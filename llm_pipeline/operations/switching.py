@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from llm_pipeline.adapters.envoy.process import StartedEnvoy, stop_router
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
@@ -17,7 +16,7 @@ from llm_pipeline.canary.moving import traffic_to, wait
 from llm_pipeline.canary.open_router import name_release, open_router, router_as_it_is
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import current_canary, read_record
-from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, TrafficRouter, all_to
+from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, StartedRouter, TrafficRouter, all_to
 from llm_pipeline.canary.slots import slot_ports, slot_state
 from llm_pipeline.canary.stable_server import have_answering
 from llm_pipeline.config.deployment import Deployment
@@ -181,21 +180,17 @@ def _refuse_on_trial(store: ArtifactStore, place: str) -> None:
 
 
 def _close(router: TrafficRouter | None, drain_seconds: float) -> Iterator[str]:
-    """Have an Envoy of ours take no new connections, let its requests end, and stop it; others are left alone."""
-    if not isinstance(router, StartedEnvoy):
+    """Have a router of ours take no new connections, let its requests end, and stop it; others are left alone."""
+    if not isinstance(router, StartedRouter):
         return
     running = router.runs
     if running:
         with suppress(RouterUnavailable):
             router.close()
-            wait(lambda: not _in_flight(router), max(drain_seconds, _CLOSING_SECONDS))
-    stop_router(router.files.state)
+            wait(lambda: not router.in_flight(), max(drain_seconds, _CLOSING_SECONDS))
+    router.stop()
     if running:
         yield "the router"
-
-
-def _in_flight(router: StartedEnvoy) -> int:
-    return sum(router.active_requests(slot) or 0 for slot in router.slots)
 
 
 def _wanted(place: ServedPlace) -> dict[SlotName, ArtifactRef]:
@@ -221,4 +216,4 @@ def runs_anything(deployment: Deployment, place: str) -> bool:
     config = deployment.places[place]
     state = Path(deployment.state_root) / place / "router"
     router = router_as_it_is(config.router, slot_ports(config), state)
-    return bool(_running(deployment, place)) or (isinstance(router, StartedEnvoy) and router.runs)
+    return bool(_running(deployment, place)) or (isinstance(router, StartedRouter) and router.runs)

@@ -16,10 +16,10 @@ from functools import cache
 
 from llm_pipeline.canary.analysis import KIND_ALPHA_SHARE, begin
 from llm_pipeline.canary.evidence import regression_limit
+from llm_pipeline.canary.metric_events import MetricName
 from llm_pipeline.canary.metric_tests import MetricState
 from llm_pipeline.canary.metric_tests import Parity as ParityTests
 from llm_pipeline.canary.slow_limits import block_seconds, every_metric
-from llm_pipeline.canary.units import MetricName
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.planning.canary_steps import (
     KIND_SHARE,

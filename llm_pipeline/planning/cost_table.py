@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.loadtest.stalls import in_words
 from llm_pipeline.planning.evaluation_data import PlannedData
-from llm_pipeline.planning.evidence import GatePower
+from llm_pipeline.planning.gate_power import GatePower
 from llm_pipeline.planning.quantization_plan import GpuCost, RecipeCost
 from llm_pipeline.planning.task_pool import TaskItems
 

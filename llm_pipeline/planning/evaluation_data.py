@@ -22,7 +22,7 @@ from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.hub.address import require_listening
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
-from llm_pipeline.planning.patience import Asked, side_by_side
+from llm_pipeline.planning.background import Asked, side_by_side
 from llm_pipeline.planning.task_pool import known_facts
 
 if TYPE_CHECKING:

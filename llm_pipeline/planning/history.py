@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.planning.patience import side_by_side
+from llm_pipeline.planning.background import side_by_side
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord, read_record, record_name
 from llm_pipeline.store import ArtifactStore

@@ -15,7 +15,7 @@ from llm_pipeline.planning.canary_steps import CanaryPower
 from llm_pipeline.planning.capacity import Capacity
 from llm_pipeline.planning.disk import DiskNeed
 from llm_pipeline.planning.evaluation_data import PlannedData
-from llm_pipeline.planning.evidence import GatePower
+from llm_pipeline.planning.gate_power import GatePower
 from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.parallelism_advice import SplitAdvice
 from llm_pipeline.planning.quantization_plan import GpuCost

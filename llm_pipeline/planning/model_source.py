@@ -16,7 +16,7 @@ from llm_pipeline.hub.address import require_listening
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
-from llm_pipeline.planning.patience import Asked
+from llm_pipeline.planning.background import Asked
 
 _SECONDS = 20.0
 """How long a hub or a bucket may take at a terminal."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.planning.patience import Asked
+from llm_pipeline.planning.background import Asked
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.places import Holder, PlaceTaken, require_place
 

@@ -20,19 +20,18 @@ from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
+from llm_pipeline.planning.aiconfigurator_predictions import with_predictions
+from llm_pipeline.planning.background import Asked
 from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.disk import disk_need
 from llm_pipeline.planning.evaluation_data import evaluation_data
-from llm_pipeline.planning.evidence import GatePower, gate_power, load_test_warnings
 from llm_pipeline.planning.expected_scores import expected_warnings
-from llm_pipeline.planning.foresight import Foresight, ask_store, foresee
+from llm_pipeline.planning.gate_power import GatePower, gate_power, load_test_warnings
 from llm_pipeline.planning.ladder import target_order
-from llm_pipeline.planning.lanes import judge_lanes
 from llm_pipeline.planning.model import DiskPlan, Plan, TargetPlan
 from llm_pipeline.planning.model_checks import check_model, model_warnings
 from llm_pipeline.planning.model_source import see_model, stated_facts
-from llm_pipeline.planning.patience import Asked
 from llm_pipeline.planning.place_checks import ask_holders, place_warnings
 from llm_pipeline.planning.plan_warnings import (
     environment_warnings,
@@ -42,7 +41,6 @@ from llm_pipeline.planning.plan_warnings import (
     target_warnings,
     time_warnings,
 )
-from llm_pipeline.planning.prior import with_predictions
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.recipe_checks import check_recipes, recipe_warnings
 from llm_pipeline.planning.reuse import Step
@@ -50,9 +48,11 @@ from llm_pipeline.planning.router_checks import check_routers, router_warnings
 from llm_pipeline.planning.stage_cost import StepCost, check_prices, step_costs, total_cost
 from llm_pipeline.planning.stage_graph import PlannedStage, planned_steps
 from llm_pipeline.planning.stage_time import predicted_seconds
+from llm_pipeline.planning.store_lookup import Foresight, ask_store, foresee
 from llm_pipeline.planning.table import format_plan
 from llm_pipeline.planning.target_plan import plan_target
 from llm_pipeline.planning.task_checks import check_tasks
+from llm_pipeline.planning.task_placement import judge_lanes
 from llm_pipeline.planning.task_pool import TaskItems, task_pool
 from llm_pipeline.serving.launch_rules import default_mode
 from llm_pipeline.store import open_store

@@ -11,8 +11,8 @@ from llm_pipeline.config.deployment import QuantizationHost
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Evaluation, ResolvedRelease
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.evidence import FLIPS, GatePower
 from llm_pipeline.planning.formats import BaselinePrecision
+from llm_pipeline.planning.gate_power import FLIPS, GatePower
 from llm_pipeline.planning.gpu_time import quantization_seconds, scoring_seconds
 from llm_pipeline.planning.quantization_memory import PeakMemory, devices_needed, fitting_batch, predict_peak
 from llm_pipeline.planning.task_pool import TaskItems

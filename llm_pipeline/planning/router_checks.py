@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.config.metric_source import CloudWatchSource, EnvoySource
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.config.router_place import AwsAlbPlace, EnvoyPlace, ExistingEnvoyPlace
 
 
 def check_routers(loaded: LoadedRelease) -> None:
@@ -23,7 +21,7 @@ def check_routers(loaded: LoadedRelease) -> None:
         f"target {target.name}: {problem}"
         for target in loaded.release.targets
         if (place := loaded.config.place_of(target.name)) in places
-        for problem in _problems(places[place], policy)
+        for problem in problems_of(places[place], policy)
     ]
     if problems:
         raise ConfigError(
@@ -42,7 +40,8 @@ def router_warnings(loaded: LoadedRelease) -> Iterator[str]:
             yield f"{target.name}: the operator of its {place.router.kind} router has to refuse users {left}"
 
 
-def _problems(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:
+def problems_of(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:
+    """Why a place's router and metrics cannot do what a policy asks."""
     router, metrics = place.router, place.metrics
     if policy.session_header is not None and not router.keeps_sessions:
         yield f"router {router.kind} keeps no sessions, and the policy has session_header {policy.session_header}"
@@ -53,7 +52,6 @@ def _problems(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:
         yield f"router {router.kind} splits by {router.share_unit / 100.0:g} %, and steps_percent has {shares}"
     if metrics is None and not router.logs_requests:
         yield f"router {router.kind} keeps no record of requests, and no metrics are named"
-    if isinstance(metrics, CloudWatchSource) and not isinstance(router, AwsAlbPlace):
-        yield f"metrics cloudwatch count the requests of an aws_alb router, and it is {router.kind}"
-    if isinstance(metrics, EnvoySource) and not isinstance(router, EnvoyPlace | ExistingEnvoyPlace):
-        yield f"metrics envoy are an Envoy's statistics, and the router is {router.kind}"
+    if metrics is not None:
+        yield from metrics.problems(router)
+    yield from router.problems(policy)

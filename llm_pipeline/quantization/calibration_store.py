@@ -18,8 +18,8 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.condemned import publish_spared, spare
 from llm_pipeline.store.lease import Lease, LeaseHeld
+from llm_pipeline.store.pending_deletion import publish_spared, spare
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signed_documents import conclusion_problem, signed_conclusion
 

@@ -42,8 +42,8 @@ from llm_pipeline.release.contract import (
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
-from llm_pipeline.store.condemned import publish_spared
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseState
+from llm_pipeline.store.pending_deletion import publish_spared
 from llm_pipeline.store.provenance import Provenance, here
 from llm_pipeline.store.signed_documents import conclusion_problem, refusal, signed_conclusion, write_signed
 

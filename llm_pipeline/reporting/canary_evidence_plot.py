@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_pipeline.canary.looks import LARGEST
+from llm_pipeline.canary.evalue_history import LARGEST
 from llm_pipeline.canary.timeline import EvidenceSeries
 from llm_pipeline.reporting.canary_plot import span
 from llm_pipeline.reporting.figure import NARROW_INCHES, Plot, colour, draw_plot

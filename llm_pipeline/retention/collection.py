@@ -21,8 +21,8 @@ from llm_pipeline.retention.report import Keeping, RetentionReport, going
 from llm_pipeline.retention.state import ReleaseState, WorkDirectory, read_state
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict, Document
-from llm_pipeline.store.condemned import RETENTION_LEASE, condemn, pardon, remove_condemned, remove_unfinished
 from llm_pipeline.store.lease import Lease, LeaseState, lease_of
+from llm_pipeline.store.pending_deletion import RETENTION_LEASE, condemn, pardon, remove_condemned, remove_unfinished
 
 _RECORD_LEASE_SECONDS = 60.0
 _READERS = 16

@@ -20,7 +20,7 @@ from llm_pipeline.retention.state import (
     is_release_id,
 )
 from llm_pipeline.store.artifact_store import Leftover
-from llm_pipeline.store.condemned import Condemned
+from llm_pipeline.store.pending_deletion import Condemned
 
 _STAGE_KEY = re.compile(r"[0-9a-f]{64}")
 _CANARY_LEASE = re.compile(r"canary-(?P<target>.+)")

@@ -23,8 +23,8 @@ from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import StageRecord
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.store.artifact_store import ArtifactStore, Document, Leftover, StoredArtifact
-from llm_pipeline.store.condemned import Condemned, read_condemned
 from llm_pipeline.store.lease import lease_of
+from llm_pipeline.store.pending_deletion import Condemned, read_condemned
 from llm_pipeline.store.references import PointerReference, placed_pointers
 
 _READERS = 16

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from llm_pipeline.adapters.docker.runner import DockerRunner
-from llm_pipeline.adapters.kubernetes.runner import KubernetesRunner
+from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.runners.process import ProcessRunner
 from llm_pipeline.runners.runner import Job, Placement, RunnerName, StageRunner
 
 
@@ -46,13 +44,5 @@ class Runners:
 
     def _runner(self, name: RunnerName) -> StageRunner:
         if name not in self._runners:
-            self._runners[name] = _open(name, self._deployment)
+            self._runners[name] = adapter("runners", name)(self._deployment)
         return self._runners[name]
-
-
-def _open(name: RunnerName, deployment: Deployment) -> StageRunner:
-    if name == "docker":
-        return DockerRunner(deployment)
-    if name == "kubernetes":
-        return KubernetesRunner(deployment)
-    return ProcessRunner(deployment)

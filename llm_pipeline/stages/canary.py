@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
@@ -19,7 +18,7 @@ from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
 from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, lease_name, read_record
 from llm_pipeline.canary.replay import Replay
-from llm_pipeline.canary.router import TrafficRouter, all_to
+from llm_pipeline.canary.router import CountsAttempts, TrafficRouter, all_to
 from llm_pipeline.canary.shadow import Shadow, shadow_of
 from llm_pipeline.canary.slots import TritonSlots, slot_ports
 from llm_pipeline.canary.sources.open_source import open_source
@@ -30,7 +29,7 @@ from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name, Percent
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
-from llm_pipeline.config.router_place import users_address
+from llm_pipeline.config.router_place import EnvoyPlace, ExistingEnvoyPlace, users_address
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.lengths import longest
 from llm_pipeline.loadtest.prompts import read_prompts
@@ -147,7 +146,7 @@ def _replay(context: StageContext[CanaryConfig], router: TrafficRouter) -> Repla
     rate, place = config.policy.replay_requests_per_second, config.place.router
     if rate == 0.0:
         return None
-    if not isinstance(router, EnvoyRouter):
+    if not isinstance(router, CountsAttempts) or not isinstance(place, EnvoyPlace | ExistingEnvoyPlace):
         log.warning("nothing is replayed: the users' port of this router is not known here", kind=place.kind)
         return None
     prompts = read_prompts(locate_files(config.workload, context.inputs["prompts"])[0])
@@ -157,7 +156,7 @@ def _replay(context: StageContext[CanaryConfig], router: TrafficRouter) -> Repla
         maximum_tokens=longest(config.workload.output_tokens),
         rate_per_second=rate,
         attempts=router.attempts,
-        trusted=router.place.tls.certificate if router.place.tls is not None else None,
+        trusted=place.tls.certificate if place.tls is not None else None,
     )
 
 

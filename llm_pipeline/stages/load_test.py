@@ -23,7 +23,7 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import LoadTestPolicy, StagingPolicy
 from llm_pipeline.config.server_place import LocalServer
 from llm_pipeline.config.workload import Workload
-from llm_pipeline.loadtest.deciding import deciding_windows, quantile_of
+from llm_pipeline.loadtest.deciding_windows import deciding_windows, quantile_of
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import Latency, LoadTestOutcome, RegressionOutcome, write_outcome
 from llm_pipeline.loadtest.physics import PhysicalLimits

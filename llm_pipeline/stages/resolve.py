@@ -39,7 +39,7 @@ from llm_pipeline.release.record import (
 from llm_pipeline.stages.download import STAGE as DOWNLOAD
 from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import ArtifactStore
-from llm_pipeline.store.condemned import publish_spared
+from llm_pipeline.store.pending_deletion import publish_spared
 from llm_pipeline.store.provenance import Provenance, here
 from llm_pipeline.store.signed_documents import write_signed
 

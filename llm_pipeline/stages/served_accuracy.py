@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from llm_pipeline.accuracy.asking import Asking
 from llm_pipeline.accuracy.chat_template import ChatTemplate
 from llm_pipeline.accuracy.error_budget import GateLedger, policy_at, share_of_error, with_error
 from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.harness import refuse_other_harness
+from llm_pipeline.accuracy.item_runner import Asking
 from llm_pipeline.accuracy.looks import evaluation_order, plan_looks
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems

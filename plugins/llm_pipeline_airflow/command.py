@@ -20,7 +20,7 @@ from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.loading import load_deployment
 from llm_pipeline.runners.stage_environment import command_environment
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.telling import tell
+from llm_pipeline_airflow.notifications import tell
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

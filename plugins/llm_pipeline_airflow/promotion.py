@@ -13,9 +13,9 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.release.contract import StageRequest
 from llm_pipeline_airflow.faults import attempt
 from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline_airflow.notifications import tell
 from llm_pipeline_airflow.operators import StageOperator
-from llm_pipeline_airflow.telling import tell
-from llm_pipeline_airflow.turn import Turn
+from llm_pipeline_airflow.promotion_order import Turn
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -17,9 +17,9 @@ from llm_pipeline_airflow.ladder import NeedingOperator, RecipeOperator
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
 from llm_pipeline_airflow.promotion import CanaryStepOperator, RollbackOperator
+from llm_pipeline_airflow.promotion_order import Turn
 from llm_pipeline_airflow.resolve_operator import ResolveOperator
 from llm_pipeline_airflow.step_approval import StepApprovalOperator
-from llm_pipeline_airflow.turn import Turn
 
 TRIGGER_RULES = {
     Start.ALL_GOOD: TriggerRule.ALL_SUCCESS,

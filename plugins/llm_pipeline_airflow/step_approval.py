@@ -14,8 +14,8 @@ from llm_pipeline.release.evidence_text import facts_table
 from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline_airflow.approvals import DecisionOperator
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.telling import tell
-from llm_pipeline_airflow.turn import Turn
+from llm_pipeline_airflow.notifications import tell
+from llm_pipeline_airflow.promotion_order import Turn
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from llm_pipeline.accuracy import asking as module
-from llm_pipeline.accuracy.asking import Asking
+from llm_pipeline.accuracy import item_runner as module
+from llm_pipeline.accuracy.item_runner import Asking
 from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems

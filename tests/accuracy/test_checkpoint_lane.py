@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file
 
-from llm_pipeline.accuracy import asking
+from llm_pipeline.accuracy import item_runner as asking
 from llm_pipeline.accuracy.baseline_gate import judge_baseline
 from llm_pipeline.accuracy.checkpoint_lane import evaluate_baseline, evaluate_candidate
 from llm_pipeline.accuracy.divergence import REFERENCE_FILE

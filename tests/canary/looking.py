@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llm_pipeline.canary.analysis import AnalysisState, observe
+from llm_pipeline.canary.arm_counts import window
 from llm_pipeline.canary.observations import ObservedRequest
-from llm_pipeline.canary.windows import window
 
 
 def watched(state: AnalysisState, requests: Iterable[ObservedRequest], since: float = 0.0) -> AnalysisState:

@@ -9,12 +9,12 @@ from looking import watched
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
+from llm_pipeline.canary.arm_counts import window
 from llm_pipeline.canary.decision import Decision, Outcome, decide
-from llm_pipeline.canary.findings import undecided_and_clean
+from llm_pipeline.canary.judgements import undecided_and_clean
+from llm_pipeline.canary.metric_events import Limit, MetricLimits
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.slow_limits import Thresholds, fix_thresholds
-from llm_pipeline.canary.units import Limit, MetricLimits
-from llm_pipeline.canary.windows import window
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import SplitTest
 

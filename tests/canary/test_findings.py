@@ -6,7 +6,7 @@ import pytest
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import StepState
-from llm_pipeline.canary.findings import does_not_answer
+from llm_pipeline.canary.judgements import does_not_answer
 from llm_pipeline.statistics.eprocess import SplitTest
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
+from llm_pipeline.canary.arm_counts import ArmCounts, ArmEvents, MetricCounts, Window
 from llm_pipeline.canary.evidence import regression_limit
+from llm_pipeline.canary.metric_events import Limit, MetricLimits
 from llm_pipeline.canary.slow_limits import Thresholds
-from llm_pipeline.canary.units import Limit, MetricLimits
-from llm_pipeline.canary.windows import ArmCounts, ArmEvents, MetricCounts, Window
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.spread import Pace, Spread, independence
 

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from load_sample import CONFIRMED_RATE, POLICY, sample_load_test
 
-from llm_pipeline.loadtest.deciding import deciding_windows, quantile_of
+from llm_pipeline.loadtest.deciding_windows import deciding_windows, quantile_of
 from llm_pipeline.loadtest.findings import findings
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RegressionOutcome, ServerUse
 from llm_pipeline.loadtest.table import WIDTH, format_load_test

@@ -10,14 +10,14 @@ from pathlib import Path
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import analysis
+from llm_pipeline.canary.arm_counts import window
 from llm_pipeline.canary.decision import Outcome, decide
+from llm_pipeline.canary.evalue_history import with_look
 from llm_pipeline.canary.events import CanaryEvent, EventKind
-from llm_pipeline.canary.looks import with_look
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.record import CanaryRecord, Mark, Phase
 from llm_pipeline.canary.slow_limits import fix_thresholds
 from llm_pipeline.canary.timeline import write_timeline
-from llm_pipeline.canary.windows import window
 from llm_pipeline.config.policy import CanaryPolicy
 
 BEGAN_AT = 1_763_715_600.0

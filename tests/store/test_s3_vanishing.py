@@ -14,10 +14,10 @@ from s3_faults import Faults, after, is_a, then
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.store import condemned
+from llm_pipeline.store import pending_deletion as condemned
 from llm_pipeline.store.artifact_store import Leftover
-from llm_pipeline.store.condemned import RETENTION_LEASE, publish_spared, read_condemned, remove_unfinished
 from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.pending_deletion import RETENTION_LEASE, publish_spared, read_condemned, remove_unfinished
 from llm_pipeline.store.s3 import S3Store
 
 LISTING, MANIFEST, MARKER = (

@@ -29,6 +29,7 @@ from llm_pipeline.canary.router import (
     RouterUnavailable,
     RouteState,
     SlotName,
+    remote,
     rounded,
 )
 from llm_pipeline.config.router_place import AwsAlbPlace
@@ -281,3 +282,6 @@ def _weights_of(actions: tuple[Mapping[str, Any], ...]) -> dict[str, int]:
 def _refuse_fenced(rule: _Rule, epoch: int) -> None:
     if rule.claim.epoch > epoch:
         raise Fenced(f"epoch {epoch} was superseded: {rule.claim.owner} writes with {rule.claim.epoch}")
+
+
+ADAPTER = remote(AwsAlbPlace, AlbRouter)

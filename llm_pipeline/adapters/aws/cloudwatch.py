@@ -15,7 +15,14 @@ from typing import Any
 from llm_pipeline.adapters.aws.client import aws_client
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.canary.sources.arm_metrics import ArmWindow, MetricsCursor, MetricsWindow, SourceDown, check_total
+from llm_pipeline.canary.sources.arm_metrics import (
+    ArmWindow,
+    MetricsCursor,
+    MetricSourceAdapter,
+    MetricsWindow,
+    SourceDown,
+    check_total,
+)
 from llm_pipeline.config.metric_source import CloudWatchSource
 from llm_pipeline.config.router_place import AwsAlbPlace
 
@@ -127,3 +134,6 @@ class CloudWatchMetrics:
 
 def _minute(seconds: float) -> float:
     return seconds // _PERIOD_SECONDS * _PERIOD_SECONDS
+
+
+ADAPTER = MetricSourceAdapter(config=CloudWatchSource, open=lambda source, place, _: CloudWatchMetrics(source, place))

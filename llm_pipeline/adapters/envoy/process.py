@@ -25,7 +25,7 @@ from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary.router import RouterUnavailable, RouteState, SlotName
+from llm_pipeline.canary.router import RouterCondition, RouterUnavailable, RouteState, SlotName
 from llm_pipeline.config.router_place import EnvoyPlace
 from llm_pipeline.config.server_ports import ServerPorts
 
@@ -86,6 +86,8 @@ def start_router(
 class StartedEnvoy(EnvoyRouter):
     """An Envoy whose process is ours."""
 
+    largest_access_log_bytes = LARGEST_ACCESS_LOG_BYTES
+
     def start(self, initial: RouteState, wait_seconds: float) -> None:
         """Start it, and wait until it acts on its routes; for the holder of the starters' lock.
 
@@ -118,6 +120,21 @@ class StartedEnvoy(EnvoyRouter):
         """Whether its process is there."""
         process = detached.load(self.files.record)
         return process is not None and process.alive
+
+    def condition(self) -> RouterCondition:
+        """See `TellsCondition`: one without a record was stopped on purpose."""
+        process = detached.load(self.files.record)
+        if process is None or not process.alive:
+            return "stopped" if process is None else "has ended"
+        return super().condition()
+
+    def in_flight(self) -> int:
+        """See `StartedRouter.in_flight`."""
+        return sum(self.active_requests(slot) or 0 for slot in self.slots)
+
+    def stop(self) -> None:
+        """See `StartedRouter.stop`."""
+        stop_router(self.files.state)
 
     def close(self) -> None:
         """Take no more connections; requests of those that are open go on.

@@ -23,8 +23,10 @@ from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, address_text
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX, candidate_of, plain_name, standby_of
 from llm_pipeline.canary.router import (
+    RouterCondition,
     RouterConflict,
     RouterRejected,
     RouterUnavailable,
@@ -36,6 +38,7 @@ from llm_pipeline.config.server_ports import ServerPorts
 
 log = get_logger(__name__)
 
+_QUESTIONS = 3
 _NAMES = TypeAdapter(dict[str, str])
 _RDS_STATISTICS = f"http.{STAT_PREFIX}.rds.{ROUTES}"
 
@@ -60,7 +63,13 @@ class RouterFiles:
 
 
 class EnvoyRouter:
-    """The `TrafficRouter` port on one Envoy whose xDS files are on this host."""
+    """The `TrafficRouter` port on one Envoy whose xDS files are on this host.
+
+    Attributes:
+        largest_access_log_bytes: A larger record of requests is begun anew; None where others see to that.
+    """
+
+    largest_access_log_bytes: int | None = None
 
     def __init__(
         self,
@@ -267,6 +276,20 @@ class EnvoyRouter:
             return self.admin("/ready").strip() == "LIVE"
         except RouterUnavailable:
             return False
+
+    def condition(self) -> RouterCondition:
+        """See `TellsCondition`."""
+        answers = any(self.ready() for _ in range(_QUESTIONS))  # a busy host takes its time
+        return "runs" if answers else "answers nothing"
+
+    def access_log(self) -> AccessLog:
+        """Its record of requests, one by one."""
+        return AccessLog(
+            self.files.access_log,
+            self.slot_of_address,
+            reopen=self.reopen_log,
+            largest_bytes=self.largest_access_log_bytes,
+        )
 
     def reopen_log(self) -> None:
         """Make Envoy open its access log by its name again.

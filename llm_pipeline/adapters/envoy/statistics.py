@@ -18,7 +18,14 @@ from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import arm_names as names
 from llm_pipeline.canary.router import RouterUnavailable, SlotName
-from llm_pipeline.canary.sources.arm_metrics import ArmWindow, MetricsCursor, MetricsWindow, SourceDown
+from llm_pipeline.canary.sources.arm_metrics import (
+    ArmWindow,
+    MetricsCursor,
+    MetricSourceAdapter,
+    MetricsWindow,
+    SourceDown,
+)
+from llm_pipeline.config.metric_source import EnvoySource
 
 log = get_logger(__name__)
 
@@ -93,3 +100,6 @@ def _answered_well(listing: dict[str, Any]) -> Counter[str]:
 
 def _lost(arm: Counter[str]) -> int:
     return arm["upstream_rq_4xx"] + arm["upstream_rq_5xx"]
+
+
+ADAPTER = MetricSourceAdapter(config=EnvoySource, open=lambda _source, _place, router: EnvoyStatistics(router))

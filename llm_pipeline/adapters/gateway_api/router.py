@@ -13,7 +13,7 @@ from typing import Any
 from llm_pipeline.adapters.kubernetes.custom_object import Document, KubernetesObject, Resource
 from llm_pipeline.adapters.kubernetes.routes import KubernetesRouter, generation_of, revision_of
 from llm_pipeline.canary import users_paths
-from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, SlotName
+from llm_pipeline.canary.router import RouterRejected, RouterUnavailable, SlotName, remote
 from llm_pipeline.config.router_place import GatewayApiPlace, Service
 
 HTTP_ROUTE = Resource("gateway.networking.k8s.io", "v1", "httproutes")
@@ -122,3 +122,6 @@ class GatewayApiRouter(KubernetesRouter):
             told = "; ".join(f"{one['type']}: {one.get('reason', '')}: {one.get('message', '')}" for one in bad)
             raise RouterRejected(f"{parent.get('controllerName')} did not accept the route: {told}", where=self._where)
         return all(current.get(kind, {}).get("status") == "True" for kind in (_ACCEPTED, _RESOLVED))
+
+
+ADAPTER = remote(GatewayApiPlace, GatewayApiRouter)

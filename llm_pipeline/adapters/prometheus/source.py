@@ -25,6 +25,7 @@ from llm_pipeline.canary.sources.arm_metrics import (
     ArmWindow,
     Histogram,
     MetricsCursor,
+    MetricSourceAdapter,
     MetricsWindow,
     SourceContradicts,
     SourceDown,
@@ -215,3 +216,6 @@ def _authorization(source: PrometheusSource) -> dict[str, str]:
     if not token:
         raise ConfigError(f"{source.token_variable} must hold a token, and is empty", where=source.url)
     return {"Authorization": f"Bearer {token}"}
+
+
+ADAPTER = MetricSourceAdapter(config=PrometheusSource, open=lambda source, _place, _router: PrometheusMetrics(source))

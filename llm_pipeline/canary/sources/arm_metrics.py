@@ -7,14 +7,16 @@ where the one before it ended, so that nothing is counted twice or left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from pydantic import Field
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.router import SlotName
+from llm_pipeline.config.metric_source import MetricSourceModel
 
 
 class SourceDown(Transient):
@@ -124,3 +126,17 @@ def check_total(arms: Mapping[str, int], total: int, *, tolerance: float, what: 
             where=what,
             hint="an arm has another name in the source than in the deployment, or something else is counted too",
         )
+
+
+@dataclass(frozen=True)
+class MetricSourceAdapter:
+    """What an entry point `llm_pipeline.metric_sources` names.
+
+    Attributes:
+        config: The model of its settings; its `problems` are told by `plan`.
+        open: The source of `(source, place, router)`, without asking it anything; raises ConfigError where it does not
+            fit the router, or lacks something here.
+    """
+
+    config: type[MetricSourceModel]
+    open: Callable[[Any, Any, Any], ArmMetrics]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import LoadedRelease
+from llm_pipeline.planning.background import Asked
 from llm_pipeline.planning.history import History, read_history
 from llm_pipeline.planning.model import Comparison
-from llm_pipeline.planning.patience import Asked
 from llm_pipeline.planning.reuse import Step, StepReuse, foresee_reuse
 from llm_pipeline.store import ArtifactStore
 

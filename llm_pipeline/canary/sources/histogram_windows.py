@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.canary.arm_counts import ArmCounts, ArmEvents, MetricCounts, Window
+from llm_pipeline.canary.metric_events import Limit, MetricLimits, MetricName
 from llm_pipeline.canary.router import SlotName, other_slot
 from llm_pipeline.canary.slow_limits import (
     REQUESTS_BEYOND,
@@ -18,8 +20,6 @@ from llm_pipeline.canary.slow_limits import (
     requests_needed,
 )
 from llm_pipeline.canary.sources.arm_metrics import ArmWindow, Histogram
-from llm_pipeline.canary.units import Limit, MetricLimits, MetricName
-from llm_pipeline.canary.windows import ArmCounts, ArmEvents, MetricCounts, Window
 from llm_pipeline.config.policy import CanaryPolicy
 
 _STRATUM = "0"

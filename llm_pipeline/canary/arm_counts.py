@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.in_flight import NOTHING_IN_FLIGHT, InFlight, Sighting
+from llm_pipeline.canary.metric_events import MetricLimits, MetricName, Unit, beyond, client_of, unit_of, values_of
 from llm_pipeline.canary.observations import ObservedRequest
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.sessions import SessionRequest
 from llm_pipeline.canary.slow_limits import Thresholds
-from llm_pipeline.canary.units import MetricLimits, MetricName, Unit, beyond, client_of, unit_of, values_of
 from llm_pipeline.canary.votes import Vote, vote_of
 
 

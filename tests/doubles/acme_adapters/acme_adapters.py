@@ -1,0 +1,76 @@
+# ruff: noqa: ARG002
+"""Another company's router, and its counts: a file each. Nothing of ours knows this package."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from llm_pipeline.canary.router import RouterAdapter, RouteState, remote, rounded
+from llm_pipeline.canary.sources.arm_metrics import ArmWindow, MetricsCursor, MetricSourceAdapter, MetricsWindow
+from llm_pipeline.config.metric_source import MetricSourceModel
+from llm_pipeline.config.model import AbsolutePath
+from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.config.router_place import RouterModel
+
+
+class AcmePlace(RouterModel):
+    share_unit: ClassVar[int] = 100
+    left_to_its_operator: ClassVar[str] = "everything but inference"
+
+    kind: Literal["acme"]
+    file: AbsolutePath
+
+    def problems(self, policy: CanaryPolicy) -> Iterator[str]:
+        if policy.steps_percent and min(policy.steps_percent) < 5:
+            yield "router acme needs at least 5 % for a step"
+
+
+class AcmeRouter:
+    def __init__(self, place: AcmePlace) -> None:
+        self._file = Path(place.file)
+
+    def nearest(self, want: RouteState) -> RouteState:
+        return rounded(want, 100, where="acme")
+
+    def read(self) -> tuple[RouteState, str]:
+        document = json.loads(self._file.read_text())
+        return RouteState.model_validate(document["state"]), document["revision"]
+
+    def write(self, want: RouteState, expect: str | None) -> str:
+        revision = f"{want.epoch}-{want.weights.get('green', 0)}"
+        self._file.write_text(json.dumps({"state": want.model_dump(), "revision": revision}))
+        return revision
+
+    def converged(self, revision: str) -> bool | None:
+        return self.read()[1] == revision
+
+    def usable(self, slot: str) -> bool | None:
+        return None
+
+    def active_requests(self, slot: str) -> int | None:
+        return None
+
+    def revive(self) -> str | None:
+        return None
+
+
+class AcmeCounts(MetricSourceModel):
+    kind: Literal["acme_counts"]
+    file: AbsolutePath
+
+
+class Counts:
+    def __init__(self, source: AcmeCounts) -> None:
+        self._file = Path(source.file)
+
+    def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
+        return MetricsCursor(began=0.0, until=0.0)
+
+    def window(self, since: MetricsCursor) -> MetricsWindow:
+        arms = {slot: ArmWindow(**counts) for slot, counts in json.loads(self._file.read_text()).items()}
+        return MetricsWindow(arms=arms, cursor=since)
+
+
+ROUTER: RouterAdapter = remote(AcmePlace, AcmeRouter)
+COUNTS = MetricSourceAdapter(config=AcmeCounts, open=lambda source, _place, _router: Counts(source))
