@@ -1,6 +1,20 @@
-"""The acts on production, one function each, whoever asks: the command line, a DAG, the guard, a stage's process.
+"""The acts on production, one function each, whoever asks.
 
-Promote, roll back, approve, start, stop, replace, stage by hand. Only these modules and the canary's own controller
-write routes, slots and the pointers of production, and they do so under the lease of the place and with a fencing
-token (`canary.epochs`): of two who act at the same moment one is refused, and asking twice is safe.
+| act | function | asked for by |
+|---|---|---|
+| promote | `promotion.promote`, `finish_promotion` | the stage `settle`; the guard, where that was killed |
+| roll back | `rollback.roll_back`, `carry_on` | command line, rollback DAG, guard, `stop` |
+| end a run's canary | `trial_rollback.ensure_rolled_back` | the stage `rollback`: teardown of DAG and local run |
+| answer a step's question | `approval.answer` | command line, approval task, terminal of a local run |
+| start | `switching.start`, `start_ended` | command line, demo, the canary of what serves already; the guard |
+| stop | `switching.stop`, `stopping.stop_all` | command line |
+| replace | `replacement.replace` | `run --replace`, the form of the release's DAG |
+| stage by hand, end staging | `staging.start_staging`, `end_staging` | command line; the stage `staging_down` |
+| retire, keep warm | `retirement` | the guard |
+
+Only these modules and the canary's own controller write routes, slots and the pointers of production: an import
+contract of `make lint` and `tests/operations/test_walls.py` say so. They act under the lease of the place
+(`acting`) and with a fencing token above all that were seen there (`canary.epochs`): of two who act at the same moment
+one is refused, and asking twice is safe. A rollback does not wait: it takes the lease over. A person's answer and a
+replacement move nothing by themselves, and are fenced by compare-and-swap of their documents.
 """
