@@ -45,7 +45,7 @@ test-servers: # they wait for times and for one another: what yields takes the c
 	@$(side_by_side) test-end-to-end test-airflow
 
 test-thorough: environments ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
-	$(CONTROL) -m pytest -q -m thorough -n 3 $(spread) tests/airflow tests/canary tests/config tests/corpus tests/fuzz tests/serving/control tests/serving/packaged
+	$(CONTROL) -m pytest -q -m thorough -n 3 $(spread) tests/airflow tests/canary tests/config tests/corpus tests/fuzz tests/project tests/serving
 	$(MODEL) -m pytest -q -m thorough tests/accuracy tests/hub
 
 test-live:
