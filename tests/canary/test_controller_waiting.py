@@ -204,12 +204,12 @@ def jump_after_looks(site: Site, monkeypatch: pytest.MonkeyPatch, seconds: float
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
 def test_a_clock_that_jumps_in_mid_step_neither_ends_a_bake_nor_stretches_it(site, monkeypatch, jump: float) -> None:
-    site.policy |= {"minimum_bake_seconds": 0.1, "maximum_bake_seconds": 20}
+    site.policy |= {"minimum_bake_seconds": 0.1, "maximum_bake_seconds": 200}
     jump_after_looks(site, monkeypatch, jump, faulty=False)
     began = time.monotonic()
     assert site.step(20).verdict == "GO"
-    assert 0.1 <= time.monotonic() - began < 10
-    assert 0.1 <= site.record().watched_seconds < 10
+    assert 0.1 <= time.monotonic() - began < 100
+    assert 0.1 <= site.record().watched_seconds < 100
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])

@@ -39,7 +39,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "quantization": QuantizationRecipe,
 }  # fmt: skip
 DRAWS = random.Random(15)  # noqa: S311 - the same ones each time
-PLAN_SECONDS = 10.0
+PLAN_SECONDS = 30.0
 """Of one plan, on a machine that does other things, too."""
 
 Place = tuple[str | int, ...]

@@ -27,7 +27,7 @@ FILES = (
 )
 NUMBERS = (float("nan"), float("inf"), float("-inf"), -0.0, 1e300, 1e-300)
 """That YAML can say, and JSON cannot or says otherwise."""
-PLAN_SECONDS = 10.0
+PLAN_SECONDS = 30.0
 """Of one plan, on a machine that does other things, too."""
 
 

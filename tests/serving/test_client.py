@@ -90,8 +90,8 @@ FAULTS = {
     ),
     "no text": ((chunk("", 3, "length"),), {}, "no text"),
     "a cancelled answer": ((chunk("a", 1, "cancelled"),), {}, "cancelled"),
-    "something that is no answer": (({"text": "a"},), {}, "not an answer of the model"),
-    "something that is no JSON": (("oops",), {}, "not an answer of the model"),
+    "something that is no answer": (({"text": "a"},), {}, "not an answer from the model"),
+    "something that is no JSON": (("oops",), {}, "not an answer from the model"),
     "a refusal": (({"error": "max_tokens 0"},), {"status": 400}, "HTTP 400: max_tokens 0"),
     "a refusal of generate_stream": (
         ('data: {"error":"max_tokens 0"}\n\n',),
@@ -154,8 +154,8 @@ def test_a_compressed_answer_is_never_unpacked():
         return web.Response(body=packed, headers={"Content-Encoding": "gzip, gzip"})
 
     answer = asyncio.run(asked_of(bomb, REQUEST, seconds=5.0, stream=False))
-    assert "not an answer of the model" in answer.error
+    assert "not an answer from the model" in answer.error
 
 
 def test_deeply_nested_json_is_no_answer():
-    assert "not an answer of the model" in against(["[" * 200_000], stream=False).error
+    assert "not an answer from the model" in against(["[" * 200_000], stream=False).error

@@ -256,7 +256,7 @@ def test_stopping_a_server_with_live_requests_ends_them_and_leaves_nothing(
     started = time.monotonic()
     answers = asyncio.run(ask_and_stop())
     assert not any(answer.ok for answer in answers)
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 50
     assert not slow.process.group_alive
 
 
