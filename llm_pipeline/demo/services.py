@@ -140,8 +140,7 @@ def generate(deployment: Deployment, prompt: str, maximum_tokens: int = 8) -> st
 
 def stop_everything(layout: DemoLayout) -> list[str]:
     """Stop every process that the demo or any release below it started; returns what was running."""
-    from llm_pipeline.adapters.envoy.process import stop_router
-    from llm_pipeline.serving.triton_server import stop_server
+    from llm_pipeline.operations.switching import end_here
 
     stopped = [process.name for process in _running_processes(layout)]
     stop_traffic(layout)
@@ -152,11 +151,7 @@ def stop_everything(layout: DemoLayout) -> list[str]:
             if process := detached.load(job):
                 detached.stop(process)
         for place in deployment.places:
-            state = Path(deployment.state_root) / place
-            if (state / "router").is_dir():
-                stop_router(state / "router")
-            for server in ("staging", "comparison", "blue", "green"):
-                stop_server(state / server)
+            end_here(deployment, place)
     if hub := detached.load(layout.services / "hub.json"):
         detached.stop(hub)
     return stopped

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.agreement import is_moving
@@ -25,7 +25,8 @@ from llm_pipeline.operations.place_now import ServedPlace
 from llm_pipeline.operations.served_place import place_as_it_is
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.serving.triton_server import find_server
+from llm_pipeline.serving.triton_server import find_server, stop_server
+from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.places import Serving, holder_of, serving_at
 from llm_pipeline.store.pointers import Pointer, Pointers, read_pointers
@@ -211,9 +212,29 @@ def _running(deployment: Deployment, place: str) -> dict[SlotName, ArtifactRef]:
     }
 
 
+def end_here(deployment: Deployment, place: str) -> None:
+    """End the router and every server of a place of this host, for a tool that has ended whoever acted there.
+
+    As `stop_production` does, where that is possible: a canary that was cut short is ended all the same.
+    """
+    state = Path(deployment.state_root) / place
+    if not state.is_dir():
+        return
+    with suppress(PipelineError):
+        stop_production(open_store(deployment.store), deployment, place, drain_seconds=0.0)
+    router = _router(deployment, place)
+    if isinstance(router, StartedRouter):
+        router.stop()
+    for server in (*slot_ports(deployment.places[place]), "staging", "comparison"):
+        stop_server(state / server)
+
+
 def runs_anything(deployment: Deployment, place: str) -> bool:
     """Whether a server of production or of a canary runs at a place of this host, or its router."""
-    config = deployment.places[place]
-    state = Path(deployment.state_root) / place / "router"
-    router = router_as_it_is(config.router, slot_ports(config), state)
+    router = _router(deployment, place)
     return bool(_running(deployment, place)) or (isinstance(router, StartedRouter) and router.runs)
+
+
+def _router(deployment: Deployment, place: str) -> TrafficRouter | None:
+    config = deployment.places[place]
+    return router_as_it_is(config.router, slot_ports(config), Path(deployment.state_root) / place / "router")

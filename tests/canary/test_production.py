@@ -22,6 +22,7 @@ from llm_pipeline.canary.record import Phase, read_record
 from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.cli import main
 from llm_pipeline.operations.guard import guard_once
+from llm_pipeline.operations.switching import end_here
 from llm_pipeline.release.contract import StageFailure
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store.places import PlaceTaken, hand_over
@@ -189,6 +190,19 @@ def test_what_a_run_that_is_gone_left_on_trial_is_rolled_back_and_stopped_with_p
     assert record.phase is Phase.ROLLED_BACK
     assert (production.serves("blue"), production.serves("green")) == (None, None)
     assert guard_once(production.store, production.deployment) == []
+
+
+@pytest.mark.thorough
+def test_a_tool_that_ended_whoever_acted_here_ends_all_that_serves_a_canary_included(production) -> None:
+    production.deploy_first()
+    production.users()
+    assert verdict(production.canary("r2", 50)) is Verdict.GO
+    production.users_go()
+    for _ in range(2):
+        end_here(production.deployment, "cpu")
+        assert (production.serves("blue"), production.serves("green")) == (None, None)
+        router = find_router(production.state("router"))
+        assert router is None or not router.runs
 
 
 @pytest.mark.thorough
