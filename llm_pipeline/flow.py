@@ -37,7 +37,7 @@ _ANEW = "remove this document and run the release again: finished work is kept"
 
 
 class MissingResult(Terminal):
-    """A stage was asked for before one that it depends on."""
+    """A stage was requested before one that it depends on has run."""
 
 
 def resolve_request(path: Path, revision: str | None = None) -> StageRequest:
@@ -109,7 +109,7 @@ class Flow:
         return tuple(target.name for target in self.release.targets)
 
     def passed_over(self, recipe: str) -> str | None:
-        """Why a recipe need not be tried (any more), in words; None when it must be.
+        """Why a recipe can be skipped, in words; None if it must be tried.
 
         On a ladder that is climbed, a recipe is needed by each target where it is legal and no cheaper one has passed.
         """
@@ -131,7 +131,7 @@ class Flow:
         return judgement is not None and judgement.verdict is Verdict.GO
 
     def judgement_of(self, recipe: str) -> Judgement | None:
-        """What the accuracy gate said of the checkpoint that a recipe made last; None while it said nothing of it.
+        """The accuracy gate's judgement of the recipe's latest checkpoint; None while there is none.
 
         A result of an earlier run may be of another checkpoint: the recipe was quantized anew since, with other tools.
         """

@@ -1,4 +1,4 @@
-"""The sign of life of the guard: who leaves a canary to it must know that it looks."""
+"""The guard's sign of life: a controller leaves its canary to the guard only if the guard runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 
 RECENT_SECONDS = 900.0
-"""A guard that was heard of longer ago guards nothing."""
+"""A guard whose last sign is older than this counts as not running."""
 
 
 class Sighting(Frozen):
@@ -42,7 +42,7 @@ class GuardSign(Frozen):
 
 
 def leave_sign(store: ArtifactStore, target: str, sign: GuardSign) -> None:
-    """Note that the guard looks at a target now; two guards at a time leave one sign."""
+    """Record that the guard checks a target now; of two guards at a time, one records it."""
     document = store.read_document(_name(target))
     revision = document.revision if document else None
     with contextlib.suppress(Conflict):
@@ -50,7 +50,7 @@ def leave_sign(store: ArtifactStore, target: str, sign: GuardSign) -> None:
 
 
 def read_sign(store: ArtifactStore, target: str) -> GuardSign | None:
-    """The guard's last sign; None where there is none, or one that is none of ours."""
+    """The guard's last sign; None if there is none, or if it cannot be read."""
     document = store.read_document(_name(target))
     try:
         return GuardSign.model_validate(document.value) if document is not None else None

@@ -89,7 +89,7 @@ class SlotControl(Protocol):
         """Requests in flight by the server's own count; None when it does not tell."""
 
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
-        """Stop the slot's server of this repository; none there is fine.
+        """Stop the slot's server of this repository, if there is one.
 
         Returns:
             False when the slot serves something else by now, which goes on.

@@ -11,8 +11,8 @@ The first look at a revision is where the watch starts from: it releases nothing
 runs of this release config released a commit before, that commit is where it starts from, so a lost state misses
 nothing.
 
-A start is remembered before it is made and is over only when a run claims its commit. Between the two anything can be
-lost (a killed triggerer, an event while the DAG is paused), so an unclaimed start is made again, with patience.
+A start is recorded before it is made, and stays pending until a run claims its commit. In between it can be lost (a
+killed triggerer, an event while the DAG is paused), so an unclaimed start is repeated, at growing intervals.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Reference(ConfigModel):
     content: str
 
 
-class Firing(Reference):
+class PendingStart(Reference):
     """A start that no run has claimed yet.
 
     Attributes:
@@ -80,7 +80,7 @@ class WatchState(ConfigModel):
     reference: Reference | None = None
     head: str = ""
     since: AwareDatetime | None = None
-    firing: Firing | None = None
+    firing: PendingStart | None = None
     starts: tuple[AwareDatetime, ...] = ()
     failures: int = 0
     outcome: str = ""
@@ -282,13 +282,15 @@ def _pending(watch: Watch, state: WatchState, seen: Head, now: datetime) -> tupl
         free_at = state.starts[-watch.rebuilds_per_day] + DAY
         words = f"{commit} waits until {_time(free_at)}: {len(state.starts)} releases were started in 24 hours"
         return state, Decision(Outcome.LIMITED, words, _until(free_at, now, watch))
-    firing = Firing(commit=seen.commit, content=seen.content, first_at=now, last_at=now)
+    firing = PendingStart(commit=seen.commit, content=seen.content, first_at=now, last_at=now)
     state = state.model_copy(update={"firing": firing, "starts": (*state.starts, now)})
     words = f"{commit} starts a release: {_named(seen.counted)}"
     return state, Decision(Outcome.STARTED, words, _until(now + FIRST_PATIENCE, now, watch), _start(state, seen, words))
 
 
-def _waiting(watch: Watch, state: WatchState, firing: Firing, seen: Head, now: datetime) -> tuple[WatchState, Decision]:
+def _waiting(
+    watch: Watch, state: WatchState, firing: PendingStart, seen: Head, now: datetime
+) -> tuple[WatchState, Decision]:
     """A start that no run has claimed yet: made again once its patience is over and no run can be on its way to it."""
     due = firing.last_at + min(FIRST_PATIENCE * 2 ** min(firing.times - 1, 16), LONGEST_PATIENCE)
     words = f"{_short(firing.commit)} was started at {_time(firing.first_at)}; its run has not begun yet"

@@ -11,7 +11,7 @@ _THREE_DIGITS = 100.0
 _LONGEST_QUOTE = 60
 
 
-def told(value: ValueT | None, shown: Callable[[ValueT], str]) -> str:
+def text_or_blank(value: ValueT | None, shown: Callable[[ValueT], str]) -> str:
     """The text of a value; empty without one."""
     return "" if value is None else shown(value)
 

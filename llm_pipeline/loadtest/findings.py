@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
-from llm_pipeline.loadtest.cells import gigabytes, milliseconds, number, per_second, percent, quote, told
+from llm_pipeline.loadtest.cells import gigabytes, milliseconds, number, per_second, percent, quote, text_or_blank
 from llm_pipeline.loadtest.deciding_windows import deciding_windows, quantile_of
 from llm_pipeline.loadtest.outcome import Latency, LoadTestOutcome, Quantile, WindowSummary
 
@@ -195,15 +195,15 @@ def _server_row(window: WindowSummary) -> Row:
     use = window.server
     return (
         window.name,
-        told(use.queue_milliseconds, milliseconds),
-        told(use.active_requests, str),
-        told(use.kv_cache_fraction, percent),
-        told(use.gpu_utilization_fraction, percent),
-        told(use.gpu_memory_bytes, gigabytes),
-        told(use.resident_bytes, gigabytes),
-        told(use.resident_bytes_per_second, lambda slope: f"{60e-6 * slope:+.1f} MB/min"),
-        told(use.input_tokens, "{:,}".format),
-        told(use.output_tokens, "{:,}".format),
+        text_or_blank(use.queue_milliseconds, milliseconds),
+        text_or_blank(use.active_requests, str),
+        text_or_blank(use.kv_cache_fraction, percent),
+        text_or_blank(use.gpu_utilization_fraction, percent),
+        text_or_blank(use.gpu_memory_bytes, gigabytes),
+        text_or_blank(use.resident_bytes, gigabytes),
+        text_or_blank(use.resident_bytes_per_second, lambda slope: f"{60e-6 * slope:+.1f} MB/min"),
+        text_or_blank(use.input_tokens, "{:,}".format),
+        text_or_blank(use.output_tokens, "{:,}".format),
     )
 
 
@@ -237,7 +237,7 @@ def _second_opinion(outcome: LoadTestOutcome) -> Table | None:
     if opinion is None:
         return None
     rows = [
-        (measure, told(ours, number), told(theirs, number), _difference(ours, theirs))
+        (measure, text_or_blank(ours, number), text_or_blank(theirs, number), _difference(ours, theirs))
         for measure, (theirs, ours) in opinion.figures.items()
     ]
     head = ("measure", "ours", opinion.tool, "difference")

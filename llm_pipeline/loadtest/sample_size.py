@@ -92,12 +92,12 @@ def needed_requests(attainment: float, confidence: float, *, misses: int = 0, lo
 
 
 def _shows(requests: int, misses: int, attainment: float, confidence: float) -> bool:
-    """Whether so few misses are rarer, at the attainment and no more, than the confidence leaves room for."""
+    """Whether this many misses show the attainment: so few are rare enough at exactly that share."""
     return _chance_of_so_few(misses, requests, 1.0 - attainment) <= 1.0 - confidence
 
 
 def _chance_of_so_few(misses: int, requests: int, share: float) -> float:
-    """The binomial distribution function, without the weight of scipy: plans are made of it."""
+    """The binomial distribution function, computed without scipy: importing it would slow every plan down."""
     term = requests * math.log1p(-share)
     chance, odds = math.exp(term), math.log(share) - math.log1p(-share)
     for number in range(1, misses + 1):

@@ -161,7 +161,10 @@ def silences(records: Records) -> Latency | None:
 
 
 def _bounded(arrived: Values, ordered: Values, quantile: float) -> Quantile:
-    """Few lie beyond a high quantile: how they cluster is told by a tail that is wider, too."""
+    """A quantile with its bounds.
+
+    Too few requests are beyond a high quantile to show how they cluster, so a wider tail is looked at as well.
+    """
     wider = max(0.5, 1.0 - _WIDER_TAIL * (1.0 - quantile))
     values = [ordered[max(1, math.ceil(share * ordered.size)) - 1] for share in {quantile, min(quantile, wider)}]
     effect = max(autocorrelation_time([arrived > value]) for value in values)

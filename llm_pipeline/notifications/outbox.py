@@ -1,4 +1,4 @@
-"""Telling each event of a canary once on each channel: how far it was told is a document in the store.
+"""Sends each event of a canary once on each channel: what was sent is a document in the store.
 
 Whoever tells events claims the channel first, by compare-and-swap, and writes down each one that was taken, so several
 senders side by side (a step's task, the guard, a local run) tell nothing twice. One that dies between sending and
@@ -27,13 +27,13 @@ CLAIM_SECONDS = 60.0
 FIRST_PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 600.0
 STALE_SECONDS = 24 * 3600.0
-"""What is older is told to nobody any more."""
+"""Older events are no longer sent."""
 
 log = get_logger(__name__)
 
 
-class Told(Frozen):
-    """How far one channel was told. Times are seconds since 1970.
+class DeliveryState(Frozen):
+    """What one channel has been sent. Times are seconds since 1970.
 
     Attributes:
         through: Number of the last event that needs no telling any more.
@@ -118,7 +118,7 @@ class _Outbox:
             log.info("another process is sending it", channel=self._channel.name)
             return 0
 
-    def _tell(self, new: Sequence[CanaryEvent], told: Told, wanted: frozenset[str]) -> int:
+    def _tell(self, new: Sequence[CanaryEvent], told: DeliveryState, wanted: frozenset[str]) -> int:
         sent = 0
         for event in new:
             told = self._save(told.model_copy(update={"claimed_until": time.time() + CLAIM_SECONDS}))
@@ -131,11 +131,11 @@ class _Outbox:
                         break
                     continue
                 sent += 1
-            told = Told(through=event.number)
+            told = DeliveryState(through=event.number)
         self._save(told.model_copy(update={"claimed_until": 0.0}))
         return sent
 
-    def _after_failure(self, error: NotSent | Refused, event: CanaryEvent, told: Told) -> Told:
+    def _after_failure(self, error: NotSent | Refused, event: CanaryEvent, told: DeliveryState) -> DeliveryState:
         """Later again, or never: an event that is not taken for long holds up those after it no longer."""
         attempts = told.attempts + 1
         gives_up = isinstance(error, Refused) or attempts >= MOST_ATTEMPTS
@@ -144,15 +144,15 @@ class _Outbox:
             channel=self._channel.name, about=event.kind.value, attempt=attempts, reason=str(error),
         )  # fmt: skip
         if gives_up:
-            return Told(through=event.number)
+            return DeliveryState(through=event.number)
         pause = min(FIRST_PAUSE_SECONDS * 2 ** (attempts - 1), LONGEST_PAUSE_SECONDS)
         return told.model_copy(update={"attempts": attempts, "not_before": time.time() + pause})
 
-    def _load(self) -> Told:
+    def _load(self) -> DeliveryState:
         document = self._store.read_document(self._name)
         self._revision = document.revision if document else None
-        return understood(Told, document.value, self._name) if document else Told()
+        return understood(DeliveryState, document.value, self._name) if document else DeliveryState()
 
-    def _save(self, told: Told) -> Told:
+    def _save(self, told: DeliveryState) -> DeliveryState:
         self._revision = self._store.write_document(self._name, told.model_dump(), self._revision)
         return told

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-class Asked(Generic[Answer]):
+class BackgroundCall(Generic[Answer]):
     """Work that goes on beside the caller's own from now on, for so many seconds; None for as long as it takes."""
 
     def __init__(self, work: Callable[[], Answer], seconds: float | None = None) -> None:
@@ -65,6 +65,6 @@ def side_by_side(function: Callable[[Item], Answer], items: Sequence[Item]) -> l
                 return
             found[number] = function(items[number])
 
-    for one in [Asked(work) for _ in range(min(_THREADS, len(items)))]:
+    for one in [BackgroundCall(work) for _ in range(min(_THREADS, len(items)))]:
         one.answer()
     return [found[number] for number in range(len(items))]

@@ -34,8 +34,8 @@ from llm_pipeline.planning.formats import (
     CPU_KV_FORMATS,
     VLLM_FORMATS,
     VLLM_KV_FORMATS,
-    Asked,
     BaselinePrecision,
+    FormatRequest,
     Platform,
     Support,
     asked_by,
@@ -307,7 +307,7 @@ def _legal(supports: Collection[Support]) -> Legal:
 
 def _changes(
     recipe: QuantizationRecipe,
-    asked: Asked,
+    asked: FormatRequest,
     refused: Collection[WeightFormat],
     legal: Collection[WeightFormat],
     kv_caches: Collection[KvCacheFormat],

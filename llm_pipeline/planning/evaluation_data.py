@@ -22,7 +22,7 @@ from llm_pipeline.config.loading import LoadedRelease
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.hub.address import require_listening
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
-from llm_pipeline.planning.background import Asked, side_by_side
+from llm_pipeline.planning.background import BackgroundCall, side_by_side
 from llm_pipeline.planning.task_pool import known_facts
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def evaluation_data(loaded: LoadedRelease, seconds: float | None = None, *, requ
         return EvaluationData(planned, unknown, (*warnings, f"{unseen}: not looked up"))
     try:
         look = partial(_look, loaded, by_name, planned)
-        pinned = tuple(Asked(look, seconds or _SECONDS).answer())
+        pinned = tuple(BackgroundCall(look, seconds or _SECONDS).answer())
     except (SourceUnavailable, Transient) as error:
         if required:
             raise

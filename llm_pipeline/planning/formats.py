@@ -73,7 +73,7 @@ _MATRIX_ROWS: Mapping[WeightFormat, str] = {
 _WEIGHT_ONLY_NAMES: Mapping[WeightFormat, str] = {"nvfp4": "W4A16_NVFP4"}
 
 
-class Asked(NamedTuple):
+class FormatRequest(NamedTuple):
     """What a recipe asks for, whoever wrote it down: itself, its search, or a recipe file of modelopt's.
 
     Attributes:
@@ -94,19 +94,19 @@ class Asked(NamedTuple):
         return self.kv_cache == "nvfp4" or not NEEDS_CUDA.isdisjoint(self.weights)
 
 
-def asked_by(recipe: QuantizationRecipe) -> Asked:
+def asked_by(recipe: QuantizationRecipe) -> FormatRequest:
     """The formats of a recipe.
 
     Raises:
         ConfigError: It names a recipe of modelopt's that is unknown or cannot be used.
     """
     if recipe.search:
-        return Asked(recipe.search.formats, recipe.kv_cache, mixed=True)
+        return FormatRequest(recipe.search.formats, recipe.kv_cache, mixed=True)
     if recipe.modelopt_recipe is None:
-        return Asked((recipe.weights,), recipe.kv_cache)
+        return FormatRequest((recipe.weights,), recipe.kv_cache)
     known = known_modelopt_recipe(recipe.modelopt_recipe)
     kv_cache = known.kv_cache if recipe.kv_cache == "none" else recipe.kv_cache
-    return Asked(known.formats, kv_cache, known.weight_only, mixed=len(known.formats) > 1)
+    return FormatRequest(known.formats, kv_cache, known.weight_only, mixed=len(known.formats) > 1)
 
 
 class Platform(NamedTuple):

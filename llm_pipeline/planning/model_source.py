@@ -16,7 +16,7 @@ from llm_pipeline.hub.address import require_listening
 from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
-from llm_pipeline.planning.background import Asked
+from llm_pipeline.planning.background import BackgroundCall
 
 _SECONDS = 20.0
 """How long a hub or a bucket may take at a terminal."""
@@ -57,7 +57,7 @@ def see_model(
     if seconds == 0:
         return SeenModel(stated_facts(asked))
     try:
-        documents = Asked(partial(_look, loaded, revision or asked.revision), seconds or _SECONDS).answer()
+        documents = BackgroundCall(partial(_look, loaded, revision or asked.revision), seconds or _SECONDS).answer()
     except (SourceRefused, SourceUnavailable, Transient) as error:
         if required or asked.sizes is None:
             raise _with_hint(error, where) from error

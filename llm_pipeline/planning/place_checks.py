@@ -10,20 +10,20 @@ from functools import partial
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.planning.background import Asked
+from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.places import Holder, PlaceTaken, require_place
 
 
 def ask_holders(
     loaded: LoadedRelease, opened: Callable[[], ArtifactStore], seconds: float
-) -> Asked[dict[str, Holder | None]] | None:
+) -> BackgroundCall[dict[str, Holder | None]] | None:
     """Ask the store who holds the release's places; nobody is asked in no time."""
-    return Asked(partial(_holders, loaded, opened), seconds) if seconds else None
+    return BackgroundCall(partial(_holders, loaded, opened), seconds) if seconds else None
 
 
 def place_warnings(
-    asked: Asked[dict[str, Holder | None]] | None, loaded: LoadedRelease, *, replace: bool
+    asked: BackgroundCall[dict[str, Holder | None]] | None, loaded: LoadedRelease, *, replace: bool
 ) -> tuple[str, ...]:
     """What became of the question.
 

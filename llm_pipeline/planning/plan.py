@@ -21,7 +21,7 @@ from llm_pipeline.loadtest.sample_size import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
 from llm_pipeline.planning.aiconfigurator_predictions import with_predictions
-from llm_pipeline.planning.background import Asked
+from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.disk import disk_need
@@ -123,7 +123,7 @@ def plan_release(
     if here:
         _refuse_obstacles(loaded, obstacles)
     ladders, steps = _ladders(release, targets, facts), tuple(planned_steps(release, facts))
-    asked = Asked(partial(ask_store, loaded, opened, steps, ladders), store_seconds) if store_seconds else None
+    asked = BackgroundCall(partial(ask_store, loaded, opened, steps, ladders), store_seconds) if store_seconds else None
     gates = _gates(release, tasks, max(map(len, ladders.values()), default=1))
     requests = sample_size(release.workload, release.policy.load_test)
     canary = canary_power(release.policy.canary, release.workload.rate_per_second)

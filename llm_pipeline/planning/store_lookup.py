@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import LoadedRelease
-from llm_pipeline.planning.background import Asked
+from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.history import History, read_history
 from llm_pipeline.planning.model import Comparison
 from llm_pipeline.planning.reuse import Step, StepReuse, foresee_reuse
@@ -58,7 +58,7 @@ def ask_store(
     return Foresight(history, foresee_reuse(store, history, loaded, steps, ladders))
 
 
-def foresee(asked: Asked[Foresight] | None, deployment: Deployment) -> Foresight:
+def foresee(asked: BackgroundCall[Foresight] | None, deployment: Deployment) -> Foresight:
     """What the store has answered by now; a warning, where it has not."""
     if asked is None:
         return Foresight()

@@ -203,7 +203,7 @@ def has_ended(state: Path) -> bool:
 
 
 def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", token: FencingToken | None = None) -> bool:
-    """Stop a slot's server with everything it left: its group, orphaned stubs, shared memory. None there is fine.
+    """Stop a slot's server, if there is one, with everything it left: its group, orphaned stubs, shared memory.
 
     Args:
         state: The slot's directory.

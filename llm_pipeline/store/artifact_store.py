@@ -129,13 +129,13 @@ class ArtifactStore(Protocol):
         """
 
     def remove(self, ref: ArtifactRef) -> None:
-        """Remove an artifact, its completion marker first; none there is fine."""
+        """Remove an artifact, its completion marker first, if there is one."""
 
     def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
         """What interrupted publications left, and damaged artifacts that were put aside, if older than that."""
 
     def remove_leftover(self, leftover: Leftover) -> None:
-        """Remove it; none there is fine."""
+        """Remove it, if there is one."""
 
     def read_document(self, name: str) -> Document | None:
         """The document of that name (`pointers/...`), or None."""
@@ -152,7 +152,7 @@ class ArtifactStore(Protocol):
         """
 
     def delete_document(self, name: str) -> None:
-        """Remove a document; none there is fine."""
+        """Remove a document, if there is one."""
 
     def list_documents(self, prefix: str) -> Sequence[str]:
         """Names of the documents below a prefix, sorted.

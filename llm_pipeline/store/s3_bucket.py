@@ -232,7 +232,7 @@ class Bucket:
                 back_off(failures - 1)
 
     def delete(self, name: str, condition: Condition | None = None) -> None:
-        """Remove an object; none there is fine.
+        """Remove an object, if there is one.
 
         Raises:
             Changed: The condition does not hold.
@@ -314,7 +314,7 @@ class Bucket:
         return str(self._call(lambda: self.client.complete_multipart_upload(**parameters), upload.name)["ETag"])
 
     def abort_upload(self, upload: S3Upload) -> None:
-        """Drop an unfinished upload and its parts; none there is fine."""
+        """Drop an unfinished upload and its parts, if there is one."""
         parameters = {**self._at(upload.name), "UploadId": upload.id}
         try:
             self._call(lambda: self.client.abort_multipart_upload(**parameters), upload.name)

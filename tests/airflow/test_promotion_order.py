@@ -56,7 +56,7 @@ def test_a_target_that_was_never_offered_stops_no_other(second, monkeypatch):
 
 
 def test_nothing_begins_without_the_approval_though_the_trigger_rule_lets_it_run(second):
-    with pytest.raises(AirflowSkipException, match="approve did not end well"):
+    with pytest.raises(AirflowSkipException, match="approve did not succeed"):
         asked(second, states={"approve": "skipped", "promotion_1.settle_0": "skipped"})
 
 

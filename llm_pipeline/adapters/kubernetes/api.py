@@ -74,7 +74,7 @@ class Cluster:
         return [job_state(job, DIGEST_ANNOTATION) for job in found.items]
 
     def delete_job(self, name: str) -> None:
-        """Delete a Job, and its pod with it; none there is fine."""
+        """Delete a Job, and its pod with it, if there is one."""
         self._call(
             self._batch.delete_namespaced_job,
             name,
@@ -90,7 +90,7 @@ class Cluster:
         return sorted((pod_state(pod) for pod in found.items), key=lambda pod: pod.created_at)
 
     def delete_pod(self, name: str) -> None:
-        """Delete a pod; none there is fine."""
+        """Delete a pod, if there is one."""
         self._call(self._core.delete_namespaced_pod, name, self._namespace, accept=(_NOT_FOUND,))
 
     def log(self, pod_name: str, *, since_time: str | None = None, last_lines: int | None = None) -> str:

@@ -200,6 +200,6 @@ def _annotations(document: Document) -> dict[str, str]:
 
 
 def _epoch_of(document: Document) -> int:
-    """The epoch that fences; an annotation that is not ours fences nobody, or no rollback could get past it."""
+    """The epoch that fences older writers; 0 for an annotation we did not write, which would block every rollback."""
     epoch = _annotations(document).get(EPOCH, "")
     return int(epoch) if epoch.isdecimal() else 0

@@ -46,7 +46,7 @@ class ServingCluster(Cluster):
         return self._object("GET", kind, name)
 
     def delete(self, kind: str, name: str) -> None:
-        """Delete an object, and what it owns before it; none there is fine."""
+        """Delete an object, and what it owns before it, if there is one."""
         self._object("DELETE", kind, name, body={"propagationPolicy": "Foreground"})
 
     def pods_with(self, labels: dict[str, str]) -> list[Any]:

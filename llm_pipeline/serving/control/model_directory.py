@@ -40,7 +40,7 @@ class ModelDirectory(Protocol):
         ...
 
     def remove(self, version: int) -> None:
-        """Remove a version, and the model if it was the last one and nothing else is there. None there is fine."""
+        """Remove a version, if it exists, and the model if it was the last one and nothing else is there."""
         ...
 
 

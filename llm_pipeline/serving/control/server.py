@@ -97,7 +97,7 @@ class ServerControl(Protocol):
         ...
 
     def stop(self, *, drain_seconds: float = 0) -> None:
-        """End the server and remove all it left. None there is fine.
+        """End the server and remove all it left. Does nothing if there is none.
 
         Raises:
             Transient: The place cannot be reached, or something does not end; try again.
