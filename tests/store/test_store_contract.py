@@ -427,6 +427,6 @@ def test_nothing_is_completed_where_it_must_be_signed_and_cannot_be(
     store: ArtifactStore, medium: Medium, weights: Path, signing: Signing
 ) -> None:
     cannot_sign = signing.model_copy(update={"private_key": None})
-    with pytest.raises(ConfigError, match="nothing signs here"):
+    with pytest.raises(ConfigError, match="no signing key is set here"):
         open_store(medium.config.model_copy(update={"signing": cannot_sign})).publish("checkpoint", weights)
     assert list(store.artifacts()) == []
