@@ -33,7 +33,7 @@ def test_what_came_early_does_not_pay_for_a_later_window() -> None:
 def test_a_deadline_passes_whatever_came() -> None:
     deadline = Deadline(0.0, what="the head")
     deadline.count(1_000_000_000, 0.0)
-    with pytest.raises(TooSlow, match="the head was not whole after 0 s"):
+    with pytest.raises(TooSlow, match="the head was not complete after 0 s"):
         deadline.seconds_left()
 
 
