@@ -39,7 +39,8 @@ from accuracy_gate_real import (
 )
 from goals import at_least, at_most
 
-from llm_pipeline.accuracy.looks import LookPlan, plan_looks
+from llm_pipeline.accuracy.look_planning import plan_looks
+from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.power import expected_items, items_needed
 
 ALPHA = 1 - CONFIDENCE

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from llm_pipeline.accuracy.error_budget import policy_at, share_of_error
 from llm_pipeline.accuracy.gate import judge_pairs
-from llm_pipeline.accuracy.looks import LookPlan, plan_looks
+from llm_pipeline.accuracy.look_planning import plan_looks
+from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import TaskPairs
 from llm_pipeline.accuracy.rehearsal import parts_of, rehearse
 from llm_pipeline.accuracy.sequential import decision_rule

@@ -19,7 +19,8 @@ from llm_pipeline.accuracy.evaluation import (
 )
 from llm_pipeline.accuracy.harness import refuse_other_harness
 from llm_pipeline.accuracy.item_runner import Asking
-from llm_pipeline.accuracy.looks import LookPlan, evaluation_order, plan_looks
+from llm_pipeline.accuracy.look_planning import plan_looks
+from llm_pipeline.accuracy.looks import LookPlan, evaluation_order
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.accuracy.score_scale import Scoring

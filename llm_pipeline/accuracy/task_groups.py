@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -23,14 +22,3 @@ class TaskGroup(BaseModel):
     name: str
     tasks: tuple[str, ...]
     weighting: Literal["items", "tasks"] = "items"
-
-
-def read_groups(directory: Path) -> tuple[TaskGroup, ...]:
-    """The groups that an evaluation asked for.
-
-    Raises:
-        IntegrityError: The evaluation's summary is missing or is not one.
-    """
-    from llm_pipeline.accuracy.evaluation import read_summary  # it holds the record above
-
-    return read_summary(directory).groups

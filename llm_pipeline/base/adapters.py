@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from llm_pipeline.base.errors import ConfigError
 
-Group = Literal["routers", "metric_sources", "runners"]
+Group = Literal["routers", "metric_sources", "server_controls", "runners"]
 
 _OURS: Mapping[Group, Mapping[str, str]] = {
     "routers": {
@@ -31,6 +31,12 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "envoy": "llm_pipeline.adapters.envoy.statistics:ADAPTER",
         "prometheus": "llm_pipeline.adapters.prometheus.source:ADAPTER",
         "cloudwatch": "llm_pipeline.adapters.aws.cloudwatch:ADAPTER",
+    },
+    "server_controls": {
+        "local": "llm_pipeline.serving.control.local:LocalControl",
+        "existing": "llm_pipeline.serving.control.existing:ExistingControl",
+        "docker": "llm_pipeline.adapters.docker.server:DockerControl",
+        "kubernetes": "llm_pipeline.adapters.kubernetes.server:KubernetesControl",
     },
     "runners": {
         "process": "llm_pipeline.runners.process:ProcessRunner",

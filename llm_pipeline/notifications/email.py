@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 
-from llm_pipeline.notifications.channels import MailServer, NotSent, Refused
+from llm_pipeline.notifications.channel import MailServer, NotSent, Refused
 from llm_pipeline.notifications.message import Message
 
 

@@ -17,7 +17,8 @@ from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.record import current_canary, read_events
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.notifications import Notifications
-from llm_pipeline.notifications.channels import Channel, NotSent, Refused, Secrets, channels
+from llm_pipeline.notifications.channel import Channel, NotSent, Refused
+from llm_pipeline.notifications.channels import Secrets, channels
 from llm_pipeline.notifications.message import kind_of, message_of
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood

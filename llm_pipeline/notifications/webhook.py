@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from llm_pipeline.base.bounded_http import call
-from llm_pipeline.notifications.channels import NotSent, Refused
+from llm_pipeline.notifications.channel import NotSent, Refused
 from llm_pipeline.notifications.message import Message
 
 TIMEOUT_SECONDS = 10.0

@@ -18,11 +18,12 @@ from typing import Literal
 
 from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
 from llm_pipeline.artifacts.host_match import driver_warning, target_problems
+from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.guard_sign import RECENT_SECONDS, is_guarded
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.environment import DockerEnvironment, Environment, Interpreter
+from llm_pipeline.config.environment import Environment, Interpreter
 from llm_pipeline.config.target import Target
 from llm_pipeline.operations.airflow_pools import airflow_pools, pool_problem, slots_needed
 from llm_pipeline.operations.place_status import Health
@@ -106,31 +107,8 @@ def _environment(name: str, environment: Environment) -> Check:
 
 
 def _look_at(environment: Environment) -> str:
-    if isinstance(environment, Interpreter):
-        return _start(environment.python)
-    image = environment.image or "of the target"
-    if isinstance(environment, DockerEnvironment):
-        from llm_pipeline.adapters.docker.runner import engine_version
-
-        return f"Docker engine {engine_version()}, image {image}"
-    from llm_pipeline.adapters.kubernetes.api import Cluster
-
-    running = Cluster(environment.namespace, environment.context).jobs("")
-    return f"namespace {environment.namespace} answers and has {len(running)} Jobs, image {image}"
-
-
-def _start(python: str) -> str:
-    try:
-        answer = subprocess.run(
-            [python, "-m", "llm_pipeline", "--version"],
-            capture_output=True, text=True, timeout=_START_SECONDS, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", "") or "").strip().splitlines()
-        raise ConfigError(
-            f"{python} does not run this package: {said[-1] if said else error}", hint="run `make environments`"
-        ) from error
-    return f"{python}, package {answer.stdout.strip()}"
+    said: str = adapter("runners", environment.runner).probe(environment)
+    return said
 
 
 def _task_modules(deployment: Deployment, needed: Mapping[str, Sequence[str]]) -> Iterator[Check]:

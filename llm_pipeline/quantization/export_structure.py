@@ -22,7 +22,7 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.catalog.exported_names import ALGORITHMS, FUSED_PROJECTIONS
 from llm_pipeline.catalog.output_head import with_head_kept
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.quantization.model_tensors import empty_model
+from llm_pipeline.quantization.empty_model import empty_model
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
 
 SIZE_TOLERANCE = 0.001

@@ -44,8 +44,9 @@ from llm_pipeline.quantization.device_memory import (
     sequence_bytes,
     shortage,
 )
+from llm_pipeline.quantization.empty_model import empty_model
 from llm_pipeline.quantization.model_placement import Placement, devices, is_offloaded, load_plain_model, place_here
-from llm_pipeline.quantization.model_tensors import empty_model, require_model_tensors
+from llm_pipeline.quantization.model_tensors import require_model_tensors
 from llm_pipeline.quantization.modelopt_configs import (
     kv_cache_config,
     modelopt_config,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from pathlib import Path
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError, StageCrashed
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageResult
 from llm_pipeline.runners.job_directory import (
     last_lines,
@@ -24,6 +26,7 @@ from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.stage_environment import stage_environment
 
 _BATCH_NICENESS = 10
+_START_SECONDS = 60
 
 
 class ProcessRunner:
@@ -32,6 +35,24 @@ class ProcessRunner:
     def __init__(self, deployment: Deployment) -> None:
         self._work_root = Path(deployment.work_root)
         self._deployment = deployment
+
+    @staticmethod
+    def probe(environment: Interpreter) -> str:
+        """What `doctor` says of an environment that works.
+
+        Raises:
+            ConfigError: The interpreter does not run this package.
+        """
+        python = environment.python
+        command = [python, "-m", "llm_pipeline", "--version"]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = (getattr(error, "stderr", "") or "").strip().splitlines()
+            raise ConfigError(
+                f"{python} does not run this package: {said[-1] if said else error}", hint="run `make environments`"
+            ) from error
+        return f"{python}, package {answer.stdout.strip()}"
 
     def submit(self, request: StageRequest, placement: Placement) -> Job:
         """Start a stage; the same request while its job still runs gives that job.

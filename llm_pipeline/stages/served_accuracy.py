@@ -16,7 +16,8 @@ from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_eval
 from llm_pipeline.accuracy.gate import compare_as_judged
 from llm_pipeline.accuracy.harness import refuse_other_harness
 from llm_pipeline.accuracy.item_runner import Asking
-from llm_pipeline.accuracy.looks import evaluation_order, plan_looks
+from llm_pipeline.accuracy.look_planning import plan_looks
+from llm_pipeline.accuracy.looks import evaluation_order
 from llm_pipeline.accuracy.progress import Progress
 from llm_pipeline.accuracy.saved_items import SavedItems
 from llm_pipeline.accuracy.score_scale import Scoring

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.store.difference import Difference
 
 if TYPE_CHECKING:
     from llm_pipeline.store.manifest import Manifest
@@ -34,14 +35,6 @@ class Document:
     value: dict[str, JsonValue]
     revision: str
     signature: str | None = None
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One way in which an artifact is not what its manifest says."""
-
-    path: str
-    problem: str
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, field_validator
 from llm_pipeline.base.digest import FileDigest, digest_file, sha256_bytes, sha256_json
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.store.artifact_store import Difference
+from llm_pipeline.store.difference import Difference
 from llm_pipeline.store.provenance import PREDICATE_TYPE, Provenance, from_predicate, to_predicate
 
 MANIFEST_FILE = "_MANIFEST.json"

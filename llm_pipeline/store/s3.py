@@ -22,7 +22,8 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import StoreConfig
-from llm_pipeline.store.artifact_store import Conflict, Difference, Document, Leftover, StoredArtifact
+from llm_pipeline.store.artifact_store import Conflict, Document, Leftover, StoredArtifact
+from llm_pipeline.store.difference import Difference
 from llm_pipeline.store.documents import unwrapped
 from llm_pipeline.store.manifest import COMPLETE_FILE, Manifest, ManifestFile, inventory
 from llm_pipeline.store.names import checked_name

@@ -26,7 +26,7 @@ from pydantic import JsonValue
 from llm_pipeline.base.digest import sha256_bytes, sha256_json
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.config.store import Keyless, Signing
-from llm_pipeline.store.artifact_store import Difference
+from llm_pipeline.store.difference import Difference
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest
 
 _NOT_AUTHENTIC = "altered: the signature does not fit its own content"

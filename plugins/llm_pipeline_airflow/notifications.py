@@ -9,7 +9,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
 from llm_pipeline.base.errors import places_of
 from llm_pipeline.base.logging import Lines
-from llm_pipeline.notifications.channels import MailServer, Secrets, secrets_here
+from llm_pipeline.notifications.channel import MailServer
+from llm_pipeline.notifications.channels import Secrets, secrets_here
 from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:

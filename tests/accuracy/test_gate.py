@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llm_pipeline.accuracy.gate import judge_pairs
-from llm_pipeline.accuracy.looks import plan_looks
+from llm_pipeline.accuracy.look_planning import plan_looks
 from llm_pipeline.accuracy.paired import Interval, TaskPairs, bound_losses, compare, pair_items
 from llm_pipeline.accuracy.score_scale import Scoring
 from llm_pipeline.accuracy.sequential import judge_look

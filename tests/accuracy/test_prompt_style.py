@@ -22,7 +22,6 @@ from llm_pipeline.accuracy.lm_eval_served import served_questions
 from llm_pipeline.accuracy.lm_eval_tasks import task_manager
 from llm_pipeline.accuracy.questions import Questions
 from llm_pipeline.accuracy.table import format_evaluation
-from llm_pipeline.accuracy.task_groups import read_groups
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import AccuracyPolicy
@@ -174,7 +173,7 @@ def test_a_group_and_a_loss_are_judged_in_both_lanes_of_a_real_model(checkpoint,
     after, judgement = evaluate_candidate(
         inputs | {"baseline": before.directory}, asked, policy, "float16", tmp_path / "after"
     )
-    assert read_groups(after.directory) == read_groups(before.directory) != ()
+    assert read_summary(after.directory).groups == read_summary(before.directory).groups != ()
     assert {item.task for item in after.items} == {"pick", "again", "read"}
     facts = {fact.name for fact in judgement.evidence}
     assert facts >= {"accuracy loss, whole", "accuracy loss, read"}

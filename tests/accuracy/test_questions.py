@@ -10,7 +10,7 @@ from lm_eval.api.model import LM
 
 from llm_pipeline.accuracy.evaluation import read_summary, summarise, write_evaluation
 from llm_pipeline.accuracy.questions import NotFinite, Questions
-from llm_pipeline.accuracy.task_groups import TaskGroup, read_groups
+from llm_pipeline.accuracy.task_groups import TaskGroup
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.config.release import Evaluation
@@ -197,7 +197,7 @@ def test_an_evaluation_says_which_groups_it_was_asked_for(tmp_path):
     group = TaskGroup(name="whole", tasks=("part_a", "part_b"), weighting="tasks")
     summary = summarise([], {}, {}).model_copy(update={"groups": (group,), "tags": {"label": ("a",)}})
     write_evaluation(tmp_path, [], summary)
-    assert read_groups(tmp_path) == (group,)
+    assert read_summary(tmp_path).groups == (group,)
     assert read_summary(tmp_path).named_tasks == {"whole": ("part_a", "part_b"), "label": ("a",)}
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from llm_pipeline.accuracy import rehearsal
 from llm_pipeline.accuracy.gate import judge_pairs
-from llm_pipeline.accuracy.looks import LookPlan, plan_looks
+from llm_pipeline.accuracy.look_planning import plan_looks
+from llm_pipeline.accuracy.looks import LookPlan
 from llm_pipeline.accuracy.paired import TaskPairs
 from llm_pipeline.accuracy.rehearsal import Part, parts_of, rehearse
 from llm_pipeline.accuracy.sequential import decision_rule

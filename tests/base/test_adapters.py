@@ -111,7 +111,7 @@ def test_a_kind_that_nobody_has_is_refused_with_those_that_there_are(tmp_path: P
         place(tmp_path)
 
 
-@pytest.mark.parametrize("group", ["routers", "metric_sources", "runners"])
+@pytest.mark.parametrize("group", ["routers", "metric_sources", "server_controls", "runners"])
 def test_every_adapter_of_ours_is_where_the_table_says(group: adapters.Group) -> None:
     for kind in adapters.kinds(group):
         assert adapters.adapter(group, kind) is not None

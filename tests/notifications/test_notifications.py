@@ -15,7 +15,8 @@ from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.record import CanaryRecord, record_name
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.notifications import outbox
-from llm_pipeline.notifications.channels import MailServer, Secrets, secrets_here
+from llm_pipeline.notifications.channel import MailServer
+from llm_pipeline.notifications.channels import Secrets, secrets_here
 from llm_pipeline.notifications.message import kind_of, message_of
 from llm_pipeline.notifications.outbox import notify
 from llm_pipeline.store import open_store

@@ -13,7 +13,8 @@ import pytest
 from llm_pipeline.base.digest import FileDigest, copy_file
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.store import LocalStore
-from llm_pipeline.store.artifact_store import Difference, Leftover
+from llm_pipeline.store.artifact_store import Leftover
+from llm_pipeline.store.difference import Difference
 
 
 def _append(weights: Path) -> None:

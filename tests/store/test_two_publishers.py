@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store import LocalStore
 from llm_pipeline.store import lease as lease_module
-from llm_pipeline.store.artifact_store import Difference
+from llm_pipeline.store.difference import Difference
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 from llm_pipeline.store.manifest import COMPLETE_FILE
 

@@ -52,6 +52,17 @@ class DockerRunner:
         self._work_root = Path(deployment.work_root)
         self._client: Any = None
 
+    @staticmethod
+    def probe(environment: DockerEnvironment) -> str:
+        """What `doctor` says of an environment that works.
+
+        Raises:
+            Unsupported: The Docker SDK is not installed.
+            Transient: The engine does not answer.
+        """
+        with engine_answers():
+            return f"Docker engine {connect().version()['Version']}, image {environment.image or 'of the target'}"
+
     def submit(self, request: StageRequest, placement: Placement) -> Job:
         """Start a stage; the same request while its container still runs gives that job.
 
@@ -234,14 +245,3 @@ def _refused(error: Any, job: Job) -> ConfigError | Transient:
         where=f"container {job.name}",
         hint="check image, python, mounts, gpus and network of the environment",
     )
-
-
-def engine_version() -> str:
-    """Version of the Docker engine that containers would run on.
-
-    Raises:
-        Unsupported: The Docker SDK is not installed.
-        Transient: The engine does not answer.
-    """
-    with engine_answers():
-        return str(connect().version()["Version"])

@@ -52,6 +52,17 @@ class KubernetesRunner:
         self._clusters: dict[str, Cluster] = {}
         self._running_pods: dict[str, str] = {}
 
+    @staticmethod
+    def probe(environment: KubernetesEnvironment) -> str:
+        """What `doctor` says of an environment that works.
+
+        Raises:
+            PipelineError: The cluster does not answer, or may not be asked.
+        """
+        running = Cluster(environment.namespace, environment.context).jobs("")
+        image = environment.image or "of the target"
+        return f"namespace {environment.namespace} answers and has {len(running)} Jobs, image {image}"
+
     def submit(self, request: StageRequest, placement: Placement) -> Job:
         """Start a stage; the same request while its Job still runs, or waits to, gives that job.
 

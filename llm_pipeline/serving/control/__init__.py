@@ -11,7 +11,8 @@ Nothing in a process's memory is needed to find a server or to stop it, so one w
 
 from __future__ import annotations
 
-from llm_pipeline.serving.control.opening import endpoint_of, open_control
+from llm_pipeline.serving.control.endpoints import endpoint_of
+from llm_pipeline.serving.control.opening import open_control
 from llm_pipeline.serving.control.server import Candidate, ServerControl, StagedServer, StagingSlot
 
 __all__ = ["Candidate", "ServerControl", "StagedServer", "StagingSlot", "endpoint_of", "open_control"]

@@ -15,9 +15,10 @@ from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.server_place import ExistingServer
-from llm_pipeline.serving.control.model_control import ModelControl, ModelRefused, open_model_control
+from llm_pipeline.serving.control.model_control import ModelControl, ModelRefused
 from llm_pipeline.serving.control.model_directory import open_model_directory
 from llm_pipeline.serving.control.model_versions import ModelVersions, candidate_config, differing_fields
+from llm_pipeline.serving.control.open_model_control import open_model_control
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_no_requests
 from llm_pipeline.serving.slot_lock import exclusive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.server_place import LocalServer
-from llm_pipeline.serving.control.opening import loopback_endpoint
+from llm_pipeline.serving.control.endpoints import loopback_endpoint
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_no_requests
 from llm_pipeline.serving.triton_server import RunningServer, find_server, start_server, stop_server

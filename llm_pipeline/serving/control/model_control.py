@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from llm_pipeline.base.errors import Terminal
-from llm_pipeline.config.endpoint import Endpoint
 
 ModelConfigDocument = Mapping[str, Any]
 """A model's configuration as JSON, with the names of `model_config.proto`."""
@@ -82,25 +81,3 @@ class ModelControl(Protocol):
     def close(self) -> None:
         """Close the connections."""
         ...
-
-
-def open_model_control(
-    endpoint: Endpoint, protocol: Literal["http", "grpc"] = "http", *, timeout_seconds: float = 600.0
-) -> ModelControl:
-    """The model control of the server at an endpoint.
-
-    Args:
-        endpoint: Its addresses, headers and certificates.
-        protocol: The one to talk.
-        timeout_seconds: Longest wait for an answer; a load answers when the model is loaded.
-
-    Raises:
-        ConfigError: A header's variable is not set, or the certificates cannot be read.
-    """
-    if protocol == "grpc":
-        from llm_pipeline.serving.control.grpc_model_control import GrpcModelControl
-
-        return GrpcModelControl(endpoint, timeout_seconds=timeout_seconds)
-    from llm_pipeline.serving.control.http_model_control import HttpModelControl
-
-    return HttpModelControl(endpoint, timeout_seconds=timeout_seconds)

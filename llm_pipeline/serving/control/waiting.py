@@ -10,7 +10,7 @@ from llm_pipeline.artifacts.repository_layout import MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.control.model_control import open_model_control
+from llm_pipeline.serving.control.open_model_control import open_model_control
 from llm_pipeline.serving.endpoint_access import request_headers, tls_context
 
 _ACTIVE_REQUESTS = "llm_active_requests"

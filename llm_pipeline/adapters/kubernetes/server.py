@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from llm_pipeline.adapters.kubernetes.server_objects import Manifest, ServingCluster
 from llm_pipeline.adapters.kubernetes.state import waits_in_vain
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.labels import LABEL_PREFIX
@@ -17,8 +18,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.server_place import KubernetesServer
-from llm_pipeline.serving.control.kubernetes_objects import Manifest, ServingCluster
-from llm_pipeline.serving.control.opening import endpoint_of
+from llm_pipeline.serving.control.endpoints import endpoint_of
 from llm_pipeline.serving.control.server import Candidate, StagedServer, StagingSlot
 from llm_pipeline.serving.control.waiting import await_model, await_no_requests
 from llm_pipeline.serving.kubernetes_manifests.released import (
