@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ExitCode, Terminal
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.loading import load_release
@@ -115,6 +116,41 @@ def test_a_release_whose_process_was_killed_is_taken_over_at_once(project, run):
     assert following.said(f"release killed (process {killed.process.pid} on ")
     assert following.said("no longer counts: its process is gone")
     assert not following.said("waiting for release")
+
+
+@pytest.mark.thorough
+def test_what_a_killed_run_left_is_ended_by_stop_once_and_nothing_of_a_run_that_lives(project, run):
+    never = {"until": str(project.root / "never"), "file": str(project.root / "started")}
+    project.script(download=never)
+    killed = run("killed")
+    until((project.root / "started").exists)
+    (left,) = [record for record in stages_running(project) if record.name == "stage download"]
+    assert "is on its way, and ends what it has staged itself" in stop(project)
+    assert left.alive
+    killed.process.kill()
+    killed.process.wait()
+    assert "stopped stage download" in stop(project)
+    assert not left.alive
+    assert "stopped" not in stop(project).replace("nothing was stopped", "")
+
+
+def stages_running(project) -> list[detached.DetachedProcess]:
+    found = [detached.load(record) for record in project.root.rglob("process.json")]
+    return [process for process in found if process is not None and process.alive]
+
+
+def stop(project) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "llm_pipeline",
+        "stop",
+        "--yes",
+        "--deployment",
+        str(project.root / "configs/deployments/here.yaml"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    return done.stdout
 
 
 @pytest.mark.parametrize(("answer", "ends"), [(None, Verdict.INCONCLUSIVE), (False, Verdict.NO_GO)])
