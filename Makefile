@@ -52,7 +52,7 @@ test-live:
 	$(live_tests) -n 5 $(spread) || $(live_tests) $(again)
 
 test-airflow:
-	$(airflow_tests) -n 2 $(spread) || $(airflow_tests) $(again)
+	$(airflow_tests) || $(airflow_tests) $(again)
 
 test-end-to-end:
 	$(end_to_end_tests) || $(end_to_end_tests) $(again)
