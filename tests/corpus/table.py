@@ -15,10 +15,11 @@ random weights, with every committed recipe that a CPU can make, for the engine 
 quantized, exported, validated, read back, built, and served by Triton with the greedy text of the read-back export on
 15 prompts, three of which fill the context to its last token; requests beyond it are refused. Where inputs are
 quantized, too, a sum in another order may round to the other side of a step: then at most {TOLERATED} of the 15
-may differ, and the table says how many did; where more did, it says DIFFERS, and why is not known. A number is a
-refusal by `llm-pipeline plan`, before anything is fetched, in the words below. Real
-checkpoints of these architectures were not run: the table shows the path, the
-accuracy gate judges yours.
+may differ, and the table says how many did; where more did, it says DIFFERS. That is no other computation: inputs of a
+BF16 model often lie exactly half-way between two FP8 steps, so the read-back itself gives other answers (3 of 15 for
+llama-large-vocabulary, none for llama) when it sums in float64 instead of float32. A number is a refusal by
+`llm-pipeline plan`, before anything is fetched, in the words below. Real checkpoints of these architectures were not
+run: the table shows the path, the accuracy gate judges yours.
 
 """
 

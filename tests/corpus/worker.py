@@ -69,10 +69,10 @@ def quantize(source: Path, recipe: QuantizationRecipe, work: Path, dtype: torch.
     return export
 
 
-def answers(export: Path, context: int) -> list[dict[str, Any]]:
+def answers(export: Path, context: int, dtype: torch.dtype = torch.float32) -> list[dict[str, Any]]:
     """Prompt, its tokens and the greedy answer, the end token ignored."""
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(export)
-    model = load_model(export, torch.float32)
+    model = load_model(export, dtype)
     found = []
     for prompt in prompts(tokenizer, context):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
