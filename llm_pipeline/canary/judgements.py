@@ -9,6 +9,7 @@ from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.evidence import MOST_MISSED, SPLIT_ALPHA, stable_is_bad
 from llm_pipeline.canary.router import RouteState
 from llm_pipeline.canary.slots import WarmUp
+from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import SplitTest
 
 
@@ -36,12 +37,31 @@ def deployed_first(warm_up: WarmUp) -> Judgement:
     return judge("first deployment on this target", [fact])
 
 
-def too_little_traffic(seen: int, minimum: int) -> Judgement:
-    """Production has no traffic to compare with."""
-    detail = (
-        "production has too little traffic to compare a candidate with: have the canary replay prompts of the workload "
-        "(replay_requests_per_second under canary: of the policy), or release while users ask"
+def more_traffic(policy: CanaryPolicy, *, can_replay: bool) -> str:
+    """What to do for requests to judge by.
+
+    Args:
+        policy: The canary's.
+        can_replay: The users' port is known here, so prompts can be replayed there.
+    """
+    if not can_replay:
+        return (
+            "release while users ask, or send requests to the users' address yourself while the canary runs: of this "
+            "router it is not known here, so nothing is replayed"
+        )
+    rate = policy.replay_requests_per_second
+    if rate:
+        return f"raise replay_requests_per_second ({rate:g} now) or maximum_bake_seconds under canary: of the policy"
+    return (
+        "have the canary replay prompts of the workload (replay_requests_per_second under canary: of the policy), or "
+        "release while users ask"
     )
+
+
+def too_little_traffic(seen: int, policy: CanaryPolicy, *, can_replay: bool) -> Judgement:
+    """Production has no traffic to compare with."""
+    advice, minimum = more_traffic(policy, can_replay=can_replay), policy.minimum_requests
+    detail = f"production has too little traffic to compare a candidate with: {advice}"
     name = "stable's requests before the first step"
     fact = _fact(name, Verdict.INCONCLUSIVE, float(seen), samples=seen, detail=detail, limit=float(minimum))
     return judge("no traffic to judge by", [fact])

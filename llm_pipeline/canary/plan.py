@@ -18,6 +18,7 @@ class CanaryPlan:
     Attributes:
         run: The run of the release that asks; another one may try a settled canary again, the same one may not.
         production: What serves now; None for the first deployment on the target.
+        can_replay: The users' port of its router is known here, so prompts can be replayed there.
     """
 
     release_id: str
@@ -27,6 +28,7 @@ class CanaryPlan:
     production: Pointer | None
     policy: CanaryPolicy
     patience: Patience = field(default_factory=Patience)
+    can_replay: bool = True
 
     @property
     def production_since(self) -> datetime | None:

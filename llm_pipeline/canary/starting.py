@@ -178,6 +178,7 @@ class Starting(Holding):
         answered = record.stable is None or self._slots.alive(record.stable)  # or else the candidate alone is there
         if answered and record.watched_seconds > self._policy.maximum_bake_seconds:
             record = self._told_stood_in(record)
-            return self._condemn(record, findings.too_little_traffic(seen, self._policy.minimum_requests))
+            can_replay = self._plan.can_replay
+            return self._condemn(record, findings.too_little_traffic(seen, self._policy, can_replay=can_replay))
         time.sleep(self._policy.look_seconds)
         return self._save(record, watched_seconds=record.watched_seconds + self._clock.look(self._policy.look_seconds))

@@ -9,6 +9,7 @@ from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import analysis, evidence
 from llm_pipeline.canary import judgements as findings
+from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.decision import Decision, Outcome, decide
 from llm_pipeline.canary.evalue_history import with_look
 from llm_pipeline.canary.events import EventKind
@@ -155,7 +156,15 @@ class Watching(Holding):
             words = f"{judgement.summary}; advancing"
             record = record.with_event(EventKind.VERDICT, words, by=self._owner, verdict=judgement.verdict)
             return self._pass(record, clean)
-        return self._pause(record, judgement, PauseReason.UNDECIDED)
+        return self._pause(record, self._with_advice(judgement, step), PauseReason.UNDECIDED)
+
+    def _with_advice(self, judgement: Judgement, step: StepState | None) -> Judgement:
+        """The judgement with what to do, where too few requests are why nothing is decided."""
+        if step is None or step.split.candidate >= self._policy.minimum_requests:
+            return judgement
+        advice = findings.more_traffic(self._policy, can_replay=self._plan.can_replay)
+        words = f"{judgement.summary}; too little traffic: approve the step, or {advice}"
+        return judgement.model_copy(update={"summary": words})
 
     def _with_stable_again(self, judgement: Judgement) -> Judgement:
         """Start stable's server anew if it has ended: whoever decides then has somewhere to go back to."""

@@ -106,6 +106,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         production=production,
         policy=config.policy,
         patience=Patience.with_router(config.place.router),
+        can_replay=isinstance(config.place.router, EnvoyPlace | ExistingEnvoyPlace),
     )
     replay = _replay(context, router) if production is not None else None
     with replay or contextlib.nullcontext():

@@ -227,6 +227,7 @@ class Site:
     writes: int = 0
     refuses: Callable[[int], bool] = lambda _: False
     requests_per_look: int = 200
+    can_replay: bool = True
     policy: dict[str, Any] = field(default_factory=lambda: dict(POLICY))
 
     def __post_init__(self) -> None:
@@ -280,6 +281,7 @@ class Site:
             production=production,
             policy=CanaryPolicy.model_validate(self.policy),
             patience=PATIENCE,
+            can_replay=self.can_replay,
         )
         journal = CanaryJournal(self.store, release, "cpu")
         with Lease(self.store, lease_name("cpu")) as lease:

@@ -6,7 +6,8 @@ import pytest
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import StepState
-from llm_pipeline.canary.judgements import does_not_answer
+from llm_pipeline.canary.judgements import does_not_answer, too_little_traffic
+from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import SplitTest
 
 
@@ -32,3 +33,10 @@ def test_requests_that_wait_at_the_candidate_explain_those_that_are_missing_howe
 )
 def test_a_split_that_waiting_requests_do_not_explain_is_the_routers(candidate, stable, waits) -> None:
     assert does_not_answer(split_of(candidate, stable), candidate_waits=waits, stable_waits=0) is None
+
+
+@pytest.mark.parametrize(("can_replay", "advice"), [(True, "replay_requests_per_second"), (False, "yourself")])
+def test_a_canary_that_ends_in_silence_says_what_to_do_with_its_router(can_replay, advice):
+    ended = too_little_traffic(0, CanaryPolicy(on_undecided="advance"), can_replay=can_replay)
+    assert (ended.verdict, ended.summary) == (Verdict.INCONCLUSIVE, "no traffic to judge by")
+    assert advice in ended.evidence[0].detail
