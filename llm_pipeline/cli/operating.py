@@ -94,16 +94,19 @@ def _start(options: argparse.Namespace) -> int:
 
 
 def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, reference: str) -> int:
+    from llm_pipeline.operations.last_words import curl_line_at
     from llm_pipeline.operations.staging import start_staging
+    from llm_pipeline.operations.status import deployment_status
     from llm_pipeline.store.references import release_of, resolve_reference
 
     result = start_staging(store, deployment, place, release_of(resolve_reference(store, reference)))
-    judgement = result.judgement
-    write_lines([f"{result.release_id} is staged at {result.metrics['endpoint']}"])
-    if judgement is None:
-        return ExitCode.GO
-    write_lines([f"{judgement.verdict}: {judgement.summary}"])
-    return judgement.verdict.exit_code
+    judgement, endpoint = result.judgement, str(result.metrics["endpoint"])
+    write_lines([f"{result.release_id} is staged at {endpoint}"])
+    if judgement is not None:
+        write_lines([f"{judgement.verdict}: {judgement.summary}"])
+    write_lines([f"ask it  {curl_line_at(endpoint)}", f"end it  llm-pipeline stop {place} --staging"])
+    _show(deployment_status(store, deployment, [place]), as_json=False)
+    return ExitCode.GO if judgement is None else judgement.verdict.exit_code
 
 
 def _stop(options: argparse.Namespace) -> int:

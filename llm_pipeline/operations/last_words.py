@@ -40,10 +40,14 @@ def last_words(flow: Flow, verdict: Verdict) -> Iterator[str]:
 
 def curl_line(router: RouterPlace) -> str:
     """A command that asks what a router's users ask; it can be pasted where the address is known."""
-    address = users_address(router) or "https://YOUR-ROUTE"
-    body = shlex.quote(json.dumps(_EXAMPLE))
     tls = getattr(router, "tls", None)
     trusted = f" --cacert {shlex.quote(tls.certificate)}" if tls is not None else ""
+    return curl_line_at(users_address(router) or "https://YOUR-ROUTE", trusted)
+
+
+def curl_line_at(address: str, trusted: str = "") -> str:
+    """The same of any server's address."""
+    body = shlex.quote(json.dumps(_EXAMPLE))
     return f"curl -sS -i{trusted} {address}/v2/models/{MODEL_NAME}/generate -d {body}"
 
 
