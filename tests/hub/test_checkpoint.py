@@ -48,7 +48,7 @@ def test_an_index_that_says_what_the_shards_hold_is_sound(tmp_path: Path, metada
         ({**WEIGHT_MAP, "b": SECOND}, {}, HEADERS, r"not in the shard that the index names: \['b'\]"),
         ({"a": FIRST, "c": SECOND}, {}, HEADERS, r"does not list tensors of its shards: \['b'\]"),
         (WEIGHT_MAP, {}, {**HEADERS, SECOND: (tensor("c"), tensor("a"))}, r"in two shards: \['a'\]"),
-        (WEIGHT_MAP, {"total_size": "24"}, HEADERS, "no number"),
+        (WEIGHT_MAP, {"total_size": "24"}, HEADERS, "not a number"),
         ({}, {}, HEADERS, "names no tensors"),
     ],
     ids=["no shard", "no tensor", "other shard", "unlisted", "twice", "total is text", "empty"],

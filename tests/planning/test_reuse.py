@@ -346,7 +346,7 @@ def test_only_stages_that_act_on_the_world_are_named_so():
 
 def test_a_store_that_hangs_is_not_waited_for(releases: Releases, monkeypatch: pytest.MonkeyPatch):
     released = threading.Event()
-    monkeypatch.setattr("llm_pipeline.planning.store_lookup.open_store", lambda _store: released.wait(60))
+    monkeypatch.setattr("llm_pipeline.planning.plan.open_store", lambda _store: released.wait(60))
     plan = plan_release(releases.config, store_seconds=0.05)
     released.set()
     assert any("no answer within 0.05 s" in line for line in plan.warnings)
