@@ -32,7 +32,7 @@ from llm_pipeline.release.contract import StageFailure, StageResult
 
 BATCH, TOKENS = 128, 512
 """Sequences that are asked for, in one forward pass: half of them need more than what a placement keeps free."""
-_RETRY = "out of memory: once more at half the batch"
+_RETRY = "out of memory: trying again at half the batch"
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Smoke:
         answers = self._generate(prompts, [tokens] * sequences, ignore_eos=True)
         produced = sum(map(len, answers))
         if produced != sequences * tokens:
-            raise IntegrityError(f"the model wrote {produced} tokens where {sequences * tokens} were asked for")
+            raise IntegrityError(f"the model wrote {produced} tokens where {sequences * tokens} were requested")
         return round(produced / (time.monotonic() - started), 1)
 
     def _answer(self, golden: Sequence[GoldenPrompt], target: Target) -> float | None:
@@ -125,7 +125,7 @@ class Smoke:
             for output in self._batcher.outputs(_POLL_SECONDS):
                 answers[int(output.name)] += output.tokens
                 if output.error:
-                    raise IntegrityError(f"the model fails: {output.error}")
+                    raise IntegrityError(f"the model failed: {output.error}")
                 if output.finish_reason:
                     running.discard(int(output.name))
             if not self._batcher.is_running:

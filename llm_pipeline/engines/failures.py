@@ -126,7 +126,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     ),
     KnownFailure(
         re.compile(r"FP8 FMHA cannot be enabled"),
-        "FP8 attention kernels are not there for this GPU, or the container is too old to know it",
+        "there are no FP8 attention kernels for this GPU, or the container is too old to support it",
         "set build.fp8_context_fmha: false, or use a container that supports the GPU",
     ),
     KnownFailure(
@@ -172,7 +172,7 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     ),
     KnownFailure(
         re.compile(r"NCCL error|nccl(UnhandledCuda|System|Internal|Remote)Error", re.IGNORECASE),
-        "the GPUs could not talk to each other",
+        "the GPUs could not communicate with each other",
         "set NCCL_DEBUG=INFO, and give the container enough shared memory (--shm-size=8g, --ulimit memlock=-1)",
         passes=True,
     ),

@@ -164,7 +164,7 @@ class _Session:
         seconds = time.monotonic() - started
         produced = sum(len(answer.outputs[0].token_ids) for answer in answers)
         if produced != sequences * self._tokens:
-            raise IntegrityError(f"the model wrote {produced} tokens where {sequences * self._tokens} were asked for")
+            raise IntegrityError(f"the model wrote {produced} tokens where {sequences * self._tokens} were requested")
         return round(produced / seconds, 1)
 
 

@@ -81,7 +81,7 @@ def _rate(pipeline: genai.ContinuousBatchingPipeline, sequences: int, output_tok
     produced = sum(len(output.generated_ids) for handle in handles for output in handle.read_all())
     if produced != sequences * output_tokens:
         raise Unsupported(
-            f"the engine generated {produced} tokens where {sequences * output_tokens} were asked for",
+            f"the engine generated {produced} tokens where {sequences * output_tokens} were requested",
             where="measurement after the build",
             hint="raise limits.kv_cache_blocks if it is set",
         )

@@ -105,7 +105,7 @@ class _Build:
         except BuildFailed:
             if cache is None or known is None or not self._progress.cache_is_damaged:
                 raise
-            log.warning("the timing cache is damaged; it is thrown away and the build tried without it")
+            log.warning("the timing cache is damaged: removing it and building without it")
             cache.throw_away()
             self._run_tool(None)
         return cache

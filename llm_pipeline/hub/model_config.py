@@ -78,10 +78,12 @@ def _check_dimensions(path: Path, config: Mapping[str, Any]) -> None:
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     head_is_given = any(value and name.endswith(_HEAD_WIDTHS) for name, value in config.items())
     if isinstance(hidden, int) and isinstance(heads, int) and hidden % heads and not head_is_given:
-        raise _senseless(path, f"hidden_size {hidden} is no multiple of num_attention_heads {heads}, and no head_dim")
+        raise _senseless(
+            path, f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and no head_dim"
+        )
     shared = config.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
-        raise _senseless(path, f"num_attention_heads {heads} is no multiple of num_key_value_heads {shared}")
+        raise _senseless(path, f"num_attention_heads {heads} is not a multiple of num_key_value_heads {shared}")
 
 
 def _check_embedding(path: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorEntry], *, exact: bool) -> None:

@@ -139,7 +139,7 @@ def _sample(row: dict[str, Any], field: str, where: str) -> Sample:
         return _chat(value, where)
     if isinstance(value, str) and value.strip() and field != "messages":
         return Sample(value, where)
-    wrong = "is empty" if _is_blank(value) and field in row else "is no text" if field in row else "is missing"
+    wrong = "is empty" if _is_blank(value) and field in row else "is not text" if field in row else "is missing"
     raise ConfigError(f"{field!r} {wrong}", where=where, hint=_hint(row, field))
 
 

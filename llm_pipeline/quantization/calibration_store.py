@@ -66,7 +66,7 @@ def shared_calibration(
                 return directory, origin
         except LeaseHeld as held:
             if not waited:
-                log.info("the same calibration is being made elsewhere; waiting for it", reason=held.message)
+                log.info("another process is making the same calibration; waiting for it", reason=held.message)
             waited = True
             time.sleep(_POLL_SECONDS)
 
@@ -76,7 +76,7 @@ def _fetch(store: ArtifactStore, name: str, conclusion: dict[str, JsonValue] | N
     if conclusion is None:
         return None
     if problem := conclusion_problem(store, name, conclusion):
-        log.warning("a saved calibration cannot be trusted; it is made again", reason=problem)
+        log.warning("a saved calibration cannot be trusted: making it again", reason=problem)
         return None
     try:
         ref = ArtifactRef.model_validate(conclusion.get("artifact"))
@@ -84,7 +84,7 @@ def _fetch(store: ArtifactStore, name: str, conclusion: dict[str, JsonValue] | N
             return None
         directory = store.fetch(ref)
     except (ValidationError, IntegrityError) as error:
-        log.warning("a saved calibration cannot be used; it is made again", reason=str(error))
+        log.warning("a saved calibration cannot be used: making it again", reason=str(error))
         return None
-    log.info("calibration restored: nothing is calibrated again", artifact=str(ref))
+    log.info("calibration restored from the store", artifact=str(ref))
     return directory

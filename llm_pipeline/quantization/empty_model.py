@@ -32,7 +32,7 @@ def empty_model(directory: Path) -> Any:
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ImportError,
             RuntimeError, StrictDataclassError) as error:  # fmt: skip
         raise Unsupported(
-            f"Transformers makes no model of this configuration: {error}",
+            f"Transformers cannot build a model from this configuration: {error}",
             where=str(directory / "config.json"),
             hint="choose a model that the installed Transformers knows",
         ) from error

@@ -119,7 +119,9 @@ def check_coverage(intended: Intention, export: Checkpoint, where: str) -> None:
     if missing and not intended.optional:
         raise IntegrityError(f"{len(missing)} layers are not quantized: {missing[:5]}", where=where)
     if surplus := sorted(set(found) - set(intended.algorithms)):
-        raise IntegrityError(f"{len(surplus)} layers are quantized unasked: {surplus[:5]}", where=where)
+        raise IntegrityError(
+            f"{len(surplus)} layers are quantized that the recipe leaves out: {surplus[:5]}", where=where
+        )
     for name, algorithm in found.items():
         if algorithm not in intended.algorithms[name]:
             wanted = " or ".join(sorted(intended.algorithms[name]))
@@ -133,7 +135,7 @@ def check_coverage(intended: Intention, export: Checkpoint, where: str) -> None:
     if intended.kv_cache and not len(keys) == len(values) == projections:
         raise IntegrityError(f"the KV cache has {len(keys)} + {len(values)} scales of 2 x {projections}", where=where)
     if intended.kv_cache is None and keys | values:
-        raise IntegrityError("the KV cache has scales that nothing asks for", where=where)
+        raise IntegrityError("the KV cache has scales that the recipe does not ask for", where=where)
 
 
 def check_storage(layers: Mapping[str, Shape], export: Checkpoint) -> None:

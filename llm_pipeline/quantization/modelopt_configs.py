@@ -64,7 +64,7 @@ def search_formats(recipe: QuantizationRecipe) -> list[dict[str, Any]]:
         ValueError: The recipe is no search.
     """
     if recipe.search is None:
-        raise ValueError("the recipe is no search")
+        raise ValueError("the recipe is not a search")
     return [_of_format(name) for name in recipe.search.formats]
 
 

@@ -130,7 +130,9 @@ class Quantizer:
         batch = None if asked is None or asked.batch_size == "auto" else asked.batch_size
         outcome = self._try_to_calibrate(data, batch)
         if isinstance(outcome, Shortage) and outcome.batch > 1:
-            log.warning("out of memory: once more at half the batch", batch=outcome.batch // 2, tokens=outcome.tokens)
+            log.warning(
+                "out of memory: trying again at half the batch", batch=outcome.batch // 2, tokens=outcome.tokens
+            )
             outcome = self._try_to_calibrate(data, outcome.batch // 2)
         if isinstance(outcome, Shortage):
             raise outcome.error("calibration")

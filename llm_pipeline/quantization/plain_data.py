@@ -32,7 +32,7 @@ def to_json(value: Any) -> JsonValue:
             return items if isinstance(value, list) else {_SIZE if isinstance(value, torch.Size) else _TUPLE: items}
         case dict():
             return _object(value)
-    raise TypeError(f"no plain data: {type(value).__name__}")
+    raise TypeError(f"not plain data: {type(value).__name__}")
 
 
 def _object(value: dict[Any, Any]) -> JsonValue:

@@ -118,7 +118,7 @@ def _check_groups(config: dict[str, Any], group: int | None, path: Path) -> None
     widths = {name: config.get(name) for name in ("hidden_size", "intermediate_size")}
     for name, width in widths.items():
         if group and width and width % group:
-            raise IntegrityError(f"{name} {width} is no multiple of the group size {group}", where=str(path))
+            raise IntegrityError(f"{name} {width} is not a multiple of the group size {group}", where=str(path))
 
 
 def _check_weights(directory: Path, ranks: CheckpointRanks, layers: int) -> int:

@@ -17,7 +17,7 @@ BLOCKWISE: frozenset[WeightFormat] = frozenset({"int4_blockwise", "int4_awq", "w
 
 
 def refuse_partial_blocks(source: Path, recipe: QuantizationRecipe) -> None:
-    """Refuse, before any work, layers whose width is no multiple of the block that their weights would share.
+    """Refuse, before any work, layers whose width is not a multiple of the block that their weights would share.
 
     Args:
         source: The plain checkpoint; only its config is read.

@@ -24,7 +24,7 @@ def request_headers(endpoint: Endpoint) -> dict[str, str]:
     for header, value in headers.items():
         if not (value.isascii() and value.isprintable() and value == value.strip()):
             raise ConfigError(
-                f"{endpoint.header_variables[header]} holds line ends, blanks or letters that no header may",
+                f"{endpoint.header_variables[header]} holds line ends, blanks or characters that no header may have",
                 where=endpoint.url,
                 hint="set it in the environment of the workers to the bare value",
             )

@@ -49,7 +49,9 @@ def await_listeners(addresses: Sequence[str], seconds: float) -> None:
             raise ConfigError(f"not host:port: {address!r}")
         while not _listens(host, int(port)):
             if time.monotonic() >= deadline:
-                raise Transient(f"nobody listens after {seconds:g} s", where=address, hint="see the log of that pod")
+                raise Transient(
+                    f"no process listens after {seconds:g} s", where=address, hint="see the log of that pod"
+                )
             time.sleep(_POLL_SECONDS)
         log.info("a pod of the group listens", address=address)
 

@@ -56,7 +56,7 @@ def newest_token(place: Path) -> FencingToken:
     except ValidationError as error:
         hint = "make sure that nothing acts on this place, then remove the file"
         raise IntegrityError(
-            "this file does not say who acted on the slots last", where=str(file), hint=hint
+            "this file does not name who acted on the slots last", where=str(file), hint=hint
         ) from error
 
 
@@ -76,7 +76,7 @@ def admit(place: Path, token: FencingToken) -> None:
             raise Fenced(
                 f"the slots were taken over with epoch {newest.epoch}, and this is epoch {token.epoch}",
                 where=str(place),
-                hint="nothing was started or stopped; whoever took over goes on",
+                hint="nothing was started or stopped; the process that took over continues",
             )
         if token != newest:
             _remember(place, token)
@@ -87,4 +87,4 @@ def _remember(place: Path, token: FencingToken) -> None:
     try:
         replace_durably(place / _FILE, _TOKEN.dump_json(token))
     except OSError as error:
-        log.warning("cannot note who acts on the slots", place=str(place), reason=str(error), **asdict(token))
+        log.warning("cannot record who acts on the slots", place=str(place), reason=str(error), **asdict(token))

@@ -106,7 +106,7 @@ def test_a_wrong_recipe_is_told_with_its_line(configs: Path, text: str, line: in
 @pytest.mark.parametrize(
     ("data", "line", "message"),
     [
-        (b'{"text": "one"}\n{"text": 1}\n', 2, "'text' is no text"),
+        (b'{"text": "one"}\n{"text": 1}\n', 2, "'text' is not text"),
         (b'{"text": "one"}\n\n{"text": "\xe9"}\n', 3, "not UTF-8"),
         (b'{"text": "one"}\n{"text": "  "}\n', 2, "'text' is empty"),
         (b'{"messages": []}\n', 1, "'text' is missing"),

@@ -30,7 +30,7 @@ LAST_LINES = {
     "OSError: [Errno 28] No space left on device": "out of disk space",
 }
 PASSING = {
-    "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:3356, unhandled system error": "could not talk to each other",
+    "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:3356, unhandled system error": "could not communicate",
     "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered": "hardware error",
 }
 

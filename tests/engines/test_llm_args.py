@@ -189,7 +189,7 @@ def test_what_a_version_refuses_is_an_error_that_says_what_to_write(version, doc
          "1.2.x spells it DraftTarget in one file and Draft_Target in a later one"),
         (NEW, {"kv_cache_config": {"sink_token_length": 4}}, "sink_token_length: deprecated in this version"),
         (OLD, {"max_batch_size": 64, "max_num_tokens": 32}, "64 sequences never fit max_num_tokens 32"),
-        (OLD, {"max_num_tokens": 100}, "100 is no multiple of tokens_per_block 32"),
+        (OLD, {"max_num_tokens": 100}, "100 is not a multiple of tokens_per_block 32"),
         (OLD, {"max_num_tokens": 64, "max_seq_len": 128}, "prompts of more than 64 tokens are refused"),
         ("1.1.0", {}, "recorded for 1.2.x: 1.1.0 may lack"),
         ("1.4.0rc1", {}, "recorded before 1.4.0rc1, which may have dropped some"),

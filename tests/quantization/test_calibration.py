@@ -170,7 +170,7 @@ def test_chats_are_rendered_by_the_models_own_template(tmp_path):
         (b"no json", "not a JSON object"),
         (b'{"text": ""}', "'text' is empty"),
         (b'{"text": " "}', "'text' is empty"),
-        (b'{"text": 3}', "'text' is no text"),
+        (b'{"text": 3}', "'text' is not text"),
         (b"[]", "not a JSON object"),
         (b'{"text": "\xff"}', "not UTF-8"),
         (b'{"messages": [{"role": "user", "content": "a"}]}', "'text' is missing"),
@@ -188,7 +188,7 @@ def test_a_line_without_text_is_named(tmp_path, line, message):
     ("row", "message"),
     [
         ({"text": "a"}, "'messages' is missing"),
-        ({"messages": "a"}, "'messages' is no text"),
+        ({"messages": "a"}, "'messages' is not text"),
         ({"messages": []}, "'messages' is empty"),
         ({"messages": [{"content": "a"}]}, "without a role"),
         ({"messages": [{"role": "user"}]}, "without content"),

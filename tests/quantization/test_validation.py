@@ -198,7 +198,7 @@ def test_an_unquantized_layer_is_found(llama, exported, damaged):
 def test_a_layer_quantized_against_the_recipe_is_found(llama, exported):
     directory, recipe = exported("fp8")
     fewer = recipe.model_copy(update={"exclude": ("*lm_head*", LAYER)})
-    with pytest.raises(IntegrityError, match="quantized unasked"):
+    with pytest.raises(IntegrityError, match="quantized that the recipe leaves out"):
         validate_export(llama, directory, fewer)
 
 
@@ -212,7 +212,9 @@ def test_a_kv_cache_configuration_given_alone_is_refused_by_coverage(llama, tmp_
     # Trap A: modelopt's own KV cache configuration, alone, quantizes everything to INT8, head and embedding too.
     model = exports.quantize(exports.load(llama), {**mtq.FP8_KV_CFG, "algorithm": "max"})
     directory = exports.write(model, llama, tmp_path / "checkpoint")
-    with pytest.raises(IntegrityError, match=r"quantized unasked: \['lm_head', 'model.embed_tokens'\]"):
+    with pytest.raises(
+        IntegrityError, match=r"quantized that the recipe leaves out: \['lm_head', 'model.embed_tokens'\]"
+    ):
         validate_export(llama, directory, exports.recipe("fp8", kv_cache="fp8"))
 
 
@@ -314,7 +316,7 @@ def test_a_search_is_held_to_its_formats_its_bits_and_its_solution(llama, search
     with pytest.raises(IntegrityError, match="quantized as FP8, not as W4A16_AWQ"):
         validate_export(llama, directory, recipe.model_copy(update={"search": without_fp8}))
     first = next(iter(solved))
-    with pytest.raises(IntegrityError, match="quantized unasked"):
+    with pytest.raises(IntegrityError, match="quantized that the recipe leaves out"):
         validate_export(llama, directory, recipe, solved={**solved, first: None})
     unquantized = next(name for name in ("model.layers.0.self_attn.q_proj", "lm_head") if name not in solved)
     with pytest.raises(IntegrityError, match="1 layers are not quantized"):

@@ -111,7 +111,7 @@ def test_pods_that_listen_are_waited_for():
 def test_a_pod_that_does_not_come_may_come_later():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(Transient, match="nobody listens after 0 s"):
+    with pytest.raises(Transient, match="no process listens after 0 s"):
         await_listeners([f"127.0.0.1:{port}"], seconds=0)
 
 

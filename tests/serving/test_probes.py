@@ -132,8 +132,8 @@ def judged(server: FaultyServer, golden: list[GoldenPrompt], kind: str, **how: f
 def test_a_server_that_caches_answers_is_anomalous(faulty, golden):
     judgement = judged(faulty, golden, "cache")
     assert judgement.verdict is Verdict.ANOMALOUS
-    assert "repeated prompts are answered anew" in failed(judgement)
-    assert "came in one piece when asked once more: a replay" in judgement.summary
+    assert "repeated prompts are generated again" in failed(judgement)
+    assert "were answered in one piece: the server replays answers" in judgement.summary
 
 
 @pytest.mark.parametrize(("kind", "how"), [("prefix_cache", {"seconds": 0.1}), ("speculate", {"factor": 16})])

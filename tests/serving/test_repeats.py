@@ -79,7 +79,7 @@ def test_answers_that_the_server_did_not_count_were_not_generated(monkeypatch: p
     monkeypatch.setattr(repeats, "_COUNTED_WITHIN_SECONDS", 0.1)
     evidence = judged(Scripted((TOKENS, 1.0), counts=0.0))
     assert evidence.verdict == "ANOMALOUS"
-    assert "300 tokens were answered when asked once more, and the server generated 0" in evidence.detail
+    assert "300 tokens came for repeated requests, and the server generated 0" in evidence.detail
 
 
 def test_answers_in_one_piece_every_time_are_replayed_whatever_the_server_counts() -> None:

@@ -28,7 +28,7 @@ _ALIKE = 0.5
 _DISCRIMINATOR = "decoding_type"
 """Where it is illegal, the union's branch is unknown, and errors of any branch would mislead."""
 
-_NOT_LLM_ARGS = {"triton_config": "it belongs into Triton's model.yaml only, and is no argument of the LLM API"}
+_NOT_LLM_ARGS = {"triton_config": "it belongs into Triton's model.yaml only, and is not an argument of the LLM API"}
 
 
 class LlmArgsCheck(Frozen):

@@ -123,7 +123,7 @@ def _batch_sizes(document: Document) -> Iterator[Problem]:
         yield Problem(path="max_batch_size", problem=f"{sequences} sequences never fit max_num_tokens {tokens}")
     block = _mapping(document, "kv_cache_config").get("tokens_per_block", _DEFAULT_TOKENS_PER_BLOCK)
     if isinstance(block, int) and block > 0 and tokens % block:
-        yield Problem(path="max_num_tokens", problem=f"{tokens} is no multiple of tokens_per_block {block}")
+        yield Problem(path="max_num_tokens", problem=f"{tokens} is not a multiple of tokens_per_block {block}")
     longest = document.get("max_seq_len")
     if isinstance(longest, int) and longest > tokens and not document.get("enable_chunked_prefill"):
         yield Problem(

@@ -58,7 +58,7 @@ def read_build_checkpoint(directory: Path, target: Target) -> BuildCheckpoint:
         raise IntegrityError(
             f"the TensorRT-LLM checkpoint cannot be built: {'; '.join(problems)}",
             where=str(directory),
-            hint="make it again with the quantize stage: nothing was built",
+            hint="run the quantize stage again: nothing was built",
         )
     return BuildCheckpoint(directory, config, tuple(path.stat().st_size for path in files))
 
@@ -124,7 +124,7 @@ def _quantization_problems(config: CheckpointConfig, directory: Path) -> Iterato
     shard = (config.intermediate_size or 4 * config.hidden_size) // config.mapping.tp_size
     for name, width in (("hidden_size", config.hidden_size), ("intermediate_size / tp_size", shard)):
         if width % group:
-            yield f"{name} {width} is no multiple of the group size {group}"
+            yield f"{name} {width} is not a multiple of the group size {group}"
 
 
 def _rank_problems(directory: Path, world_size: int) -> Iterator[str]:

@@ -39,7 +39,7 @@ def check_engine(directory: Path, target: Target, checkpoint: BuildCheckpoint, f
     ]
     if problems:
         raise IntegrityError(
-            f"trtllm-build did not make what was asked: {'; '.join(problems)}",
+            f"the engine's config differs from what was requested: {'; '.join(problems)}",
             where=str(directory),
             hint="see the build's log for what it changed; nothing is published",
         )

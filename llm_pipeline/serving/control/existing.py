@@ -168,7 +168,7 @@ class ExistingControl:
             self._versions(control).restore(loaded.version, loaded.config, loaded.others)
         except ModelRefused as refused:
             raise Transient(
-                f"the server does not go back to what it served: {refused.message}",
+                f"the server does not return to what it served: {refused.message}",
                 where=self._place.endpoint.url,
                 hint="run the stage staging_down again",
             ) from refused

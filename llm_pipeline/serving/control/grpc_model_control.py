@@ -85,7 +85,7 @@ class GrpcModelControl:
             status, message = str(error.status()), str(error.message())
             if status in _NOT_ALLOWED or _RESTRICTED_ANSWER in message:
                 raise ConfigError(
-                    f"the server does not let us in: {message}",
+                    f"the server refuses access: {message}",
                     where=self._where,
                     hint="name the header that opens its restricted protocols under header_variables of the endpoint",
                 ) from error

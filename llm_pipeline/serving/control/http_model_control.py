@@ -81,7 +81,7 @@ class HttpModelControl:
             raise Transient(f"no server answers: {error}", where=self._url) from error
         if answer.status in _NOT_ALLOWED:
             raise ConfigError(
-                f"the server does not let us in: {_reason(answer.body)}",
+                f"the server refuses access: {_reason(answer.body)}",
                 where=f"{self._url}{path}",
                 hint="name the header that opens its restricted APIs under header_variables of the endpoint",
             )

@@ -77,5 +77,5 @@ def _streams_of(names: Iterable[str], stream: Mapping[str, int]) -> set[int]:
 
 
 def _meeting(model: ModelSource, where: str, name: str) -> Finding:
-    message = f"tensors of different decoupled models meet in {where}: nobody can say which answers belong together"
+    message = f"tensors of different decoupled models meet in {where}: which answers belong together is undefined"
     return model.finding("streams_meet", message, "read one decoupled model's outputs only", model.string_line(name))

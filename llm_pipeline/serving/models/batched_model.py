@@ -251,4 +251,4 @@ class TritonPythonModel:
         except (RuntimeError, MemoryError) as error:
             self._broken, self._stopping = True, True
             self._places.close()
-            pb_utils.Logger.log_error(f"llm: the engine does not start again: {error!r}")
+            pb_utils.Logger.log_error(f"llm: the engine cannot be restarted: {error!r}")

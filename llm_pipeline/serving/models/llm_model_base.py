@@ -393,7 +393,7 @@ def refuse_other_sampling(request: Any) -> None:
     """Refuse ways to choose tokens that this model does not offer; Triton takes unknown fields for parameters."""
     asked = sorted(OTHER_SAMPLING.intersection(json.loads(request.parameters() or "{}")))
     if asked:
-        raise invalid(f"{', '.join(asked)}: not offered, and not ignored; use temperature, max_tokens and stop")
+        raise invalid(f"{', '.join(asked)}: not supported; use temperature, max_tokens and stop")
 
 
 def utf8(data: bytes, name: str) -> str:

@@ -82,9 +82,9 @@ def _one_version(answers: Sequence[Generation], version: int | None) -> Evidence
     name = "one version answers"
     seen = sorted({answer.served_version for answer in answers if answer.ok})
     if not seen:
-        return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, unit="version", detail="Nothing was answered.")
+        return Evidence(name=name, verdict=Verdict.INCONCLUSIVE, unit="version", detail="No request was answered.")
     right = len(seen) == 1 and seen[0] > 0 and version in (None, seen[0])
-    told = ", ".join(str(number) if number else "one that does not tell" for number in seen)
+    told = ", ".join(str(number) if number else "one without a name" for number in seen)
     return Evidence(
         name=name,
         verdict=Verdict.GO if right else Verdict.NO_GO,

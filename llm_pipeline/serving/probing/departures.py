@@ -31,7 +31,7 @@ async def departures_free(served: Served) -> list[Evidence]:
     """
     before = await served.gauges()
     if before is None:
-        detail = f"The metric {ACTIVE_REQUESTS} is not there, so nobody can tell."
+        detail = f"The server has no metric {ACTIVE_REQUESTS}, so this cannot be checked."
         return [Evidence(name=_PLACE, verdict=Verdict.INCONCLUSIVE, limit=_RELEASE_SECONDS, unit="s", detail=detail)]
     usage = await _usage_of_a_short_request(served)
     try:
@@ -61,7 +61,8 @@ async def _place_is_free(served: Served, before: Gauges) -> Evidence:
     if now is None or now.active:
         fault = f"{ACTIVE_REQUESTS} is still {now.active if now else 'unknown'} after {seconds:.1f} s."
     elif seconds > _PROMPT_SECONDS and now.cancelled is not None and now.cancelled == before.cancelled:
-        fault = "The requests ran to their end although nobody listened."  # shorter ones may end before anybody notices
+        # requests that are shorter than the server's check may end before it notices that the client left
+        fault = "The requests ran to their end although their clients had gone."
     return Evidence(
         name=_PLACE,
         verdict=Verdict.NO_GO if fault else Verdict.GO,

@@ -27,7 +27,7 @@ from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.serving.client import Generation, GenerationRequest
 from llm_pipeline.serving.probing.served import Served
 
-_NAME = "repeated prompts are answered anew"
+_NAME = "repeated prompts are generated again"
 _PROMPTS = 3
 _TOKENS = 128
 _TRIES = 3
@@ -55,7 +55,9 @@ async def repeats_are_generated(served: Served) -> Evidence:
         if not _in_one_piece(first, again):
             break
     else:
-        return _fact(Verdict.ANOMALOUS, detail="Whole answers came in one piece when asked once more: a replay.")
+        return _fact(
+            Verdict.ANOMALOUS, detail="Repeated requests were answered in one piece: the server replays answers."
+        )
     if before is None:
         return await _drawn_twice(served, requests)
     return await _counted(served, before, sum(answer.output_tokens for answer in again))
@@ -78,7 +80,7 @@ async def _counted(served: Served, before: int, told: int) -> Evidence:
         await asyncio.sleep(0.05)
     if share >= _COUNTED_SHARE:
         return _fact(Verdict.GO, share)
-    detail = f"{told} tokens were answered when asked once more, and the server generated {counted}: a replay."
+    detail = f"{told} tokens came for repeated requests, and the server generated {counted}: a replay."
     return _fact(Verdict.ANOMALOUS, share, detail=detail)
 
 
@@ -87,7 +89,9 @@ async def _drawn_twice(served: Served, requests: Sequence[GenerationRequest]) ->
     drawn = [replace(request, temperature=_TEMPERATURE) for request in requests]
     one, other = await served.ask(drawn), await served.ask(drawn)
     if any(not answer.ok for answer in (*one, *other)):
-        detail = "The server counts no generated tokens (llm_tokens_total) and draws none: nobody can tell."
+        detail = (
+            "The server counts no generated tokens (llm_tokens_total) and does not sample, so this cannot be checked."
+        )
         return _fact(Verdict.INCONCLUSIVE, detail=detail)
     different = sum(left.text != right.text for left, right in zip(one, other, strict=True))
     if different:

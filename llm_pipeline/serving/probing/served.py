@@ -122,7 +122,7 @@ async def context_length(client: GenerationClient, endpoint: Endpoint) -> int:
         AttributeError,
         RecursionError,
     ) as error:
-        _log.info("the model does not tell its context length", assumed=_DEFAULT_CONTEXT, reason=type(error).__name__)
+        _log.info("the model does not state its context length", assumed=_DEFAULT_CONTEXT, reason=type(error).__name__)
         return _DEFAULT_CONTEXT
 
 
