@@ -12,8 +12,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory, make_project, airflow_database) -> Callable[..., DagRun]:
-    """Runs the DAG in this process and each stage in its own; `fresh` forgets what was computed before."""
+def release(tmp_path_factory, make_project, airflow_database, in_process) -> Callable[..., DagRun]:
+    """Runs the DAG and its stages in this process; `fresh` forgets what was computed before."""
     project = make_project(tmp_path_factory.mktemp("release"))
 
     def run(script: dict, *, fresh: bool) -> DagRun:
