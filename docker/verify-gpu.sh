@@ -83,6 +83,7 @@ run_container() {
     shift
     docker run --rm --init --name "$container" --gpus "device=$gpu" --user "$user" --entrypoint python3 \
         --read-only --tmpfs /tmp:rw,exec,nosuid,nodev,mode=1777 --cap-drop ALL --security-opt no-new-privileges \
+        --volume "$repository:/source:ro" --env PYTHONPATH=/source:/source/plugins \
         --shm-size 8g --ulimit memlock=-1 --env HOME=/tmp "${secrets[@]}" \
         --env "LLM_PIPELINE_CONTAINER=$serving of $base" --volume "$output:/verification" --workdir /verification \
         "$image" -m llm_pipeline.verification "$@"

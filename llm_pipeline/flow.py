@@ -20,7 +20,6 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline.planning.time_limits import time_limit_seconds
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import failure_name, read_stage_record, results_name, trusted_stage_record
 from llm_pipeline.release.flow import step_named
@@ -28,6 +27,7 @@ from llm_pipeline.release.record import ReleaseRecord, trusted_record
 from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.release.step import Environment
 from llm_pipeline.release.tasks import canary_subject
+from llm_pipeline.release.time_limits import time_limit_seconds
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.documents import understood

@@ -162,7 +162,11 @@ PROGRAMS = dict(programs())
 
 
 def test_the_programs_are_known() -> None:
-    assert {"llm_pipeline.__main__", "llm_pipeline.demo.__main__", "llm_pipeline.engines.llmapi_smoke"} <= set(PROGRAMS)
+    assert {
+        "llm_pipeline.__main__",
+        "llm_pipeline.demo.__main__",
+        "llm_pipeline.adapters.tensorrt_llm.llmapi_smoke",
+    } <= set(PROGRAMS)
     assert len(PROGRAMS) >= 12
 
 

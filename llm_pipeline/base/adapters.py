@@ -17,9 +17,16 @@ from typing import Any, Literal
 
 from llm_pipeline.base.errors import ConfigError
 
-Group = Literal["routers", "metric_sources", "server_controls", "runners"]
+Group = Literal["engines", "routers", "metric_sources", "server_controls", "runners"]
 
 _OURS: Mapping[Group, Mapping[str, str]] = {
+    "engines": {
+        "openvino_cpu": "llm_pipeline.adapters.openvino.builder:OpenVinoCpuBuilder",
+        "tensorrt_llm_llmapi": "llm_pipeline.adapters.tensorrt_llm.llmapi_builder:TensorRtLlmLlmApiBuilder",
+        "tensorrt_llm_engine": "llm_pipeline.adapters.tensorrt_llm.engine_builder:TensorRtLlmEngineBuilder",
+        "transformers_torch": "llm_pipeline.adapters.transformers.builder:TransformersTorchBuilder",
+        "vllm": "llm_pipeline.adapters.vllm.builder:VllmBuilder",
+    },
     "routers": {
         "envoy": "llm_pipeline.adapters.envoy.adapter:STARTED",
         "existing_envoy": "llm_pipeline.adapters.envoy.adapter:EXISTING",

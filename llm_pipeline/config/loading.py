@@ -21,11 +21,10 @@ from llm_pipeline.catalog.named_sets import named_set
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.model import PathsRelativeTo
 from llm_pipeline.config.policy import Policy
-from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe
+from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe, apportion
 from llm_pipeline.config.ranges import range_at
 from llm_pipeline.config.release import ReleaseConfig, ResolvedRelease
 from llm_pipeline.config.target import Target
-from llm_pipeline.quantization.calibration import apportion
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Location = tuple[int | str, ...]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model import BatchSize, ConfigModel, Line, Name, PathText, Ranks, Seed, Tokens, Words
 
 WeightFormat = Literal[
@@ -244,3 +246,24 @@ class QuantizationRecipe(ConfigModel):
         if self.weights == "none" and (self.kv_cache != "none" or self.tensorrt_llm_checkpoint):
             raise ValueError("weights: none passes the checkpoint through unchanged: nothing else can be asked of it")
         return self
+
+
+def apportion(calibration: Calibration) -> tuple[int, ...]:
+    """How many samples each source gives: exactly `samples` together, by the method of largest remainders.
+
+    Raises:
+        ConfigError: A source would give none.
+    """
+    weights = [Fraction(source.weight) for source in calibration.sources]
+    quotas = [calibration.samples * weight / sum(weights) for weight in weights]
+    shares = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(quotas)), key=lambda index: (shares[index] - quotas[index], index))
+    for index in by_remainder[: calibration.samples - sum(shares)]:
+        shares[index] += 1
+    if not all(shares):
+        raise ConfigError(
+            f"its weight gives it none of the {calibration.samples} calibration samples",
+            where=calibration.sources[shares.index(0)].dataset,
+            hint="raise `samples` or its weight, or leave the source out",
+        )
+    return tuple(shares)

@@ -9,14 +9,14 @@ properties that the runtime must be given so that it computes what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol
 
 from llm_pipeline.artifacts.engine_description import EngineFacts
 from llm_pipeline.artifacts.golden import GoldenPrompt
+from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.offline import refuse_telemetry
 from llm_pipeline.base.records import ArtifactRef
@@ -62,25 +62,15 @@ class EngineBuilder(Protocol):
         """
 
 
-_BUILDERS: Mapping[EngineBuilderName, tuple[str, str]] = {
-    "openvino_cpu": ("llm_pipeline.engines.openvino_cpu", "OpenVinoCpuBuilder"),
-    "tensorrt_llm_llmapi": ("llm_pipeline.engines.tensorrt_llm_llmapi", "TensorRtLlmLlmApiBuilder"),
-    "tensorrt_llm_engine": ("llm_pipeline.engines.tensorrt_llm_engine", "TensorRtLlmEngineBuilder"),
-    "transformers_torch": ("llm_pipeline.engines.transformers_torch", "TransformersTorchBuilder"),
-    "vllm": ("llm_pipeline.engines.vllm", "VllmBuilder"),
-}
-
-
 def engine_builder(name: EngineBuilderName) -> EngineBuilder:
     """The builder of that name; its libraries are imported here and not earlier.
 
     Raises:
         Unsupported: This interpreter lacks its libraries.
     """
-    module, builder = _BUILDERS[name]
     refuse_telemetry()
     try:
-        made: EngineBuilder = getattr(import_module(module), builder)()
+        made: EngineBuilder = adapter("engines", name)()
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"engine builder {name} needs {error.name}, which this interpreter does not have",

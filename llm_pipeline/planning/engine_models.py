@@ -12,12 +12,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.catalog.openvino_exporter import newest_transformers
 from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import Interpreter
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.openvino_exporter import newest_transformers
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import Refused
 

@@ -12,7 +12,7 @@ from llm_pipeline.planning.model import TargetPlan
 from llm_pipeline.planning.quantization_plan import GpuCost
 from llm_pipeline.planning.reuse import Step
 from llm_pipeline.planning.stage_cost import StepCost
-from llm_pipeline.planning.time_limits import time_limit_seconds
+from llm_pipeline.release.time_limits import time_limit_seconds
 
 _PACKAGES = {"openvino_cpu": "openvino-genai", "transformers_torch": "transformers", "vllm": "vllm"}
 """What engines need beside the Triton server that serves them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
 from llm_pipeline.base.digest import sha256_bytes, sha256_json
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.config.quantization import Calibration, QuantizationRecipe
+from llm_pipeline.config.quantization import Calibration, QuantizationRecipe, apportion
 from llm_pipeline.quantization.bounded_child import TookTooMuch, run_in_child
 from llm_pipeline.quantization.calibration_samples import Sample, read_sources
 
@@ -134,27 +133,6 @@ def choose_samples(sources: Sequence[Sequence[Sample]], calibration: Calibration
         first = sorted(rest, key=lambda content: _rank(content, calibration.seed))[:share]
         taken |= {content: rest[content] for content in first}
     return tuple(taken[content] for content in sorted(taken, key=lambda content: _rank(content, calibration.seed)))
-
-
-def apportion(calibration: Calibration) -> tuple[int, ...]:
-    """How many samples each source gives: exactly `samples` together, by the method of largest remainders.
-
-    Raises:
-        ConfigError: A source would give none.
-    """
-    weights = [Fraction(source.weight) for source in calibration.sources]
-    quotas = [calibration.samples * weight / sum(weights) for weight in weights]
-    shares = [int(quota) for quota in quotas]
-    by_remainder = sorted(range(len(quotas)), key=lambda index: (shares[index] - quotas[index], index))
-    for index in by_remainder[: calibration.samples - sum(shares)]:
-        shares[index] += 1
-    if not all(shares):
-        raise ConfigError(
-            f"its weight gives it none of the {calibration.samples} calibration samples",
-            where=calibration.sources[shares.index(0)].dataset,
-            hint="raise `samples` or its weight, or leave the source out",
-        )
-    return tuple(shares)
 
 
 def _rank(content: str, seed: int) -> str:

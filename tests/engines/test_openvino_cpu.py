@@ -13,12 +13,12 @@ import openvino as ov
 import tiny_llama
 import torch
 
+from llm_pipeline.adapters.openvino.builder import PARITY_PROPERTIES, SERVING_FILES
 from llm_pipeline.artifacts.activations import quantize_fp8, quantize_int8
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.stored_tensors import StoredTensors
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
-from llm_pipeline.engines.openvino_cpu import PARITY_PROPERTIES, SERVING_FILES
 
 pytestmark = pytest.mark.slow
 
@@ -60,8 +60,8 @@ def test_a_mixed_checkpoint_is_built_layer_by_layer_in_its_own_formats(exported,
 
 
 def test_four_bit_floating_point_is_refused(checkpoint, tmp_path):
+    from llm_pipeline.adapters.openvino.graph import NativeWeights
     from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
-    from llm_pipeline.engines.openvino_graph import NativeWeights
 
     nvfp4 = tiny_llama.export_quantized(checkpoint, "nvfp4", tmp_path / "nvfp4")
     with pytest.raises(Unsupported, match="no CPU engine computes NVFP4"):
@@ -164,7 +164,7 @@ def test_a_gpu_target_is_refused(checkpoint, target, tmp_path):
 def test_the_activation_quantizers_round_exactly_as_the_checkpoint_reader_does():
     from openvino import opset15 as op
 
-    from llm_pipeline.engines.openvino_graph import _float32, _round_to_fp8, _round_to_int8
+    from llm_pipeline.adapters.openvino.graph import _float32, _round_to_fp8, _round_to_int8
 
     def fp8_at(source, scale):
         return _round_to_fp8(source, _float32(scale))
@@ -185,7 +185,7 @@ def test_the_activation_quantizers_round_exactly_as_the_checkpoint_reader_does()
 
 
 def test_a_packed_constant_survives_the_array_it_was_made_from():
-    from llm_pipeline.engines.openvino_graph import _packed_constant
+    from llm_pipeline.adapters.openvino.graph import _packed_constant
 
     array = np.arange(4096, dtype=np.uint8) % 127
     expected = array.copy()

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from trtllm_checkpoint import write_trtllm_checkpoint
 
+from llm_pipeline.adapters.tensorrt_llm import engine_builder as tensorrt_llm_engine
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines import tensorrt_llm_engine
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.engines.failures import BuildFailed
 from llm_pipeline.serving.model_repository import write_repository

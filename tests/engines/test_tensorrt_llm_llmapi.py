@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from llm_pipeline.adapters.tensorrt_llm import llmapi_builder as tensorrt_llm_llmapi
+from llm_pipeline.adapters.tensorrt_llm.gpu_memory_watch import GpuMemoryWatch
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines import tensorrt_llm_llmapi
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.engines.failures import BuildFailed
-from llm_pipeline.engines.gpu_memory_watch import GpuMemoryWatch
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 
 REPOSITORY = Path(__file__).parents[2]

@@ -11,13 +11,13 @@ pytest.importorskip("modelopt")
 import tiny_llama
 import torch
 
+from llm_pipeline.adapters.transformers import builder as transformers_torch
+from llm_pipeline.adapters.transformers.builder import runtime_properties
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.engines import transformers_torch
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
-from llm_pipeline.engines.transformers_torch import runtime_properties
 from llm_pipeline.serving.models.transformers_batcher import Batcher, Settings
 
 REF = ArtifactRef(kind="checkpoint", digest="c" * 64)

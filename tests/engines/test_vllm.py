@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 
+from llm_pipeline.adapters.vllm.builder import runtime_properties
 from llm_pipeline.artifacts.checkpoint_metadata import QuantizationMetadata
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
-from llm_pipeline.engines.vllm import runtime_properties
 
 DOUBLE = Path(__file__).parents[1] / "doubles" / "vllm_package"
 REF = ArtifactRef(kind="checkpoint", digest="c" * 64)

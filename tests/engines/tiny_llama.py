@@ -132,9 +132,9 @@ def greedy_engine(engine: Path, texts: list[str], tokens: int) -> list[list[int]
     """The same from an engine, all texts in flight together."""
     import openvino_genai as genai
 
+    from llm_pipeline.adapters.openvino.throughput import scheduler
     from llm_pipeline.artifacts.engine_description import EngineDescription
     from llm_pipeline.config.target import EngineLimits
-    from llm_pipeline.engines.openvino_throughput import scheduler
 
     properties = EngineDescription.read(engine).runtime_properties
     pipeline = genai.ContinuousBatchingPipeline(engine, scheduler(EngineLimits()), "CPU", properties)

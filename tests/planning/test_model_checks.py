@@ -12,8 +12,8 @@ from judging import cpu_target, gpu_target, recipe
 from published import config_of, facts_of
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, Unsupported
+from llm_pipeline.catalog.openvino_exporter import TRACED_WITH
 from llm_pipeline.config.loading import load_release
-from llm_pipeline.engines.openvino_exporter import TRACED_WITH
 from llm_pipeline.model_facts.context import stated_context
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.layout import expected_tensors

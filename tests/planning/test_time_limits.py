@@ -6,7 +6,7 @@ from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import resolve_request
 from llm_pipeline.planning.plan_warnings import time_warnings
 from llm_pipeline.planning.stage_cost import StepCost
-from llm_pipeline.planning.time_limits import time_limit_seconds
+from llm_pipeline.release.time_limits import time_limit_seconds
 
 DEMO = Path(__file__).parents[2] / "configs" / "releases" / "demo.yaml"
 HOUR = 3600.0

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.quantization import Calibration
-from llm_pipeline.quantization.calibration import apportion, choose_samples, draw_calibration
+from llm_pipeline.config.quantization import Calibration, apportion
+from llm_pipeline.quantization.calibration import choose_samples, draw_calibration
 from llm_pipeline.quantization.calibration_samples import Sample, read_sources
 
 START, END = 1, 2

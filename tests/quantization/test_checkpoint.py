@@ -11,13 +11,13 @@ pytest.importorskip("modelopt")
 import exports
 from safetensors.torch import save_file
 
+from llm_pipeline.adapters.openvino.dequantized_checkpoint import write_dequantized
 from llm_pipeline.artifacts.checkpoint_metadata import LayerScheme, read_quantization
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.artifacts.stored_tensors import StoredTensors
 from llm_pipeline.artifacts.tensor_formats import FORMATS, StoredWeight
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.catalog.exported_names import ALGORITHMS
-from llm_pipeline.engines.dequantized_checkpoint import write_dequantized
 from llm_pipeline.quantization.readback import load_model
 
 

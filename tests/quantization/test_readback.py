@@ -10,6 +10,7 @@ from modelopt.torch.quantization.nn import TensorQuantizer
 from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP4QTensor, NVFP4QTensor
 from transformers import AutoModelForCausalLM
 
+from llm_pipeline.adapters.openvino.dequantized_checkpoint import write_dequantized
 from llm_pipeline.artifacts.activations import (
     quantize_fp8,
     quantize_fp8_per_token,
@@ -20,7 +21,6 @@ from llm_pipeline.artifacts.activations import (
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.artifacts.tensor_formats import FORMATS, StoredWeight, unpack_int4
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.engines.dequantized_checkpoint import write_dequantized
 from llm_pipeline.quantization.readback import load_model
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]  # OCP MX specification 1.0, table 5

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from llm_pipeline.adapters.tensorrt_llm.gpu_memory_watch import GpuMemoryWatch
+from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeReport
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, write_golden
 from llm_pipeline.artifacts.host_facts import HostFacts
@@ -24,11 +26,9 @@ from llm_pipeline.base.offline import OFFLINE
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs
 from llm_pipeline.engines.golden_match import golden_match
-from llm_pipeline.engines.gpu_memory_watch import GpuMemoryWatch
 from llm_pipeline.engines.llm_args.checking import check_llm_args
 from llm_pipeline.engines.llm_args.checkpoint_preflight import CheckpointFacts, check_checkpoint
 from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
-from llm_pipeline.engines.llmapi_smoke import SmokeReport
 from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.quantization.model_tensors import require_model_tensors
 
@@ -111,7 +111,7 @@ def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> _Smoke
     rendered.write_text(arguments.to_yaml(), encoding="utf-8")
     write_golden(scratch, inputs.golden)
     command = [
-        *(sys.executable, "-m", "llm_pipeline.engines.llmapi_smoke"),
+        *(sys.executable, "-m", "llm_pipeline.adapters.tensorrt_llm.llmapi_smoke"),
         *("--args", str(rendered)),
         *("--checkpoint", str(inputs.checkpoint)),
         *("--golden", str(scratch / GOLDEN_FILE)),

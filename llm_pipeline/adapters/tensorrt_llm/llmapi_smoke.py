@@ -1,6 +1,7 @@
 """Loads a checkpoint with TensorRT-LLM's LLM API, answers the golden prompts and measures: a process of its own.
 
-    python -m llm_pipeline.engines.llmapi_smoke --args llm_args.yaml --checkpoint DIR --golden golden.jsonl \
+    python -m llm_pipeline.adapters.tensorrt_llm.llmapi_smoke --args llm_args.yaml --checkpoint DIR \
+        --golden golden.jsonl \
         --expect-version 1.2.1 --output smoke.json
 
 TensorRT-LLM holds its GPUs until the process that imported it ends, and starts a worker for each rank: so the build

@@ -1,0 +1,1 @@
+"""OpenVINO: engines for CPUs, served by its continuous batching."""

@@ -1,0 +1,1 @@
+"""TensorRT-LLM: the LLM API, and engines of trtllm-build."""

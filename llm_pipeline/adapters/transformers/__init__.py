@@ -1,0 +1,1 @@
+"""Transformers: continuous batching by PyTorch, the reference without further dependencies."""

@@ -1,0 +1,1 @@
+"""vLLM: engines of GPU hosts without TensorRT-LLM."""
