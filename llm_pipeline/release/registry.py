@@ -8,6 +8,7 @@ from typing import Any
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.release.contract import Stage
 from llm_pipeline.release.flow import stage_names, step_named
+from llm_pipeline.release.step import Environment
 
 
 def publishes(name: str) -> bool:
@@ -19,10 +20,17 @@ def load_stage(name: str) -> Stage[Any]:
     """The declaration of a stage.
 
     Raises:
-        ConfigError: There is no such stage.
+        ConfigError: There is no such stage, or it declares something else than its step in the flow.
     """
     step = step_named(name)
     if step is None or not step.is_stage:
         raise ConfigError(f"unknown stage {name!r}", hint=f"stages are: {', '.join(stage_names())}")
     stage: Stage[Any] = import_module(step.module or f"llm_pipeline.stages.{name}").STAGE
+    own_environment = step.environment is Environment.OF_TARGET or step.environment.value == stage.environment
+    if not own_environment or stage.reusable is not step.reusable:
+        raise ConfigError(
+            f"stage {name} declares environment {stage.environment} and reusable={stage.reusable}, and its step "
+            f"environment {step.environment.value} and effect {step.effect.name}",
+            hint="a step without effect is reusable, and no other one; let both say the same",
+        )
     return stage

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from llm_pipeline_airflow.dag_factory import release_dag
 
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.loading import load_release
 from llm_pipeline.flow import Flow
@@ -16,6 +17,7 @@ from llm_pipeline.planning.stage_cost import step_costs
 from llm_pipeline.planning.stage_graph import planned_steps
 from llm_pipeline.release.flow import release_flow
 from llm_pipeline.release.reference import reference
+from llm_pipeline.release.registry import load_stage
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.failures import flow_order
 
@@ -119,6 +121,14 @@ def test_a_no_to_an_added_question_moves_no_traffic(smoke_release, project, in_p
     run = LocalRun(project.config, approve=lambda line: "product" not in line)
     assert run.run() is Verdict.NO_GO
     assert "canary" not in {stage for stage, _ in in_process.ran}
+
+
+@pytest.mark.parametrize("said", ['environment="model"', 'environment="control", reusable=False'])
+def test_a_stage_that_contradicts_its_step_is_refused(smoke_release, said):
+    module = Path(sys.path[0]) / "smoke_release.py"
+    module.write_text(PACKAGE.replace('environment="control"', said))
+    with pytest.raises(ConfigError, match="stage smoke declares"):
+        load_stage("smoke")
 
 
 def test_the_reference_has_them(smoke_release):
