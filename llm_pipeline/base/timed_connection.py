@@ -68,14 +68,12 @@ class Deadline:
         self._bytes = 0
 
     def seconds_left(self) -> float:
-        """See `Limit`."""
         left = self._end - time.monotonic()
         if left <= 0.0:
             raise TooSlow(f"{self._what} was not complete after {self._seconds:g} s")
         return left
 
     def count(self, size: int, seconds: float) -> None:  # noqa: ARG002 - of the protocol
-        """See `Limit`."""
         self._bytes += size
         if self._longest_bytes is not None and self._bytes > self._longest_bytes:
             raise AnswerTooLong(f"{self._what} has more than {self._longest_bytes} bytes")
@@ -92,11 +90,9 @@ class MinimumRate:
         self._bytes, self._seconds = 0, 0.0
 
     def seconds_left(self) -> float:
-        """See `Limit`."""
         return self._window_seconds - self._seconds
 
     def count(self, size: int, seconds: float) -> None:
-        """See `Limit`."""
         self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
         if self._seconds < self._window_seconds:
             return
@@ -119,7 +115,6 @@ class TimedConnection(http.client.HTTPConnection):
     receiving: Limit
 
     def connect(self) -> None:
-        """See `http.client.HTTPConnection`."""
         super().connect()
         self.sock: Any = _TimedSocket(self.sock, self)
 

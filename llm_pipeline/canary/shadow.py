@@ -47,7 +47,7 @@ class Shadow:
     def compare(
         self, stable: SlotName, candidate: SlotName, keep_going: Callable[[], None] = lambda: None
     ) -> tuple[Evidence, ...]:
-        """See `shadow_compare`."""
+        """Send the same prompts to both versions and compare their answers; `keep_going` is called between prompts."""
         arms = self.endpoints[stable], self.endpoints[candidate]
         return shadow_compare(*arms, self.prompts, self.policy, keep_going=keep_going)
 

@@ -140,7 +140,7 @@ class TritonSlots:
         python: Path | None = None,
         drill: Drill | None = None,
     ) -> None:
-        """See `SlotControl`; without `triton_home` and `python` servers can be stopped but not started.
+        """The slots of one target; without `triton_home` and `python` servers can be stopped but not started.
 
         Args:
             store: Where the repositories are.
@@ -160,11 +160,9 @@ class TritonSlots:
         self._drill = drill
 
     def newest(self) -> FencingToken:
-        """See `SlotControl.newest`."""
         return newest_token(self._place_state)
 
     def ensure(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
-        """See `SlotControl.ensure`."""
         from llm_pipeline.serving.triton_server import find_server
 
         admit(self._place_state, token)
@@ -179,7 +177,6 @@ class TritonSlots:
             )
 
     def replace(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
-        """See `SlotControl.replace`."""
         from llm_pipeline.serving.triton_server import SlotBusy, stop_server
 
         environment = {DRILL_VARIABLE: self._drill.model_dump_json()} if self._drill else {}
@@ -191,7 +188,6 @@ class TritonSlots:
             self._start(slot, repository, environment, token)
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
-        """See `SlotControl.warm_up`."""
         from llm_pipeline.artifacts.golden import read_golden
 
         started = time.monotonic()
@@ -205,37 +201,31 @@ class TritonSlots:
         )
 
     def alive(self, slot: SlotName) -> bool:
-        """See `SlotControl.alive`."""
         from llm_pipeline.serving.triton_server import find_server
 
         return find_server(self._state(slot)) is not None
 
     def ended(self, slot: SlotName) -> bool:
-        """See `SlotControl.ended`."""
         from llm_pipeline.serving.triton_server import has_ended
 
         return has_ended(self._state(slot))
 
     def serves(self, slot: SlotName, repository: ArtifactRef) -> bool:
-        """See `SlotControl.serves`."""
         from llm_pipeline.serving.triton_server import find_server
 
         server = find_server(self._state(slot))
         return server is not None and server.digest == repository.digest
 
     def answers(self, slot: SlotName) -> bool:
-        """See `SlotControl.answers`."""
         return self.alive(slot) and asyncio.run(_answers(self._ports[slot].http))
 
     def in_flight(self, slot: SlotName) -> int | None:
-        """See `SlotControl.in_flight`."""
         from llm_pipeline.serving.triton_server import active_requests, find_server
 
         server = find_server(self._state(slot))
         return active_requests(server) if server is not None else None
 
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
-        """See `SlotControl.stop`."""
         from llm_pipeline.serving.triton_server import stop_server
 
         return stop_server(self._state(slot), digest=repository.digest, token=token)

@@ -94,11 +94,11 @@ class LoggedTraffic:
         self._log = access_log
 
     def end(self) -> LogCursor:
-        """See `Traffic.end`."""
+        """Where the log ends now."""
         return self._log.end()
 
     def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
-        """See `Traffic.baseline`: while there is little traffic, no long log is read again and again."""
+        """Stable's requests before the first step; with little traffic a long log is not read again each time."""
         newest = self._of_stable(record)
         if fix_thresholds(newest, policy) is None:
             return Baseline(None, len(newest), record)
@@ -115,7 +115,7 @@ class LoggedTraffic:
         return [request for request in mine if request.server in (None, record.stable)]
 
     def stood_in(self, record: CanaryRecord) -> CanaryRecord:
-        """See `Traffic.stood_in`: the log is read from where it ended when the candidate began to stand by."""
+        """The record, with requests that stable failed and the candidate answered, from the log since the last call."""
         if record.stood_in is None:
             return record
         requests, cursor = self._log.read(record.cursor, MOST_BYTES_A_LOOK)
@@ -124,18 +124,17 @@ class LoggedTraffic:
         return record.model_copy(update={"cursor": cursor, "stood_in": record.stood_in + answered})
 
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
-        """See `Traffic.step_begins`: requests say themselves when they began, but a clock set back makes all later."""
+        """The record, reading the log from here: after a clock was set back, older requests could seem to be newer."""
         return record.model_copy(update={"cursor": self._log.end(), "in_flight": NOTHING_IN_FLIGHT})
 
     def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
-        """See `Traffic.look`."""
         requests, cursor = self._log.read(record.cursor, MOST_BYTES_A_LOOK)
         seen = window(requests, record.candidate, thresholds, record.step_began_at, record.in_flight)
         read = record.model_copy(update={"cursor": cursor, "in_flight": seen.in_flight})
         return seen.model_copy(update={"behind": self._log.behind}), read
 
     def step_arms(self, record: CanaryRecord) -> StepArms:
-        """See `Traffic.step_arms`: bounded, because a rollback must not wait for a long log."""
+        """Both versions over the step; bounded, because a rollback must not wait for a long log."""
         try:
             requests = self._log.recent(record.step_began_at)
         except Transient as error:
@@ -151,11 +150,11 @@ class CountedTraffic:
         self._source = source
 
     def end(self) -> LogCursor:
-        """See `Traffic.end`: there is no log."""
+        """The beginning: there is no log."""
         return LogCursor()
 
     def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
-        """See `Traffic.baseline`: counted from one moment on, until there are enough."""
+        """Stable's requests, counted from one moment on until there are enough."""
         since = record.metrics_cursor or self._source.begin(BASELINE_SECONDS)
         arms = self._source.window(since).arms
         stable = arms.get(record.stable, ArmWindow()) if record.stable else ArmWindow()
@@ -163,19 +162,18 @@ class CountedTraffic:
         return Baseline(thresholds_from_counts(stable, policy), stable.requests, counted)
 
     def stood_in(self, record: CanaryRecord) -> CanaryRecord:
-        """See `Traffic.stood_in`: counts do not tell who answered."""
+        """The record as it is: counts do not show which server answered."""
         return record
 
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
-        """See `Traffic.step_begins`: what was counted before belongs to other weights, the first look counts anew."""
+        """The record, counting again: what was counted before belongs to other weights."""
         return record.model_copy(update={"metrics_cursor": None})
 
     def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
-        """See `Traffic.look`."""
         found = self._source.window(record.metrics_cursor or self._source.begin())
         seen = window_from_counts(found.arms, record.candidate, thresholds, found.cursor.until)
         return seen, record.model_copy(update={"metrics_cursor": found.cursor})
 
     def step_arms(self, record: CanaryRecord) -> StepArms:
-        """See `Traffic.step_arms`: counts tell of no single request."""
+        """Empty: counts do not show single requests."""
         return StepArms.of([], record.candidate, record.step_began_at)

@@ -52,7 +52,6 @@ class CacheSource:
     repositories: Literal["model", "dataset"] = "model"
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
-        """See `Source.resolve`."""
         model, selection = self._pinned(model_id, revision)
         report_resolved(model, selection)
         return model
@@ -85,7 +84,6 @@ class CacheSource:
         return PinnedDataSet(id=name, commit=commit, files=files)
 
     def look(self, model_id: str, revision: str) -> ModelLook:
-        """See `Source.look`."""
         model, _ = self._pinned(model_id, revision)
         snapshot = self._repository(model_id) / "snapshots" / model.commit
 
@@ -95,7 +93,6 @@ class CacheSource:
         return ModelLook(model.name, {file.path: file.size for file in model.files}, read)
 
     def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
-        """See `Source.open`."""
         where = f"{model.name}: {file.path}"
         snapshot = self._repository(model.id) / "snapshots" / model.commit
         return open_body(self._blob(snapshot / file.path, where), start, where)

@@ -80,7 +80,7 @@ class HubDataSets:
     offline_hint: str = "unset HF_HUB_OFFLINE, or set evaluation.data_source: cache"
 
     def pin(self, name: str, revision: str) -> PinnedDataSet:
-        """See `DataSets.pin`. A data set that the hub has under another name now is taken from there."""
+        """Pins a data set to a commit; one that the hub has renamed is taken from its new name."""
         where = f"datasets/{name}@{revision}"
         info = self._info(name, revision, where)
         if info.disabled:
@@ -94,7 +94,6 @@ class HubDataSets:
         return pinned
 
     def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
-        """See `FileBytes.open`."""
         return HubSource(self.hub, "dataset").open(model, file, start)
 
     def _info(self, name: str, revision: str, where: str) -> Any:
@@ -151,11 +150,9 @@ class CachedDataSets:
     cache: CacheSource
 
     def pin(self, name: str, revision: str) -> PinnedDataSet:
-        """See `DataSets.pin`."""
         return self.cache.pin_data_set(name, revision)
 
     def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
-        """See `FileBytes.open`."""
         return self.cache.open(model, file, start)
 
 
@@ -170,7 +167,7 @@ class DirectoryOfDataSets:
     root: Path
 
     def pin(self, name: str, revision: str) -> PinnedDataSet:
-        """See `DataSets.pin`. Reads every byte of the data set."""
+        """Pins the files by their hashes, which reads every byte of the data set."""
         directory = self.root / name
         if not directory.is_dir():
             raise SourceRefused(
@@ -182,5 +179,4 @@ class DirectoryOfDataSets:
         return DirectorySource(directory).pin_data_set(name, revision)
 
     def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
-        """See `FileBytes.open`."""
         return DirectorySource(self.root / model.id).open(model, file, start)

@@ -50,7 +50,7 @@ class DirectorySource:
     root: Path
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
-        """See `Source.resolve`. Reads every byte of the files that are fetched."""
+        """Pins the files by their hashes, which reads every byte of those that are fetched."""
         where = str(self.root)
         selection = self._selection()
         with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
@@ -80,7 +80,7 @@ class DirectorySource:
         return PinnedDataSet(id=name, commit=commit, files=files)
 
     def look(self, model_id: str, revision: str) -> ModelLook:
-        """See `Source.look`. A directory has one state, whatever the revision."""
+        """Looks at the directory as it is; it has no revisions."""
         del model_id, revision
         sizes = {path: (self.root / path).lstat().st_size for path in self._selection().fetched}
         return ModelLook(str(self.root), sizes, lambda path, start, length: read_part(self.root / path, start, length))
@@ -92,7 +92,6 @@ class DirectorySource:
         return select_files(self._paths(), where=where)
 
     def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
-        """See `Source.open`."""
         del model
         return open_body(self.root / file.path, start, str(self.root / file.path))
 

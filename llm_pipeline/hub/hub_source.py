@@ -38,11 +38,9 @@ class HubSource:
     """The hub's content delivery network sends no more in one answer; ranges of larger files are fine."""
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
-        """See `Source.resolve`."""
         return resolve_revision(self.hub, model_id, revision)
 
     def look(self, model_id: str, revision: str) -> ModelLook:
-        """See `Source.look`."""
         model, _ = pin_revision(self.hub, model_id, revision)
         files = {file.path: file for file in model.files}
 
@@ -53,7 +51,6 @@ class HubSource:
         return ModelLook(model.name, {file.path: file.size for file in model.files}, read)
 
     def open(self, model: PinnedModel, file: HubFile, start: int) -> AbstractContextManager[Body]:
-        """See `Source.open`."""
         return self._open(model, file, start, file.size - start)
 
     @contextmanager

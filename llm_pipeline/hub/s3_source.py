@@ -41,7 +41,7 @@ class S3Source:
         object.__setattr__(self, "_place", self.access.bucket_and_prefix)
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
-        """See `Source.resolve`. Small files are read and hashed; of large ones S3 tells what it knows."""
+        """Pins the objects: small ones are read and hashed, large ones pinned by what S3 states of them."""
         where = self.access.uri
         paths = list(self._sizes())
         selection = select_files(paths, where=where)
@@ -59,7 +59,7 @@ class S3Source:
         return model
 
     def look(self, model_id: str, revision: str) -> ModelLook:
-        """See `Source.look`. A prefix has one state, whatever the revision."""
+        """Looks at the prefix as it is; it has no revisions."""
         del model_id, revision
         sizes = self._sizes()
         fetched = select_files(sizes, where=self.access.uri).fetched
@@ -74,7 +74,6 @@ class S3Source:
 
     @contextmanager
     def open(self, model: PinnedModel, file: HubFile, start: int) -> Iterator[Body]:
-        """See `Source.open`."""
         version = model.versions.get(file.path)
         if version is None:
             raise SourceRefused("no version of it was pinned", where=file.path, hint="resolve the release again")

@@ -130,7 +130,7 @@ class _RollBack:
         self._by = by
 
     def run(self, leaving: str, meant: str) -> Pointers:
-        """See `roll_back`; what is `meant` is what it would have left when it was asked for."""
+        """Rolls back; `meant` is the release that it would have left when it was requested."""
         last = self.finish_last()
         if last is not None and (not leaving or last.left.startswith(leaving)):
             return self._pointers()[0]

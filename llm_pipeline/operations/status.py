@@ -91,7 +91,6 @@ class _Look:
         self._slots = slots_of(store, deployment, place)
 
     def status(self, held: PlaceState, pointers: Sequence[PlacedPointers]) -> PlaceStatus:
-        """See `look_at`."""
         model = held.holder.model_id if held.holder else next(iter(held.in_production), "")
         mine = next((p.pointers for p in pointers if (p.model_id, p.target) == (model, self._place)), Pointers())
         bare = PlaceStatus(

@@ -17,7 +17,6 @@ class Runners:
         self._runners: dict[RunnerName, StageRunner] = {}
 
     def submit(self, request: StageRequest, placement: Placement) -> Job:
-        """See `StageRunner`."""
         environment = self._deployment.environments.get(placement.environment)
         if environment is None:
             raise ConfigError(
@@ -27,19 +26,15 @@ class Runners:
         return self._runner(environment.runner).submit(request, placement)
 
     def is_active(self, job: Job) -> bool:
-        """See `StageRunner`."""
         return self._runner(job.runner).is_active(job)
 
     def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
-        """See `StageRunner`."""
         return self._runner(job.runner).read_log(job, offset)
 
     def outcome(self, job: Job) -> StageResult:
-        """See `StageRunner`."""
         return self._runner(job.runner).outcome(job)
 
     def cancel(self, job: Job) -> None:
-        """See `StageRunner`."""
         self._runner(job.runner).cancel(job)
 
     def _runner(self, name: RunnerName) -> StageRunner:

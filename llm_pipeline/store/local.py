@@ -65,7 +65,6 @@ class LocalStore:
         self.signatures = Signatures(config.signing)
 
     def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
-        """See `ArtifactStore.publish`."""
         with _disk_errors(f"cannot publish {directory.name} as {kind}"), self._workplace() as workplace:
             files = _copy_tree(directory, workplace / "artifact")
             manifest = Manifest(kind=kind, files=files, provenance=provenance or Provenance())
@@ -73,7 +72,6 @@ class LocalStore:
         return manifest.ref
 
     def fetch(self, ref: ArtifactRef) -> Path:
-        """See `ArtifactStore.fetch`."""
         directory = self._directory(ref)
         seen = _identity(directory)
         damage = self._damage(ref)
@@ -89,40 +87,33 @@ class LocalStore:
         return directory
 
     def verify(self, ref: ArtifactRef) -> Sequence[Difference]:
-        """See `ArtifactStore.verify`."""
         return [*self._damage(ref), *self._signature_problems(ref)]
 
     def check(self, ref: ArtifactRef) -> Sequence[Difference]:
-        """See `ArtifactStore.check`."""
         return self.verify(ref)
 
     def manifest(self, ref: ArtifactRef) -> Manifest:
-        """See `ArtifactStore.manifest`."""
         opened = self._sealed(ref).open(ref)
         if isinstance(opened, Difference):
             raise IntegrityError(f"artifact {ref} is not whole: {opened.path}: {opened.problem}")
         return opened
 
     def provenance(self, ref: ArtifactRef) -> Provenance:
-        """See `ArtifactStore.provenance`."""
         if found := self._signature_problems(ref):
             raise IntegrityError(f"artifact {ref} is not whole: {found[0].path}: {found[0].problem}")
         return self.manifest(ref).provenance
 
     def exists(self, ref: ArtifactRef) -> bool:
-        """See `ArtifactStore.exists`."""
         with _disk_errors(f"cannot read {ref}"):
             return (self._directory(ref) / COMPLETE_FILE).is_file()
 
     def artifacts(self) -> Iterator[StoredArtifact]:
-        """See `ArtifactStore.artifacts`."""
         for kind in list_directories(self.root / "artifacts"):
             for directory in list_directories(kind):
                 if (completed_at := _changed_at(directory / COMPLETE_FILE)) is not None:
                     yield StoredArtifact(ArtifactRef(kind=kind.name, digest=directory.name), completed_at)
 
     def remove(self, ref: ArtifactRef) -> None:
-        """See `ArtifactStore.remove`."""
         directory, doomed = self._directory(ref), self.root / "incoming" / f"removed-{uuid.uuid4().hex}"
         with _disk_errors(f"cannot remove {ref}"):
             make_directory(doomed.parent)
@@ -132,7 +123,6 @@ class LocalStore:
         shutil.rmtree(doomed, ignore_errors=True)  # the rest is a leftover
 
     def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
-        """See `ArtifactStore.leftovers`."""
         limit = datetime.now(UTC) - older_than
         entries = [*list_directory(self.root / "incoming"), *list_directory(self.root / "damaged")]
         with _disk_errors("cannot list what interrupted publications left"):
@@ -140,7 +130,6 @@ class LocalStore:
         return [leftover for leftover in found if leftover.changed_at <= limit]
 
     def remove_leftover(self, leftover: Leftover) -> None:
-        """See `ArtifactStore.remove_leftover`."""
         path = self.root / leftover.name
         with _disk_errors(f"cannot remove {leftover.name}"):
             if path.is_symlink() or path.is_file():
@@ -150,7 +139,6 @@ class LocalStore:
                     shutil.rmtree(path)
 
     def read_document(self, name: str) -> Document | None:
-        """See `ArtifactStore.read_document`."""
         path = self._path(name)
         with _disk_errors(f"cannot read {name}"):
             data = _read_if_there(path)
@@ -159,7 +147,6 @@ class LocalStore:
     def write_document(
         self, name: str, value: Mapping[str, JsonValue], expect: str | None, signature: str | None = None
     ) -> str:
-        """See `ArtifactStore.write_document`."""
         path = self._path(name)
         with _disk_errors(f"cannot write {name}"), self._locked(name):
             current = self.read_document(name)
@@ -171,7 +158,6 @@ class LocalStore:
             return revision
 
     def delete_document(self, name: str) -> None:
-        """See `ArtifactStore.delete_document`."""
         path = self._path(name)
         with _disk_errors(f"cannot remove {name}"):
             if path.exists():
@@ -180,7 +166,6 @@ class LocalStore:
                     sync_directory(path.parent)
 
     def list_documents(self, prefix: str) -> Sequence[str]:
-        """See `ArtifactStore.list_documents`."""
         found = []
         for path in walk_files(self._path(prefix.rstrip("/"))):
             if path.is_symlink() and not path.is_file():
@@ -194,12 +179,10 @@ class LocalStore:
         return sorted(found)
 
     def write_file(self, name: str, data: bytes) -> None:
-        """See `ArtifactStore.write_file`."""
         with _disk_errors(f"cannot write {name}"):
             self._replace_durably(self._path(name), data)
 
     def read_file(self, name: str) -> bytes:
-        """See `ArtifactStore.read_file`."""
         try:
             return self._path(name).read_bytes()
         except FileNotFoundError:

@@ -61,7 +61,7 @@ class S3Store:
         self._cache = Cache(Path(config.cache)) if config.cache else None
 
     def publish(self, kind: str, directory: Path, provenance: Provenance | None = None) -> ArtifactRef:
-        """See `ArtifactStore.publish`. An interrupted multipart upload is gone on with.
+        """Publishes a directory, continuing an interrupted multipart upload.
 
         Raises:
             IntegrityError: The directory holds a symbolic link or nothing at all, or changed meanwhile.
@@ -103,7 +103,7 @@ class S3Store:
         return {item.name: item.etag for item in objects_of(self._bucket, name).values()}
 
     def fetch(self, ref: ArtifactRef) -> Path:
-        """See `ArtifactStore.fetch`. The copy in `store.cache` is verified each time, and made again if damaged.
+        """The local copy in `store.cache`, verified each time and made again if damaged.
 
         Raises:
             ConfigError: No cache is configured.
@@ -124,22 +124,20 @@ class S3Store:
         return self._cache.directory(ref)
 
     def verify(self, ref: ArtifactRef) -> Sequence[Difference]:
-        """See `ArtifactStore.verify`. The bytes stream through memory; the disk is not needed."""
+        """Verifies every byte; they stream through memory, without the disk."""
         return self._differences(ref, streamed_difference)
 
     def check(self, ref: ArtifactRef) -> Sequence[Difference]:
-        """See `ArtifactStore.check`: sizes, and the checksums that S3 stores."""
+        """Compares sizes and the checksums that S3 stores."""
         return self._differences(ref, stored_difference)
 
     def manifest(self, ref: ArtifactRef) -> Manifest:
-        """See `ArtifactStore.manifest`."""
         opened = self._seals.open(ref, _directory(ref))
         if opened.manifest is None:
             raise self._not_whole(ref, self._seals.problems(opened))
         return opened.manifest
 
     def provenance(self, ref: ArtifactRef) -> Provenance:
-        """See `ArtifactStore.provenance`."""
         opened = self._seals.open(ref, _directory(ref))
         problems = self._seals.problems(opened)
         if opened.manifest is None or problems:
@@ -147,31 +145,28 @@ class S3Store:
         return opened.manifest.provenance
 
     def exists(self, ref: ArtifactRef) -> bool:
-        """See `ArtifactStore.exists`."""
         return self._bucket.head(f"{_directory(ref)}/{COMPLETE_FILE}") is not None
 
     def artifacts(self) -> Iterator[StoredArtifact]:
-        """See `ArtifactStore.artifacts`."""
         for ref, objects in self._by_artifact():
             for item in objects:
                 if item.name == f"{_directory(ref)}/{COMPLETE_FILE}":
                     yield StoredArtifact(ref, item.changed_at)
 
     def remove(self, ref: ArtifactRef) -> None:
-        """See `ArtifactStore.remove`."""
         name = _directory(ref)
         self._bucket.delete(f"{name}/{COMPLETE_FILE}")
         self._bucket.delete_all([item.name for item in self._bucket.list(f"{name}/")])
         self._abort_uploads(name)
 
     def leftovers(self, older_than: timedelta) -> Sequence[Leftover]:
-        """See `ArtifactStore.leftovers`: unfinished uploads, and files of artifacts that were never completed."""
+        """Unfinished uploads, and files of artifacts that were never completed."""
         limit = datetime.now(UTC) - older_than
         found = [*self._unfinished_uploads(limit), *self._incomplete_artifacts()]
         return [leftover for leftover in found if leftover.changed_at < limit]
 
     def remove_leftover(self, leftover: Leftover) -> None:
-        """See `ArtifactStore.remove_leftover`. An artifact that was completed meanwhile stays."""
+        """Removes a leftover, unless its artifact was completed meanwhile."""
         name, _, upload_id = leftover.name.partition(_UPLOAD_MARK)
         if upload_id:
             self._bucket.abort_upload(S3Upload(name, upload_id))
@@ -179,14 +174,13 @@ class S3Store:
             self._bucket.delete_all([item.name for item in self._bucket.list(f"{name}/")])
 
     def read_document(self, name: str) -> Document | None:
-        """See `ArtifactStore.read_document`."""
         found = self._read_document(name)
         return found.document if found else None
 
     def write_document(
         self, name: str, value: Mapping[str, JsonValue], expect: str | None, signature: str | None = None
     ) -> str:
-        """See `ArtifactStore.write_document`. The revision is the object's ETag.
+        """Writes a document; its revision is the object's ETag.
 
         When the answer to a write is lost, the document itself tells whether it was applied: by the write's nonce.
         """
@@ -205,22 +199,18 @@ class S3Store:
             raise
 
     def delete_document(self, name: str) -> None:
-        """See `ArtifactStore.delete_document`."""
         self._bucket.delete(checked_name(name))
 
     def list_documents(self, prefix: str) -> Sequence[str]:
-        """See `ArtifactStore.list_documents`."""
         below = checked_name(prefix.rstrip("/")) + "/"
         if below.startswith(f"{_ARTIFACTS}/"):
             return []
         return [item.name for item in self._bucket.list(below) if item.name.endswith(".json")]
 
     def write_file(self, name: str, data: bytes) -> None:
-        """See `ArtifactStore.write_file`."""
         self._bucket.put(checked_name(name), data)
 
     def read_file(self, name: str) -> bytes:
-        """See `ArtifactStore.read_file`."""
         found = self._bucket.read(checked_name(name))
         if found is None:
             raise FileNotFoundError(self._bucket.address(name))

@@ -43,7 +43,6 @@ class GuardOperator(CommandOperator):
     """Guards one target."""
 
     def command(self, context: Context) -> Sequence[str]:  # noqa: ARG002 - the same every time
-        """See `CommandOperator`."""
         return ("guard", "--target", self.subject)
 
 

@@ -150,11 +150,10 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         return _ENDED
 
     def is_job_active(self, status: str) -> bool:
-        """See `ResumableJobMixin`."""
         return status == _RUNNING
 
     def is_job_succeeded(self, status: str) -> bool:
-        """See `ResumableJobMixin`: a terminal error counts too, for it is final."""
+        """A terminal error counts too, for it is final."""
         return status == _ENDED
 
     def poll_until_complete(self, external_id: JsonValue, context: Context) -> dict[str, Any]:  # type: ignore[override]

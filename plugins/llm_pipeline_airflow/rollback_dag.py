@@ -41,7 +41,6 @@ class RollBackOperator(CommandOperator):
     """Leaves a release on the target that the form names; other targets are skipped."""
 
     def command(self, context: Context) -> Sequence[str]:
-        """See `CommandOperator`."""
         form = context["params"]
         if form["target"] != self.subject:
             raise AirflowSkipException(f"{self.subject} was not asked for")

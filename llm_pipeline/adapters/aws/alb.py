@@ -120,16 +120,15 @@ class AlbRouter:
         self._client = aws_client("elbv2", place.region, place.endpoint_url, where=place.rule)
 
     def nearest(self, want: RouteState) -> RouteState:
-        """See `TrafficRouter.nearest`: weights to the nearest 0.1 %; copies of requests are left out."""
+        """Rounds weights to the nearest 0.1 %, and leaves out mirrored requests, which this router cannot send."""
         return rounded(want, self._place.share_unit, where=self._place.rule)
 
     def read(self) -> tuple[RouteState, str]:
-        """See `TrafficRouter.read`."""
         rule = self._rule()
         return self._state(rule), rule.revision
 
     def write(self, want: RouteState, expect: str | None) -> str:
-        """See `TrafficRouter.write`. The weights are those of `nearest`.
+        """Writes the state, with the weights of `nearest`.
 
         Raises:
             RouterRejected: The load balancer refuses, or cannot do it.
@@ -152,7 +151,7 @@ class AlbRouter:
         return _Rule((), self._weights(want), (claim,)).revision
 
     def converged(self, revision: str) -> bool | None:
-        """See `TrafficRouter.converged`: two reads in a row show it.
+        """Whether two reads in a row show the revision.
 
         That is the word of the API. When the load balancer's own nodes act on it, only the measured split shows.
         """
@@ -165,7 +164,7 @@ class AlbRouter:
             return None
 
     def usable(self, slot: SlotName) -> bool | None:
-        """See `TrafficRouter.usable`: at least one target is healthy.
+        """Whether at least one target of the group is healthy.
 
         A target of a group that no rule sends traffic to is `unused` and never checked: nothing is known of it.
         """
@@ -180,11 +179,11 @@ class AlbRouter:
         return None if "unused" in states else False
 
     def active_requests(self, slot: SlotName) -> int | None:  # noqa: ARG002 - the load balancer does not tell
-        """See `TrafficRouter.active_requests`: it cannot be known."""
+        """None: it cannot be known."""
         return None
 
     def revive(self) -> str | None:
-        """See `TrafficRouter.revive`: the load balancer is Amazon's."""
+        """Nothing to do: the load balancer is Amazon's."""
         return None
 
     def _rule(self) -> _Rule:

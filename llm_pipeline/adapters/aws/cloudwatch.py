@@ -54,12 +54,12 @@ class CloudWatchMetrics:
         self._client = aws_client("cloudwatch", place.region, place.endpoint_url, where=place.rule)
 
     def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
-        """See `ArmMetrics.begin`; the minute that has begun belongs to the time before."""
+        """Counting begins with the next whole minute."""
         start = _minute(time.time() - seconds_ago) + _PERIOD_SECONDS
         return MetricsCursor(began=start, until=start)
 
     def window(self, since: MetricsCursor) -> MetricsWindow:
-        """See `ArmMetrics.window`: whole minutes."""
+        """What both slots did in the whole minutes since the cursor."""
         now = time.time()
         end = _minute(now - self._source.delay_seconds)
         if end <= since.until:

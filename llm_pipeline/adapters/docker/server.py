@@ -58,7 +58,6 @@ class DockerControl:
         return loopback_endpoint(self._place)
 
     def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
-        """See `ServerControl`."""
         with exclusive(self._slot.state), engine_answers():
             if running := self._running():
                 return self._same_or_refuse(running, candidate)
@@ -76,17 +75,14 @@ class DockerControl:
             return self._staged(container, ready_seconds=seconds)
 
     def find(self) -> StagedServer | None:
-        """See `ServerControl`."""
         with engine_answers():
             container = self._running()
             return self._staged(container) if container else None
 
     def drain(self, seconds: float) -> bool:
-        """See `ServerControl`."""
         return await_no_requests(self.endpoint, seconds)
 
     def stop(self, *, drain_seconds: float = 0) -> None:
-        """See `ServerControl`."""
         with exclusive(self._slot.state), engine_answers():
             if drain_seconds > 0 and self._running():
                 self.drain(drain_seconds)

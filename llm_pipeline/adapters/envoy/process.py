@@ -122,18 +122,16 @@ class StartedEnvoy(EnvoyRouter):
         return process is not None and process.alive
 
     def condition(self) -> RouterCondition:
-        """See `TellsCondition`: one without a record was stopped on purpose."""
+        """How the router is; one without a process record was stopped on purpose."""
         process = detached.load(self.files.record)
         if process is None or not process.alive:
             return "stopped" if process is None else "has ended"
         return super().condition()
 
     def in_flight(self) -> int:
-        """See `StartedRouter.in_flight`."""
         return sum(self.active_requests(slot) or 0 for slot in self.slots)
 
     def stop(self) -> None:
-        """See `StartedRouter.stop`."""
         stop_router(self.files.state)
 
     def close(self) -> None:
@@ -145,7 +143,7 @@ class StartedEnvoy(EnvoyRouter):
         self.admin("/drain_listeners", method="POST")
 
     def revive(self) -> str | None:
-        """See `TrafficRouter.revive`; one that was stopped on purpose stays so, one that is frozen is replaced."""
+        """Starts an Envoy that ended and replaces a frozen one; one that was stopped on purpose stays stopped."""
         files = self.files
         with _one_starter(files.state, _REVIVAL_SECONDS):
             process = detached.load(files.record)

@@ -88,11 +88,10 @@ class EnvoyRouter:
         self._rejected_before_write: int | None = None
 
     def nearest(self, want: RouteState) -> RouteState:
-        """See `TrafficRouter.nearest`; it can do everything, to the basis point."""
+        """The state itself: Envoy can do all of it, to the basis point."""
         return want
 
     def read(self) -> tuple[RouteState, str]:
-        """See `TrafficRouter.read`."""
         document = self._read_routes()
         revision = str(document.get("version_info"))
         weights: dict[str, int] = {}
@@ -117,7 +116,6 @@ class EnvoyRouter:
         return state, revision
 
     def write(self, want: RouteState, expect: str | None) -> str:
-        """See `TrafficRouter.write`."""
         with self._locked():
             current, revision = self._read_for_write(expect)
             if current is not None:
@@ -204,7 +202,7 @@ class EnvoyRouter:
         return routes.routes(state, revision, self.place.limits, names)
 
     def converged(self, revision: str) -> bool | None:
-        """See `TrafficRouter.converged`.
+        """Whether Envoy acts on the revision.
 
         An unchanged table under a new version shows only in the statistic `version_text`, and a changed one must
         show in the configuration dump too; both are asked.
@@ -246,21 +244,19 @@ class EnvoyRouter:
             return None
 
     def usable(self, slot: SlotName) -> bool | None:
-        """See `TrafficRouter.usable`."""
         try:
             return self.statistics()[slot].healthy
         except RouterUnavailable:
             return None
 
     def active_requests(self, slot: SlotName) -> int | None:
-        """See `TrafficRouter.active_requests`."""
         try:
             return self.statistics()[slot].active
         except RouterUnavailable:
             return None
 
     def revive(self) -> str | None:
-        """See `TrafficRouter.revive`: somebody else started it."""
+        """Nothing to do: this Envoy was not started by this package."""
         return None
 
     def slot_of_address(self, address: str | None) -> SlotName | None:
@@ -278,7 +274,6 @@ class EnvoyRouter:
             return False
 
     def condition(self) -> RouterCondition:
-        """See `TellsCondition`."""
         answers = any(self.ready() for _ in range(_QUESTIONS))  # a busy host takes its time
         return "runs" if answers else "answers nothing"
 

@@ -40,12 +40,12 @@ class EnvoyStatistics:
         self._router = router
 
     def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:  # noqa: ARG002 - counters know no past
-        """See `ArmMetrics.begin`; counting begins now."""
+        """Counting begins now; Envoy cannot look back."""
         now = time.time()
         return MetricsCursor(began=now, until=now, counters=self._counters())
 
     def window(self, since: MetricsCursor) -> MetricsWindow:
-        """See `ArmMetrics.window`. After a restart of Envoy what it has counted since then is told."""
+        """What both slots did since the cursor; after a restart of Envoy, what it has counted since then."""
         now, counters = time.time(), self._counters()
         before = since.counters
         if any(counters[f"{slot} requests"] < before.get(f"{slot} requests", 0) for slot in get_args(SlotName)):

@@ -42,7 +42,7 @@ class GatewayApiRouter(KubernetesRouter):
         self._services: dict[SlotName, Service] = {"blue": place.backends.blue, "green": place.backends.green}
 
     def converged(self, revision: str) -> bool | None:
-        """See `TrafficRouter.converged`: every gateway that the route names has accepted its generation.
+        """Whether every gateway that the route names has accepted its generation.
 
         Raises:
             RouterRejected: A gateway did not accept it, left rules out, or finds a backend it cannot use: that
@@ -64,7 +64,7 @@ class GatewayApiRouter(KubernetesRouter):
         return bool(named) and heard == named and all(accepted for _, accepted in answers)
 
     def usable(self, slot: SlotName) -> bool | None:
-        """See `TrafficRouter.usable`: the slot's Service has a ready endpoint; None where that may not be read."""
+        """Whether the slot's Service has a ready endpoint; None if this account may not read that."""
         try:
             found = self._object.neighbours(ENDPOINT_SLICES, f"kubernetes.io/service-name={self._services[slot].name}")
         except (RouterUnavailable, RouterRejected):

@@ -33,7 +33,7 @@ class IstioRouter(KubernetesRouter):
         self._destinations: dict[SlotName, Destination] = {"blue": place.backends.blue, "green": place.backends.green}
 
     def converged(self, revision: str) -> bool | None:
-        """See `TrafficRouter.converged`: the API server has it; what the proxies do, only the measured split shows."""
+        """Whether the API server has the revision; only the measured split shows what the proxies do."""
         try:
             return revision_of(self._object.get()) == revision
         except RouterUnavailable:

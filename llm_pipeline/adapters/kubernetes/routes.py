@@ -76,11 +76,11 @@ class KubernetesRouter(ABC):
         """The weights in force, with the defaults of the kind."""
 
     def nearest(self, want: RouteState) -> RouteState:
-        """See `TrafficRouter.nearest`: weights to the nearest unit; copies of requests are left out."""
+        """Rounds weights to the nearest unit, and leaves out mirrored requests, which this router cannot send."""
         return rounded(want, self._unit, where=self._where)
 
     def read(self) -> tuple[RouteState, str]:
-        """See `TrafficRouter.read`.
+        """The state in the object, and its revision.
 
         Raises:
             RouterRejected: There is no such object, or it has no such rule.
@@ -89,7 +89,7 @@ class KubernetesRouter(ABC):
         return self._state(document), revision_of(document)
 
     def write(self, want: RouteState, expect: str | None) -> str:
-        """See `TrafficRouter.write`. The weights are those of `nearest`.
+        """Writes the state, with the weights of `nearest`.
 
         A put is refused when a gateway wrote its status meanwhile, too; it is then made again from a new look.
         """
@@ -112,18 +112,18 @@ class KubernetesRouter(ABC):
 
     @abstractmethod
     def converged(self, revision: str) -> bool | None:
-        """See `TrafficRouter.converged`."""
+        """Whether the data plane acts on the revision; None if that cannot be known now."""
 
     def usable(self, slot: SlotName) -> bool | None:  # noqa: ARG002 - the port's
-        """See `TrafficRouter.usable`: it cannot be known from the object."""
+        """None: it cannot be known from the object."""
         return None
 
     def active_requests(self, slot: SlotName) -> int | None:  # noqa: ARG002 - the port's
-        """See `TrafficRouter.active_requests`: it cannot be known."""
+        """None: it cannot be known."""
         return None
 
     def revive(self) -> str | None:
-        """See `TrafficRouter.revive`: the gateway is the cluster's."""
+        """Nothing to do: the gateway is the cluster's."""
         return None
 
     @property

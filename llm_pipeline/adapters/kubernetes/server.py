@@ -62,7 +62,7 @@ class KubernetesControl:
         return endpoint_of(self._place, release_name=slot.release_name, target_name=slot.target.name)
 
     def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
-        """See `ServerControl`. Pods fetch weights first, so they have `startup_minutes` if that is longer."""
+        """Starts the server; pods fetch weights first, so they may take `startup_minutes` if that is longer."""
         manifests = list(self._manifests(candidate))
         self._take(candidate)
         started, seconds = time.monotonic(), self._wait_seconds(wait_seconds)
@@ -79,18 +79,15 @@ class KubernetesControl:
         return StagedServer(endpoint=self.endpoint, digest=candidate.digest, ready_seconds=ready)
 
     def find(self) -> StagedServer | None:
-        """See `ServerControl`."""
         workload = self._cluster().read(self._kind, self._workload)
         if workload is None or "deletionTimestamp" in workload["metadata"]:
             return None
         return StagedServer(endpoint=self.endpoint, digest=_digest_of(workload))
 
     def drain(self, seconds: float) -> bool:
-        """See `ServerControl`."""
         return await_no_requests(self.endpoint, seconds)
 
     def stop(self, *, drain_seconds: float = 0) -> None:
-        """See `ServerControl`."""
         if drain_seconds > 0 and self.find():
             self.drain(drain_seconds)
         self._delete()

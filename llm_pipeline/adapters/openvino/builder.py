@@ -85,7 +85,6 @@ class OpenVinoCpuBuilder:
     """The `openvino_cpu` engine builder."""
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
-        """See `EngineBuilder.build`."""
         checkpoint, target, dtype = inputs.checkpoint, inputs.target, inputs.dtype
         quantization = read_quantization(checkpoint)
         _require_cpu(target, quantization)

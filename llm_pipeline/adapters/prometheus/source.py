@@ -63,12 +63,11 @@ class PrometheusMetrics:
             raise ConfigError(f"cannot read ca_file: {error}", where=source.ca_file or "") from error
 
     def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
-        """See `ArmMetrics.begin`; requests up to the next scrape belong to the time before."""
+        """Counting begins with the next scrape; requests up to then belong to the time before."""
         start = time.time() - seconds_ago + (0.0 if seconds_ago else self._source.scrape_seconds)
         return MetricsCursor(began=start, until=start)
 
     def window(self, since: MetricsCursor) -> MetricsWindow:
-        """See `ArmMetrics.window`."""
         now = time.time()
         if now < since.until + self._source.scrape_seconds:
             return MetricsWindow(arms={}, cursor=since)

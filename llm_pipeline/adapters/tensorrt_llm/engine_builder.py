@@ -54,7 +54,6 @@ class TensorRtLlmEngineBuilder:
     """The `tensorrt_llm_engine` engine builder."""
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
-        """See `EngineBuilder.build`."""
         target = inputs.target
         _refuse_version(target)
         refuse_illegal_flags(target)

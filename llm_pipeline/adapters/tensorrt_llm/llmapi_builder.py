@@ -50,7 +50,6 @@ class TensorRtLlmLlmApiBuilder:
     """The `tensorrt_llm_llmapi` engine builder."""
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
-        """See `EngineBuilder.build`."""
         _require_inputs(inputs)
         checkpoint = check_checkpoint(inputs.checkpoint, inputs.target)
         arguments = _checked_arguments(inputs, checkpoint)

@@ -52,7 +52,6 @@ class TransformersTorchBuilder:
     """The `transformers_torch` engine builder."""
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
-        """See `EngineBuilder.build`."""
         _require_inputs(inputs)
         target, host = inputs.target, None
         if target.accelerator != "cpu":

@@ -58,7 +58,6 @@ class VllmBuilder:
             raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
-        """See `EngineBuilder.build`."""
         quantization = _require_inputs(inputs)
         host = None if inputs.target.accelerator == "cpu" else require_target_host(inputs.target)
         config = read_json(inputs.checkpoint / "config.json")

@@ -58,7 +58,6 @@ class ExistingControl:
         self._record = slot.state / "existing.json"
 
     def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
-        """See `ServerControl`."""
         with exclusive(self._state):
             if (loaded := self._loaded()) and (server := self._served(loaded)):
                 return self._same_or_refuse(server, candidate)
@@ -70,16 +69,15 @@ class ExistingControl:
                 control.close()
 
     def find(self) -> StagedServer | None:
-        """See `ServerControl`."""
         loaded = self._loaded()
         return self._served(loaded) if loaded else None
 
     def drain(self, seconds: float) -> bool:
-        """See `ServerControl`; where other versions are served, their requests are waited for, too."""
+        """Waits for requests in flight, also for those of other versions that are served."""
         return await_no_requests(self._place.endpoint, seconds)
 
     def stop(self, *, drain_seconds: float = 0) -> None:
-        """See `ServerControl`. A version's requests in flight are answered before it is unloaded."""
+        """Unloads the version, after its requests in flight are answered."""
         if not self._record.is_file():
             return
         with exclusive(self._state):

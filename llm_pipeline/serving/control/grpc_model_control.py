@@ -42,7 +42,6 @@ class GrpcModelControl:
         self._client = InferenceServerClient(endpoint.grpc, **grpc_security(endpoint))
 
     def versions(self, model: str) -> tuple[ModelVersion, ...]:
-        """See `ModelControl`."""
         index = self._call(self._client.get_model_repository_index)
         return tuple(
             ModelVersion(int(entry.version or 0), entry.state, entry.reason)
@@ -51,7 +50,6 @@ class GrpcModelControl:
         )
 
     def config(self, model: str) -> ModelConfigDocument | None:
-        """See `ModelControl`."""
         from google.protobuf.json_format import MessageToDict
 
         try:
@@ -61,15 +59,12 @@ class GrpcModelControl:
         return dict(MessageToDict(found.config, preserving_proto_field_name=True))
 
     def is_ready(self, model: str, version: int) -> bool:
-        """See `ModelControl`."""
         return bool(self._call(self._client.is_model_ready, model, str(version)))
 
     def load(self, model: str, config: ModelConfigDocument | None = None) -> None:
-        """See `ModelControl`."""
         self._call(self._client.load_model, model, config=json.dumps(config) if config else None)
 
     def unload(self, model: str) -> None:
-        """See `ModelControl`."""
         self._call(self._client.unload_model, model)
 
     def close(self) -> None:

@@ -30,7 +30,6 @@ class HttpModelControl:
         self._timeout_seconds = timeout_seconds
 
     def versions(self, model: str) -> tuple[ModelVersion, ...]:
-        """See `ModelControl`."""
         status, body = self._call("POST", "/v2/repository/index", {})
         if status != HTTPStatus.OK:
             raise Transient(f"the server does not tell its models: {_reason(body)}", where=self._url)
@@ -42,21 +41,17 @@ class HttpModelControl:
         )
 
     def config(self, model: str) -> ModelConfigDocument | None:
-        """See `ModelControl`."""
         status, body = self._call("GET", f"/v2/models/{model}/config")
         return dict(json.loads(body)) if status == HTTPStatus.OK else None
 
     def is_ready(self, model: str, version: int) -> bool:
-        """See `ModelControl`."""
         return self._call("GET", f"/v2/models/{model}/versions/{version}/ready")[0] == HTTPStatus.OK
 
     def load(self, model: str, config: ModelConfigDocument | None = None) -> None:
-        """See `ModelControl`."""
         parameters = {"parameters": {"config": json.dumps(config)}} if config else {}
         self._act(model, "load", parameters)
 
     def unload(self, model: str) -> None:
-        """See `ModelControl`."""
         self._act(model, "unload", {})
 
     def close(self) -> None:

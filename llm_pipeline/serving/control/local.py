@@ -11,14 +11,13 @@ from llm_pipeline.serving.triton_server import RunningServer, find_server, start
 
 
 class LocalControl:
-    """See `serving/triton_server`, which the slots of production use as well."""
+    """A Triton of this host, by `serving/triton_server`, which the slots of production use as well."""
 
     def __init__(self, place: LocalServer, slot: StagingSlot) -> None:
         self._place = place
         self._slot = slot
 
     def start(self, candidate: Candidate, *, wait_seconds: float) -> StagedServer:
-        """See `ServerControl`."""
         slot = self._slot
         if slot.triton_home is None or slot.python is None:
             raise ConfigError("a server of this host needs triton_home and an interpreter", where=str(slot.state))
@@ -35,16 +34,13 @@ class LocalControl:
         return _staged(server)
 
     def find(self) -> StagedServer | None:
-        """See `ServerControl`."""
         server = find_server(self._slot.state)
         return _staged(server) if server else None
 
     def drain(self, seconds: float) -> bool:
-        """See `ServerControl`."""
         return await_no_requests(loopback_endpoint(self._place), seconds)
 
     def stop(self, *, drain_seconds: float = 0) -> None:
-        """See `ServerControl`."""
         stop_server(self._slot.state, drain_seconds=drain_seconds)
 
 

@@ -57,13 +57,11 @@ class LocalModelDirectory:
         self._link = link
 
     def versions(self) -> tuple[int, ...]:
-        """See `ModelDirectory`."""
         if not self._path.is_dir():
             return ()
         return tuple(sorted(int(entry.name) for entry in self._path.iterdir() if entry.name.isdecimal()))
 
     def add(self, version: int, source: Path, links: Mapping[str, Path]) -> None:
-        """See `ModelDirectory`."""
         partial = self._path / f".{version}.partial"  # no number: the server does not look at it
         try:
             if not self._path.parent.is_dir():
@@ -84,7 +82,6 @@ class LocalModelDirectory:
             ) from error
 
     def remove(self, version: int) -> None:
-        """See `ModelDirectory`."""
         for name in (str(version), f".{version}.partial"):
             shutil.rmtree(self._path / name, ignore_errors=True)
         with suppress(OSError):  # it holds other versions, or is not there
@@ -113,7 +110,6 @@ class S3ModelDirectory:
         self._prefix = f"{PurePosixPath(prefix) / model}/".removeprefix("./")
 
     def versions(self) -> tuple[int, ...]:
-        """See `ModelDirectory`."""
         with self._translated():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"
@@ -124,7 +120,6 @@ class S3ModelDirectory:
         return tuple(sorted(int(name.rstrip("/")) for name in names if name.rstrip("/").isdecimal()))
 
     def add(self, version: int, source: Path, links: Mapping[str, Path]) -> None:
-        """See `ModelDirectory`."""
         from boto3.s3.transfer import S3Transfer
 
         with self._translated():
@@ -135,7 +130,6 @@ class S3ModelDirectory:
                     transfers.upload_file(str(file), self._bucket, f"{self._prefix}{key}")
 
     def remove(self, version: int) -> None:
-        """See `ModelDirectory`."""
         with self._translated():
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=f"{self._prefix}{version}/"

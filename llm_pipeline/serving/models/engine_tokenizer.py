@@ -40,20 +40,16 @@ class FastCodec:
         self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """See `Codec.encode`."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool) -> str:
-        """See `Codec.decode`."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
 
     def token_id(self, token: str) -> int | None:
-        """See `Codec.token_id`."""
         number: int | None = self._tokenizer.token_to_id(token)
         return number
 
     def size(self) -> int:
-        """See `Codec.size`."""
         return int(self._tokenizer.get_vocab_size())
 
 
@@ -68,20 +64,16 @@ class SlowCodec:
         )
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """See `Codec.encode`."""
         return list(self._tokenizer.encode(text, add_special_tokens=special))
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool) -> str:
-        """See `Codec.decode`."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special))
 
     def token_id(self, token: str) -> int | None:
-        """See `Codec.token_id`."""
         number: int | None = self._tokenizer.convert_tokens_to_ids(token)
         return number
 
     def size(self) -> int:
-        """See `Codec.size`."""
         return len(self._tokenizer)
 
 
