@@ -20,6 +20,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.config.store import StoreConfig
+from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept, using
 from llm_pipeline.quantization.calibration_store import calibration_document
 from llm_pipeline.release.execute import read_stage_record, record_name
 from llm_pipeline.retention.collection import collect_garbage
@@ -278,6 +279,41 @@ def test_work_directories_of_removed_releases_go_and_others_stay(history: Histor
         (jobs / name / "download" / "1").mkdir(parents=True)
     collect(history, days=1)
     assert sorted(path.name for path in jobs.iterdir()) == ["tiny", new]
+
+
+def test_fetched_data_sets_go_once_nobody_has_asked_for_them_in_as_long_as_releases_are_kept(
+    history: History, tmp_path: Path
+):
+    root, hours_ago = tmp_path / "work" / "datasets", (datetime.now(UTC) - timedelta(hours=2)).timestamp()
+    old, oldest, new = root / "org/old" / ("a" * 40), root / "squad" / ("b" * 40), root / "org/new" / ("c" * 40)
+    for path in (old, oldest, new):
+        with using(path):
+            (path / "test.parquet").write_bytes(b"12345")
+    assert "data set" not in {one.what for one in collect(history).going}
+    os.utime(old.with_name(f"{old.name}.lock"), (hours_ago, hours_ago))
+    oldest.with_name(f"{oldest.name}.lock").unlink()  # as it was left before there were locks
+    os.utime(oldest, (hours_ago, hours_ago))
+    for delete in (False, True):
+        report = collect(history, delete=delete)
+        going = {(one.name, one.bytes) for one in report.going if one.what == "data set"}
+        assert going == {(str(old), 5), (str(oldest), 5)}
+        assert old.exists() is oldest.exists() is not delete
+    assert (new / "test.parquet").exists()
+
+
+def test_a_data_set_that_is_asked_for_while_it_was_to_go_stays(tmp_path: Path):
+    path = tmp_path / "org" / "name" / ("a" * 40)
+    with using(path):
+        (path / "test.parquet").touch()
+    (kept,) = kept_data_sets(tmp_path)
+    with using(path):
+        pass
+    assert not remove_kept(kept)
+    (kept,) = kept_data_sets(tmp_path)
+    assert remove_kept(kept)
+    assert list(kept_data_sets(tmp_path)) == []
+    with using(path):
+        assert list(path.iterdir()) == []
 
 
 def test_leftovers_and_runs_of_removed_releases_go(history: History, tmp_path: Path):

@@ -140,7 +140,8 @@ class Retention(ConfigModel):
 
     Attributes:
         keep_releases: The newest releases of each release config.
-        keep_days: Releases that were resolved in the last so many days.
+        keep_days: Releases that were resolved in the last so many days, and data sets that were asked for then (of
+            what this machine has fetched; what releases have read of them is kept with the releases).
         grace_hours: Nothing younger than this is removed, and an artifact only when it has been of no use for so long;
             no stage may take longer from finding an artifact to writing its own result.
         max_deleted_share: A run that finds more than this share of the store's artifacts, or of their bytes, to be of

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.disk_space import Place, require_space
+from llm_pipeline.hub.kept_data_sets import using
 from llm_pipeline.hub.rate_limit import RateLimit
 from llm_pipeline.hub.source import FileBytes
 from llm_pipeline.hub.transfer import Transfer
@@ -43,9 +42,8 @@ class DataSetFiles:
             DiskTooSmall: The files do not fit.
         """
         directory = self.kept / pinned.id / pinned.commit
-        directory.mkdir(parents=True, exist_ok=True)
         transfer = Transfer(self.source, pinned, directory, self.limit)
-        with _only_process(directory):
+        with using(directory):
             missing = sum(file.size - _size(transfer.partial_file(file)) for file in files)
             require_space(Place("work_root", directory, max(0, missing)))
             for file in files:
@@ -57,11 +55,3 @@ class DataSetFiles:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-@contextmanager
-def _only_process(directory: Path) -> Iterator[None]:
-    """Another process that fetches the same data set is waited for, and has fetched it then."""
-    with (directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

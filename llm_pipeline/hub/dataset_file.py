@@ -12,6 +12,7 @@ from llm_pipeline.hub.access import Hub, NotOnTheHub
 from llm_pipeline.hub.data_sets import HubDataSets
 from llm_pipeline.hub.disk_space import Place, require_space
 from llm_pipeline.hub.hub_source import HubSource
+from llm_pipeline.hub.kept_data_sets import using
 from llm_pipeline.hub.transfer import Transfer
 
 log = get_logger(__name__)
@@ -39,15 +40,15 @@ def fetch_dataset_file(hub: Hub, dataset: str, commit: str, path: str, kept: Pat
         DiskTooSmall: The file does not fit.
     """
     directory = kept / dataset / commit
-    directory.mkdir(parents=True, exist_ok=True)
-    pinned = _pin(hub, dataset, commit, path, directory)
-    (file,) = pinned.files
-    transfer = Transfer(HubSource(hub, "dataset"), pinned, directory)
-    partial = transfer.partial_file(file)
-    missing = file.size - (partial.stat().st_size if partial.exists() else 0)
-    require_space(Place("work_root", directory, max(0, missing)))
-    log.info("data set", dataset=dataset, commit=commit, file=path, bytes=file.size, missing_bytes=missing)
-    return transfer.fetch(file), file
+    with using(directory):
+        pinned = _pin(hub, dataset, commit, path, directory)
+        (file,) = pinned.files
+        transfer = Transfer(HubSource(hub, "dataset"), pinned, directory)
+        partial = transfer.partial_file(file)
+        missing = file.size - (partial.stat().st_size if partial.exists() else 0)
+        require_space(Place("work_root", directory, max(0, missing)))
+        log.info("data set", dataset=dataset, commit=commit, file=path, bytes=file.size, missing_bytes=missing)
+        return transfer.fetch(file), file
 
 
 def _pin(hub: Hub, dataset: str, commit: str, path: str, directory: Path) -> PinnedDataSet:

@@ -13,6 +13,7 @@ from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.hub.kept_data_sets import KeptDataSet, remove_kept
 from llm_pipeline.quantization.calibration_store import calibration_document
 from llm_pipeline.release.execute import record_name
 from llm_pipeline.retention.limit import FORCE, TooMuchToRemove, refusal, taken
@@ -161,6 +162,16 @@ class _Collector:
             self._store.delete_document(lease.name)
         for work in plan.work:
             self._remove_work(work)
+        for data_set in plan.data_sets:
+            self._remove_data_set(data_set)
+
+    def _remove_data_set(self, data_set: KeptDataSet) -> None:
+        """A fetched data set, unless somebody asked for it meanwhile."""
+        try:
+            if not remove_kept(data_set):
+                self._skipped.append(f"data set {data_set.path}, which came into use meanwhile")
+        except OSError as error:
+            self._skipped.append(f"data set {data_set.path}, which cannot be removed: {error.strerror}")
 
     def _remove_work(self, work: WorkDirectory) -> None:
         """What cannot be removed, as a container's files of another user, stays and is told."""

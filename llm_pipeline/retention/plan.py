@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Retention
+from llm_pipeline.hub.kept_data_sets import KeptDataSet
 from llm_pipeline.release.claim_state import Claimant
 from llm_pipeline.retention.state import (
     LeaseDocument,
@@ -58,6 +59,7 @@ class RetentionPlan:
     leftovers: tuple[Leftover, ...]
     runs: tuple[str, ...]
     work: tuple[WorkDirectory, ...]
+    data_sets: tuple[KeptDataSet, ...]
     postponed: str = ""
 
 
@@ -108,6 +110,7 @@ class _Planner:
             leftovers=state.leftovers,
             runs=tuple(sorted(name for name, release in (state.runs or {}).items() if release in gone)),
             work=tuple(work for work in state.work if self._work_goes(work, kept)),
+            data_sets=tuple(one for one in state.data_sets if self._now - one.used_at > self._data_sets_stay()),
             postponed=postponed,
         )
 
@@ -186,6 +189,10 @@ class _Planner:
     def _work_goes(self, work: WorkDirectory, kept: Mapping[str, tuple[str, ...]]) -> bool:
         old = self._now - work.changed_at > self._grace
         return is_release_id(work.release_id) and work.release_id not in kept and not work.running and old
+
+    def _data_sets_stay(self) -> timedelta:
+        """As long as a release that nothing else keeps; what a release has read is an artifact of its own."""
+        return max(timedelta(days=self._rules.keep_days), self._grace)
 
 
 def _newest(releases: tuple[ReleaseState, ...], count: int) -> set[str]:

@@ -25,6 +25,7 @@ What = Literal[
     "leftover",
     "run of a removed release",
     "work directory",
+    "data set",
 ]
 _DIGEST = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
 
@@ -127,6 +128,9 @@ def going(plan: RetentionPlan, size_of: SizeOf, now: datetime, rules: Retention)
         yield Going(what="run of a removed release", name=name, fate="removed", why="its release goes")
     for work in plan.work:
         yield Going(what="work directory", name=str(work.path), fate="removed", why="its release is not kept")
+    for data_set in plan.data_sets:
+        why = f"no release has asked for it since {readable_time(data_set.used_at)} UTC"
+        yield Going(what="data set", name=str(data_set.path), fate="removed", why=why, bytes=data_set.bytes)
 
 
 def _artifacts(plan: RetentionPlan, size_of: SizeOf, now: datetime, rules: Retention) -> Iterator[Going]:

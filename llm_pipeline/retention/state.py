@@ -17,6 +17,7 @@ from llm_pipeline.base.directory_listing import list_directories, list_directory
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.hub.kept_data_sets import KeptDataSet, kept_data_sets
 from llm_pipeline.release.claim import read_claims
 from llm_pipeline.release.claim_state import ClaimState
 from llm_pipeline.release.contract import StageResult
@@ -109,6 +110,7 @@ class StoreState:
         places: Targets that the deployment has places for.
         claims: Who holds the claim on each model, and who waits for it.
         runs: Releases by the document that says which one a DAG run works on.
+        data_sets: What this machine has fetched of the hub's data sets.
     """
 
     releases: tuple[ReleaseState, ...] = ()
@@ -122,6 +124,7 @@ class StoreState:
     leftovers: tuple[Leftover, ...] = ()
     runs: Mapping[str, str] | None = None
     work: tuple[WorkDirectory, ...] = ()
+    data_sets: tuple[KeptDataSet, ...] = ()
     places: frozenset[str] = frozenset()
 
 
@@ -152,6 +155,7 @@ def read_state(store: ArtifactStore, deployment: Deployment) -> StoreState:
         leases=tuple(_leases(store)),
         runs=dict(_runs(store)),
         work=tuple(_work_directories(Path(deployment.work_root) / "jobs")),
+        data_sets=tuple(kept_data_sets(Path(deployment.work_root) / "datasets")),
         places=frozenset(deployment.places),
     )
 
