@@ -108,7 +108,7 @@ class Site:
         return record
 
     def await_sent(self, more: int) -> None:
-        goal, deadline = self.traffic()["ok"] + more, time.monotonic() + 20
+        goal, deadline = self.traffic()["ok"] + more, time.monotonic() + 60
         while self.traffic()["ok"] < goal:
             assert time.monotonic() < deadline, (self.root / "users.log").read_text()[-2000:]
             time.sleep(0.1)

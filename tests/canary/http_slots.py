@@ -137,7 +137,7 @@ class HttpSlots:
         command += [str(self.ports[slot].grpc)] if self.grpc else []
         log = self.root / slot / "log"
         detached.start(slot, command, self.record(slot), log=log, environment={**os.environ, **environment})
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)

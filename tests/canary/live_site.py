@@ -68,7 +68,7 @@ class LiveSite(Site):
         return record
 
     def await_answers(self, more: int) -> None:
-        goal, deadline = sum(self.traffic()["answered"].values()) + more, time.monotonic() + 20
+        goal, deadline = sum(self.traffic()["answered"].values()) + more, time.monotonic() + 60
         while sum(self.traffic()["answered"].values()) < goal:
             assert time.monotonic() < deadline, (self.root / "users.log").read_text()[-2000:]
             time.sleep(0.05)

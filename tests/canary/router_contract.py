@@ -59,7 +59,7 @@ def split(green: int, epoch: int = 1, **changes: Any) -> RouteState:
     return RouteState(**{**values, **changes})
 
 
-def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline

@@ -117,7 +117,7 @@ def pieces(site) -> Iterator[None]:
     yield
     loop.call_soon_threadsafe(server.close)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(5)
+    thread.join(60)
     loop.close()
 
 
@@ -132,7 +132,7 @@ def ask(site, names: Sequence[str], headers: Sequence[dict[str, str]] | None = N
                     await answer.read()
 
     asyncio.run(one_by_one())
-    log, deadline = AccessLog(site.router.files.access_log, site.router.slot_of_address), time.monotonic() + 5
+    log, deadline = AccessLog(site.router.files.access_log, site.router.slot_of_address), time.monotonic() + 60
     while len(found := log.read(LogCursor())[0]) < len(names):
         assert time.monotonic() < deadline
         time.sleep(0.05)

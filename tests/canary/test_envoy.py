@@ -29,7 +29,7 @@ def split(percent: float, epoch: int = 1, **changes) -> RouteState:
 
 def shift(site, want: RouteState) -> str:
     revision = site.router.write(want, None)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not site.router.converged(revision):
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -60,7 +60,7 @@ def ask(site, count: int, *, verb="generate", prompt="one", headers=None) -> lis
 def both_up(site, drill=None) -> None:
     site.control.drill = drill
     site.control.replace("green", None)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not site.router.usable("green"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -100,7 +100,7 @@ def test_an_answer_says_which_release_gave_it_also_where_the_other_one_had_faile
     site.control.stop("green")
     assert releases_of(site, 40) == {("blue", "r1")}
     site.router.name_release("blue", "r3")  # at once, without another write of the routes
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while releases_of(site, 1) != {("blue", "r3")}:
         assert time.monotonic() < deadline
     with socket.create_connection(("127.0.0.1", site.place.port)) as user:
@@ -218,7 +218,7 @@ def test_a_router_of_an_earlier_version_gets_the_clusters_that_it_lacks(site) ->
     document = json.loads(clusters.read_text())
     kept = [cluster for cluster in document["resources"] if not cluster["name"].endswith(BACKED_SUFFIX)]
     replace_json(clusters, {**document, "resources": kept})
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while f"{BACKED_SUFFIX}::" in site.router.admin("/clusters"):
         assert time.monotonic() < deadline
         time.sleep(0.02)

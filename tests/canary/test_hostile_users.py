@@ -73,7 +73,7 @@ def port(site: Site) -> Iterator[int]:
 
 
 def await_usable(site: Site) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not site.router.usable("green"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -194,7 +194,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def logged(site: Site, act: Callable[[], object]) -> ObservedRequest:
     """The one request of the act, as the log has it."""
     log = AccessLog(site.router.files.access_log, site.router.slot_of_address)
-    before, deadline = log.end(), time.monotonic() + 20
+    before, deadline = log.end(), time.monotonic() + 60
     act()
     while not (found := [one for one in log.read(before)[0] if not one.in_flight]):
         assert time.monotonic() < deadline

@@ -36,7 +36,7 @@ def end(site, number: signal.Signals) -> None:
     process = detached.load(site.router.files.record)
     assert process is not None
     os.kill(process.pid, number)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while process.alive and not detached.process_is_stopped(process.pid, process.start_ticks):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -134,7 +134,7 @@ def test_starting_it_again_gives_a_running_one_the_configuration_of_this_version
 
 
 def wait_status(site, status: int) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while ask(site.place.port, "POST", "/v2/logging", b"{}").status != status:
         assert time.monotonic() < deadline
         time.sleep(0.02)

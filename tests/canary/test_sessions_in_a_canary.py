@@ -43,7 +43,7 @@ def visitors(site) -> Iterator[None]:
     thread.start()
     yield
     over.set()
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.mark.usefixtures("visitors")

@@ -374,7 +374,7 @@ class KubernetesApi:
             return self._of(job)[0]
 
     def _until(self, true: Any) -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not true():
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -101,9 +101,9 @@ def local_hub(tmp_path: Path) -> Iterator[LocalHub]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     yield LocalHub(root, f"http://127.0.0.1:{port}", faults)
-    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(5)
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(5)
+    thread.join(60)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ class ScriptedServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(5)
+        server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(60)
         scheme = "https" if self._tls else "http"
         self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return self
@@ -56,7 +56,7 @@ class ScriptedServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -148,7 +148,7 @@ class ScriptedServer:
                 await asyncio.sleep(self._stall_seconds)
 
 
-def wait_until(condition: Any, seconds: float = 3.0) -> None:
+def wait_until(condition: Any, seconds: float = 60.0) -> None:
     """Wait for what another thread or process does."""
     deadline = time.monotonic() + seconds
     while not condition():

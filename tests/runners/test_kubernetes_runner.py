@@ -60,7 +60,7 @@ def place(kubernetes_place, tmp_path):
 
 
 def ended(runner, job):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while runner.is_active(job):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -114,7 +114,7 @@ def generate(served: FaultyServer, *requests: GenerationRequest) -> list[Generat
 
 def cancelled(served: FaultyServer, leave: Callable[[], None]) -> float:
     """How many requests ended as cancelled, once all have ended, after a client has left."""
-    before, deadline = metric(served, "llm_requests_total", '"cancelled"'), time.monotonic() + 20
+    before, deadline = metric(served, "llm_requests_total", '"cancelled"'), time.monotonic() + 60
     leave()
     while metric(served, "llm_active_requests") and time.monotonic() < deadline:
         time.sleep(0.05)

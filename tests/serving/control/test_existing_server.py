@@ -70,7 +70,7 @@ def admin(somebodys: Somebodys, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mod
     """What the server's owner does; the server is up, and empty again after the test."""
     monkeypatch.setenv("TEST_TRITON_ADMIN", SECRET)
     control = open_model_control(somebodys.endpoint, timeout_seconds=20)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             control.versions("llm")
