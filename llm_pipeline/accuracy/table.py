@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, TaskSummary
 from llm_pipeline.accuracy.paired import Comparison, Interval, PairedAccuracy
 from llm_pipeline.accuracy.task_metrics import TaskMetric
+from llm_pipeline.base.text_table import aligned
 from llm_pipeline.base.verdict import Evidence, Judgement
 from llm_pipeline.config.policy import AccuracyPolicy
 
@@ -30,8 +31,8 @@ _HEAD = (
 def format_evaluation(summary: EvaluationSummary) -> str:
     """Items, score and how it came about, one line a task, with groups and noise; starts with a line break."""
     rows = [_task_row(task, own, summary.metrics.get(task)) for task, own in summary.tasks.items()]
-    widths = _widths([_TASK_HEAD, *rows])
-    lines = [_line(_TASK_HEAD, widths), _rule(widths), *(_line(row, widths) for row in rows)]
+    head, *below = _aligned(_TASK_HEAD, rows)
+    lines = [head, "-" * len(head), *below]
     for group in summary.groups:
         metric = summary.metrics.get(group.tasks[0])
         score = _mean_score(summary.group_score(group), metric)
@@ -62,8 +63,8 @@ def _mean_score(value: float | None, metric: TaskMetric | None) -> str:
 def format_baseline(judgement: Judgement) -> str:
     """An aligned table of what a baseline was judged by, with a note on each fact; starts with a line break."""
     rows = [_fact_row(fact) for fact in judgement.evidence]
-    widths = _widths([_BASELINE_HEAD, *rows])
-    lines = [_line(_BASELINE_HEAD, widths), _rule(widths), *(_line(row, widths) for row in rows)]
+    head, *below = _aligned(_BASELINE_HEAD, rows)
+    lines = [head, "-" * len(head), *below]
     return "\n" + "\n".join([*lines, *(f"{fact.name}: {fact.detail}" for fact in judgement.evidence)])
 
 
@@ -74,9 +75,9 @@ def format_comparison(comparison: Comparison, policy: AccuracyPolicy) -> str:
         rows.append(_row(task, f"{100 * policy.task_margin:.2f}"))
         rows += [_row(part, "-", indent="  ") for part in task.parts]
     rows.append(_row(comparison.pooled, f"{100 * policy.margin:.2f}"))
-    widths = _widths([_HEAD, *rows])
-    rule = _rule(widths)
-    lines = [_line(_HEAD, widths), rule, *(_line(row, widths) for row in rows[:-1]), rule, _line(rows[-1], widths)]
+    head, *tasks, pooled = _aligned(_HEAD, rows)
+    rule = "-" * len(head)
+    lines = [head, rule, *tasks, rule, pooled]
     note = f"One-sided bounds, {100 * comparison.confidence:.4g} % confidence each, over all looks."
     if any(task.parts for task in comparison.tasks):
         note += " Tasks below their group are information: the group is judged as one."
@@ -123,15 +124,5 @@ def _score(interval: Interval | None, *, bounded: bool) -> str:
     return f"{100 * interval.estimate:.2f} %" if bounded else f"{interval.estimate:.4g}"
 
 
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    first = cells[0].ljust(widths[0])
-    rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-    return "  ".join([first, *rest]).rstrip()
-
-
-def _widths(rows: Sequence[tuple[str, ...]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-
-def _rule(widths: list[int]) -> str:
-    return "-" * (sum(widths) + 2 * (len(widths) - 1))
+def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return aligned([head, *rows], right=range(1, len(head)))

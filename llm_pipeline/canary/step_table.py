@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from llm_pipeline.base.text_table import aligned
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.analysis import AnalysisState, StepState
 from llm_pipeline.canary.evidence import SPLIT_ALPHA, limit_in_words, regression_limit
@@ -77,10 +78,10 @@ def format_step(
         *(_metric_row(metric, state, policy) for metric in state.metrics),
     ]
     lines = [
-        *_aligned([head, *_arm_rows(step, arms)]),
+        *aligned([head, *_arm_rows(step, arms)]),
         _split_line(step, f"{policy.unit}s"),
         "",
-        *_aligned(tests),
+        *aligned(tests),
         *(f"not compared: {what}" for what in state.thresholds.left_out),
         f"{judgement.verdict}: {judgement.summary}",
     ]
@@ -147,8 +148,3 @@ def _pair(first: float | None, second: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return _NOTHING if value is None else f"{value:.0f}"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from llm_pipeline.base.logging import write_readable_lines
+from llm_pipeline.base.text_table import underlined
 
 
 class Console:
@@ -30,9 +31,8 @@ class Console:
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Aligned columns."""
-        widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-        for row in (header, ["-" * width for width in widths], *rows):
-            self._write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        for line in underlined(header, rows):
+            self._write(line)
 
     def follow_logs(self) -> None:
         """Show the package's own log records as steps."""

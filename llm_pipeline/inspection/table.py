@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
+from llm_pipeline.base import text_table
 from llm_pipeline.base.untrusted_text import one_line
 
 _KILO = 1000.0
@@ -20,13 +21,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Coll
         right: Titles of columns with numbers, which are aligned at their right.
     """
     shown = [tuple(map(one_line, row)) for row in (header, *rows)]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
-    lines = []
-    for row in shown:
-        cells = zip(header, row, widths, strict=True)
-        padded = [cell.rjust(width) if title in right else cell.ljust(width) for title, cell, width in cells]
-        lines.append("  ".join(padded).rstrip())
-    return lines
+    return text_table.aligned(shown, right=[column for column, title in enumerate(header) if title in right])
 
 
 def labelled(facts: Sequence[tuple[str, str]]) -> list[str]:

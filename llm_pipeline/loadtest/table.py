@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from llm_pipeline.base.text_table import aligned
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.findings import Table, findings, rates_in_words
@@ -25,12 +26,8 @@ def format_load_test(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> str:
 def _lines(table: Table) -> Iterator[str]:
     """Aligned columns, figures at the right, below a title; long notes go on indented."""
     yield table.title
-    rows = (table.head, *table.rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(table.head))]
-    right = [table.is_number(column) for column in range(len(table.head))]
-    for row in rows:
-        cells = zip(row, widths, right, strict=True)
-        yield "  ".join(cell.rjust(width) if flush else cell.ljust(width) for cell, width, flush in cells).rstrip()
+    numbers = [column for column in range(len(table.head)) if table.is_number(column)]
+    yield from aligned([table.head, *table.rows], right=numbers)
     yield from _wrapped(table.notes)
 
 

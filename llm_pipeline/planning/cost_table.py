@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
+from llm_pipeline.base import text_table
 from llm_pipeline.loadtest.sample_size import SampleSize
 from llm_pipeline.loadtest.stalls import in_words
 from llm_pipeline.planning.evaluation_data import PlannedData
@@ -16,8 +17,7 @@ _GIGABYTE = 1e9
 
 def aligned(rows: Sequence[Sequence[str]], numbers_from: int) -> list[str]:
     """Rows of cells as indented lines; columns from `numbers_from` on are set flush right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  " + "  ".join(_cells(row, widths, numbers_from)).rstrip() for row in rows]
+    return [f"  {line}" for line in text_table.aligned(rows, right=range(numbers_from, len(rows[0])))]
 
 
 def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[str]:
@@ -100,8 +100,3 @@ def _joined(numbers: Iterable[int | None]) -> str:
 
 def _or_unknown(number: int | None) -> str:
     return "?" if number is None else str(number)
-
-
-def _cells(row: Sequence[str], widths: Sequence[int], numbers_from: int) -> Iterator[str]:
-    for column, (text, width) in enumerate(zip(row, widths, strict=True)):
-        yield text.rjust(width) if column >= numbers_from else text.ljust(width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from llm_pipeline.base.text_table import underlined
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.base.verdict import Evidence, Judgement
 from llm_pipeline.release.contract import StageResult
@@ -23,10 +24,7 @@ _LOAD_FIGURES = {
 
 def log_table(judgement: Judgement) -> str:
     """The verdict, its summary and its evidence, as one log record: aligned columns below a first empty line."""
-    rows = [_HEADINGS, *(tuple(map(one_line, _row(fact))) for fact in judgement.evidence)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines = underlined(_HEADINGS, [tuple(map(one_line, _row(fact))) for fact in judgement.evidence])
     return "\n".join(["", f"{judgement.verdict.value}: {one_line(judgement.summary)}", *lines])
 
 
