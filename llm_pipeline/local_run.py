@@ -274,7 +274,7 @@ class LocalRun:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _tell(self, request: StageRequest) -> None:
-        """Tell people what has become of a canary, where somebody wants to be told."""
+        """Send the canary's notifications, if the deployment has any."""
         config = self._deployment.notifications
         step = step_named(request.stage)
         if config.wanted and step is not None and step.effect is Effect.PRODUCTION:
@@ -309,7 +309,7 @@ def _name(instance: Instance) -> str:
 
 
 def ask_on_terminal(question: str) -> bool | None:
-    """Ask whoever sits at the terminal; None when nobody does."""
+    """Ask on the terminal; None if there is none."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     sys.stderr.write(f"{one_line(question)} [y/N] ")

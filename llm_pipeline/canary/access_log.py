@@ -199,7 +199,7 @@ class AccessLog:
         return list(self._requests(lines.splitlines())), cursor
 
     def keep(self) -> None:
-        """What reading does for the file, for times in which nobody reads: it stays small and at its place."""
+        """Rotate and reopen the file while nothing reads it, as reading does otherwise."""
         self._put_aside()
         if not self._file.path.exists():
             self._ask_to_reopen()
@@ -212,7 +212,7 @@ class AccessLog:
         self._ask_to_reopen()
 
     def _ask_to_reopen(self) -> None:
-        """It is asked again at the next read, until it writes to the path."""
+        """Ask the router to reopen its log; repeated at each read until it writes to the path."""
         if self._reopen is None:
             return
         try:

@@ -17,7 +17,7 @@ def disagreements(
     traffic: RouteState | None,
     serves: Mapping[SlotName, str | None],
 ) -> Iterator[str]:
-    """What does not fit together, one sentence each; nothing while a canary is driven or settled.
+    """What record, router and slots disagree on, one sentence each; empty while a canary is driven or settled.
 
     Args:
         pointers: Of the model that holds the place.

@@ -1,4 +1,4 @@
-"""What a person is asked about a canary's step, and the answer: a document in the store, first answer wins.
+"""The question whether a canary step may begin, and its answer: a document in the store; the first answer wins.
 
 A step may begin only after a person approved it, or a canary keeps its weights and waits for a person. Both are one
 question about one step of one run. It may be answered before it is asked (an approval task that runs ahead of the
@@ -72,7 +72,7 @@ def approval_name(release_id: str, target: str, percent: float) -> str:
 
 
 def read_approval(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
-    """The question about a step as it stands; None when nobody asked or answered."""
+    """The question about a step; None if it was neither put nor answered."""
     name = approval_name(release_id, target, percent)
     document = store.read_document(name)
     return understood(StepApproval, document.value, name) if document else None
@@ -90,7 +90,7 @@ def ask(
     deadline_seconds: float,
     anew: bool = False,
 ) -> StepApproval:
-    """Ask, or find the question that was asked or answered before.
+    """Put the question, or return the one that was put or answered before.
 
     An answer of another run, or to another question about the step, does not count: the question is asked anew.
 
@@ -129,7 +129,7 @@ def ask(
 
 
 def time_out(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
-    """Close a question that nobody answered; the one that stands is returned, answered at the last moment or not."""
+    """Close an unanswered question; returns it as it now is, perhaps answered at the last moment."""
     name = approval_name(release_id, target, percent)
     document = store.read_document(name)
     known = understood(StepApproval, document.value, name) if document else None

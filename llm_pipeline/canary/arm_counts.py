@@ -34,7 +34,7 @@ class ArmCounts(Frozen):
 
 
 class ArmEvents(Frozen):
-    """One arm's units of which a metric can be told, and how many of them have an event at each of its limits."""
+    """One version's units that have a value of a metric, and how many of them are beyond each of its limits."""
 
     units: int
     events: tuple[int, ...]

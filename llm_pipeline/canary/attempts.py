@@ -63,7 +63,7 @@ def outcome_of(record: CanaryRecord) -> PastAttempt:
 
 
 def is_over(record: CanaryRecord, plan: CanaryPlan, traffic: Callable[[], RouteState]) -> bool:
-    """Whether a canary is an earlier run's and has come to its end, so that this run may try again.
+    """Whether a canary belongs to an earlier run and has ended, so that this run may start a new one.
 
     A promotion whose traffic is in force and whose pointers nobody has moved yet is not over: its run ended between
     promotion and settlement, and this one settles it.

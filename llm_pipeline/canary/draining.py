@@ -1,4 +1,4 @@
-"""Letting a server's requests end before it is stopped: long generations take minutes, and nobody waits for ever."""
+"""Waits for a server's requests to end before it is stopped: long generations take minutes, so there is a limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOLD_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Retired:
-    """What became of a server that was to be stopped.
+    """What happened to a server that was to be stopped.
 
     Attributes:
         stopped: False when the slot serves something else by now, which was left alone.
@@ -59,7 +59,7 @@ def retire(
 
 
 def _drain(router: TrafficRouter | None, slots: SlotControl, slot: SlotName, limit: DrainLimit) -> int | None:
-    """Wait until nothing is in flight; what still is when the limit is reached, None when nobody can tell."""
+    """Wait until no request is in flight; returns how many still are at the limit, None if that is unknown."""
     began = told = time.monotonic()
     while (left := _in_flight(router, slots, slot)) != 0 and slots.alive(slot):
         now = time.monotonic()

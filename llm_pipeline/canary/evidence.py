@@ -58,7 +58,7 @@ def guard(step: StepState, policy: CanaryPolicy) -> Evidence | None:
 
 
 def split_ratio(step: StepState) -> Evidence:
-    """Whether the router split the traffic as it was told (sample ratio)."""
+    """Whether the router split the traffic as intended (test of the sample ratio)."""
     split = step.split
     if split.rejects(SPLIT_ALPHA):
         verdict, detail = Verdict.ANOMALOUS, "the router, a label or session stickiness is wrong"

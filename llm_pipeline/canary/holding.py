@@ -76,7 +76,7 @@ class Holding(Transitions):
         return findings.fails_unrecorded(f"{record.share_percent:g} %", fact) if fact is not None else None
 
     def _save_later(self, record: CanaryRecord, **changes: object) -> CanaryRecord:
-        """Save what the router has confirmed; a store that takes nothing gets it with the next record that it takes."""
+        """Save what the router has confirmed; if the store accepts no writes, the next accepted record has it."""
         try:
             return self._save(record, **changes)
         except Transient as error:

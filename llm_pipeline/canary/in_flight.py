@@ -1,4 +1,4 @@
-"""Requests in flight: each counts when it has started, and its time is judged while it grows.
+"""Requests in flight: each counts from its start, and is judged by its age while it lasts.
 
 A log of requests that ended knows nothing of one that hangs. The router notes those in flight once a second, so a
 request may be seen several times; it counts once, at its first sight, and each of its times is judged once: when it

@@ -144,7 +144,7 @@ def accepted(percent: float, by: str, requests: int) -> Judgement:
 
 
 def undecided_and_clean(step: StepState) -> Judgement | None:
-    """What lets an undecided step pass where the policy says so; None while anything speaks against the candidate.
+    """The judgement that advances an undecided step if the policy allows it; None if any evidence is against it.
 
     The candidate must have answered, and failed no larger a share of its requests than stable did of its own. A stable
     that fails itself excuses nobody, and what is not seen any more is not clean.
@@ -170,20 +170,20 @@ def superseded(by_release: str) -> Judgement:
 
 
 def unwatched(why: str, percent: float) -> Judgement:
-    """The guard found a canary that nobody drives."""
+    """The judgement of a canary that the guard found without a controller."""
     fact = _fact("controller", Verdict.INCONCLUSIVE, percent, samples=0, detail=why)
     return judge(f"rolled back by the guard at {percent:g} %: {why}", [fact])
 
 
 def taken_back(phase: str, percent: float) -> Judgement:
-    """Somebody asked for a rollback before the canary had come to its end; never a GO, whatever had passed."""
+    """The judgement of a canary that was rolled back on request before it ended; never GO."""
     detail = f"rolled back on request while {phase} at {percent:g} %: the candidate's judgement was not finished"
     fact = _fact("canary", Verdict.INCONCLUSIVE, percent, samples=0, detail=detail)
     return judge(f"rolled back on request at {percent:g} %", [fact])
 
 
 def changed_from_outside(found: RouteState, known: Sequence[RouteState]) -> Judgement | None:
-    """Somebody else moved the traffic; None when the router is in one of the states that we know.
+    """The judgement if somebody else changed the router; None if the router is in a known state.
 
     Args:
         found: What the router does.

@@ -1,4 +1,4 @@
-"""Rare kinds of requests, told by what is known before the answer: a fault of one of them is lost among all others.
+"""Rare kinds of requests, by what is known before the answer: their faults would be lost among all others.
 
 A candidate that fails a tenth of the 2 % of its requests that are streamed fails 0.2 % of them all. So each kind that
 is half of stable's requests at most, and of which there are enough, has tests of errors and of the time to the last

@@ -207,7 +207,7 @@ def _latencies(request: ObservedRequest, *, first_token: bool, end_to_end: bool)
 
 
 def client_of(request: ObservedRequest) -> str | None:
-    """Who asked, as far as the router tells: the address behind all its sessions, or else the session."""
+    """The client of a request, as far as the router knows it: its address, or else its session."""
     return request.client or request.session
 
 

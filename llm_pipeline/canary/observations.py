@@ -264,7 +264,7 @@ def _request(
 
 
 def _ending(entry: Mapping[str, Any]) -> Literal["answered", "failed", "refused", "abandoned"]:
-    """How a request ended; who asked what nobody answers was refused, and gRPC says so with a status of its own."""
+    """How a request ended; one for something not offered was refused, which gRPC reports by a status of its own."""
     code, status = _count(entry["code"]) or 0, entry.get("grpc_status")
     flags = set(str(entry.get("flags") or "-").split(",")) - {"-"}
     if flags & _CANCELLED_FLAGS:

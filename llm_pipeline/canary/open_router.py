@@ -35,7 +35,7 @@ class LogsRequests(Protocol):
 def open_router(
     place: RouterPlace, slots: Mapping[SlotName, ServerPorts], state: Path, *, initial: RouteState
 ) -> TrafficRouter:
-    """The router, started or told its first routes where that is ours to do.
+    """Open the router; one of this package is started, or given its first routes.
 
     Args:
         place: What the router is, and where.

@@ -1,4 +1,4 @@
-"""Whether a canary that nobody drives has waited for too long."""
+"""Whether a canary without a controller has waited too long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llm_pipeline.canary.record import CanaryRecord, Phase
 def overdue(
     record: CanaryRecord, approval: StepApproval | None, *, silent_seconds: float, now: float
 ) -> tuple[bool, str]:
-    """Whether an unfinished canary that nobody drives must be rolled back, and why, or why not.
+    """Whether an unfinished canary without a controller must be rolled back, and why, or why not.
 
     Args:
         record: The canary.

@@ -210,7 +210,7 @@ class CanaryRecord(BaseModel):
 
     @property
     def share_percent(self) -> float:
-        """The candidate's share of the traffic by what the router was told last, in percent."""
+        """The candidate's intended share of the traffic, in percent."""
         told = self.intended or self.applied
         return told.weights.get(self.candidate, 0) / 100 if told else 0.0
 

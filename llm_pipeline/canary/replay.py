@@ -1,4 +1,4 @@
-"""Traffic of a canary's own where users send too little to judge by: prompts of the workload, asked at the users' port.
+"""Replayed traffic where users send too little to judge by: prompts of the workload, sent to the users' port.
 
 They are split between the arms like users' requests and judged with them; how many they were is told with the verdict.
 They stop while users send as much themselves.
@@ -27,7 +27,7 @@ _USERS_LOOK_SECONDS = 2.0
 
 
 class Replay:
-    """Asks while its `with` block runs.
+    """Sends prompts while its `with` block runs.
 
     Args:
         url: The users' port.
@@ -93,7 +93,7 @@ class Replay:
         await client.stream(GenerationRequest(prompt, self._maximum_tokens, allow_empty=True))
 
     async def _watch_users(self) -> None:
-        """Whether users send less than is asked for.
+        """Whether users send fewer requests than the policy wants.
 
         Where a server fails, one request is several attempts, which look like users for one look; the next one, without
         requests of ours, knows better.

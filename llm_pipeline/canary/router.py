@@ -30,7 +30,7 @@ class RouterUnavailable(Transient):
 
 
 class Mirror(BaseModel):
-    """A slot that gets copies of the users' requests; nobody waits for its answers, and nobody sees them.
+    """A slot that gets copies of the users' requests; its answers are discarded.
 
     Attributes:
         slot: The slot; no user's request goes there.
@@ -44,7 +44,7 @@ class Mirror(BaseModel):
 
 
 class RouteState(BaseModel):
-    """What the router is asked to do.
+    """The state that a router is to have.
 
     Attributes:
         weights: Basis points by slot; they sum to 10 000.
@@ -135,7 +135,7 @@ class TrafficRouter(Protocol):
         """
 
     def read(self) -> tuple[RouteState, str]:
-        """The state that the router was last told, and its revision.
+        """The state that was last written to the router, and its revision.
 
         Raises:
             RouterUnavailable: It cannot be read.
@@ -201,7 +201,7 @@ class CountsAttempts(Protocol):
 
 @runtime_checkable
 class TellsCondition(Protocol):
-    """A router that can be asked how it is."""
+    """A router that knows its own condition."""
 
     def condition(self) -> RouterCondition:
         """Whether it runs and answers."""

@@ -1,4 +1,4 @@
-"""The candidate's answers beside stable's, before it has a single user: the same prompts, asked of both directly.
+"""Compares the candidate's answers with stable's before its first user: the same prompts are sent to both.
 
 A router throws the answers to mirrored requests away, so mirroring warms a candidate up and tells its speed, and says
 nothing of what it answers. Here both arms are asked at a low, bounded rate, past the router.
@@ -77,7 +77,7 @@ def shadow_compare(
     *,
     keep_going: Callable[[], None] = lambda: None,
 ) -> tuple[Evidence, ...]:
-    """Ask both arms and compare.
+    """Send the prompts to both versions and compare the answers.
 
     It takes about `prompts / requests_per_second` seconds, and `timeout_seconds` longer at most: prompts that a slow
     arm leaves no time for are not asked.

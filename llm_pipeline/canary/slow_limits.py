@@ -142,7 +142,7 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
 
 
 def _told_apart(requests: Sequence[ObservedRequest]) -> bool:
-    """Whether requests are known to be of several clients, none of whom sends most of them (as a gateway does)."""
+    """Whether requests come from several known clients, none of which sends most of them (as a gateway would)."""
     clients = Counter(map(client_of, requests))
     known = len(requests) - clients.pop(None, 0)
     groups = {group_of(client) for client in clients}

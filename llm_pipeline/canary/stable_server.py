@@ -23,7 +23,7 @@ class NoWayBack(Transient):
 def have_answering(
     slots: SlotControl, slot: SlotName, repository: ArtifactRef | None, token: FencingToken, *, seconds: float
 ) -> bool:
-    """Have a slot's server answer a generation: one that has ended is started, one that hangs is started anew.
+    """Have a slot's server answer a generation: one that has ended is started, one that hangs is restarted.
 
     A server that is running but gives no answer is left alone if the other slot gives none either: the host may be
     busy, and ending its production would make that worse.

@@ -1,4 +1,4 @@
-"""Who answers where production does not, and nobody else would.
+"""The standby: the slot that answers if production's server does not.
 
 That is the version that served before it, for as long as that one is kept warm; and from the moment that a candidate
 has taken its slot and answers, the candidate: it has passed every gate before the canary. What was taken back or
@@ -40,7 +40,7 @@ def is_standby(record: CanaryRecord, router: TrafficRouter | None) -> bool:
 
 
 def stand_down(router: TrafficRouter, patience: Patience, *, owner: str, epoch: int) -> None:
-    """Have nobody stand by: what serves in that slot is about to end.
+    """Remove the standby from the routes: the server in that slot is about to end.
 
     Raises:
         RouterUnavailable: The routes cannot be written, or the router does not act on them.

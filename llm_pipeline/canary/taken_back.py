@@ -17,7 +17,7 @@ RECORDED_WITHIN_SECONDS = 10.0
 def taken_back_judgement(
     store: ArtifactStore, release_id: str, target: str, *, wait_seconds: float = RECORDED_WITHIN_SECONDS
 ) -> Judgement | None:
-    """The judgement of a canary that somebody else ended, with who and when; None where nobody did.
+    """The judgement of a canary that somebody else ended, with who and when; None if nobody did.
 
     Args:
         store: Where the canary's record is.

@@ -104,7 +104,7 @@ class Transitions:
         return self._save(record, phase=Phase.PROMOTED, judgement=judgement, passed_percent=100.0, pause=None)
 
     def _drift(self, record: CanaryRecord, current: RouteState) -> Judgement | None:
-        """Why the router is in a state that nobody of ours asked for; None when it is not.
+        """Why the router is in a state that none of our processes wrote; None if it is not.
 
         Raises:
             Fenced: A newer owner wrote it.
@@ -138,7 +138,7 @@ class Transitions:
         return self._save(marked, phase=Phase.PAUSED, pause=pause)
 
     def _condemn(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
-        """Decide to go back.
+        """Decide to roll back.
 
         Raises:
             Transient: The store takes nothing; all traffic is on stable, if that answers.

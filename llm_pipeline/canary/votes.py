@@ -53,7 +53,7 @@ class Voters(Frozen):
 
 
 def vote_of(request: ObservedRequest, *, on_trial: bool) -> Vote | None:
-    """A request's vote; None of one that has not ended, whose user left, or of which nobody knows whose it is."""
+    """A request's vote; None if it has not ended, its user left, or its user is unknown."""
     voter = request.session or request.client
     if voter is None or request.in_flight or request.cancelled:
         return None

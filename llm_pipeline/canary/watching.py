@@ -96,7 +96,7 @@ class Watching(Holding):
         return self._pause(record, down, PauseReason.NO_SOURCE)
 
     def _decide(self, record: CanaryRecord) -> Decision:
-        """What the step's data say; a final decision is told in numbers, and the log gets the whole table."""
+        """Decide the step by its data; a final decision is logged with the whole table."""
         tests, seconds = tests_of(record), record.watched_seconds
         decision = decide(tests, self._policy, seconds)
         if not self._slots.alive(record.candidate):

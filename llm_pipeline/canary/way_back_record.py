@@ -11,7 +11,7 @@ from llm_pipeline.store.model_documents import ModelDocument
 
 
 class WayBack(Frozen):
-    """From one release back to another. Whoever finds one that is not done carries it out to its end.
+    """A rollback from one release to another. Any process that finds an unfinished one completes it.
 
     Attributes:
         left: The release that is gone back from: it was on trial, or served.

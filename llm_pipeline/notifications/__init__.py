@@ -1,4 +1,4 @@
-"""Telling people what happens to a canary, by a Slack-compatible webhook and by e-mail.
+"""Notifications about canaries, by a Slack-compatible webhook and by e-mail.
 
     channels = channels_here(deployment.notifications)
     notify(store, deployment.notifications, channels, release_id, target)

@@ -1,4 +1,4 @@
-"""A channel takes a message to people; what goes wrong there is worth another try, or it is not."""
+"""The port of a notification channel, and its errors: those to try again, and those not to."""
 
 from __future__ import annotations
 

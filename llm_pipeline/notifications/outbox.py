@@ -50,7 +50,7 @@ class DeliveryState(Frozen):
 
 
 def notify(store: ArtifactStore, config: Notifications, secrets: Secrets, release_id: str, target: str) -> int:
-    """Tell what was not told yet of a canary; how many messages were taken. Never fails: the log says what went wrong.
+    """Send a canary's new notifications; returns how many were accepted. Never raises: errors are logged.
 
     Args:
         store: Where the canary's record is.
@@ -71,7 +71,7 @@ def notify(store: ArtifactStore, config: Notifications, secrets: Secrets, releas
 def notify_of_targets(
     store: ArtifactStore, deployment: Deployment, secrets: Secrets, targets: Iterable[str] | None = None
 ) -> int:
-    """Tell what was not told yet of the canary that each target had last; see `notify`.
+    """Send new notifications about the latest canary of each target; see `notify`.
 
     Args:
         store: The deployment's.
@@ -97,7 +97,7 @@ def _log_untold(error: Exception, event: str, release_id: str = "-") -> None:
 
 
 class _Outbox:
-    """One channel and what it was told of one canary."""
+    """One channel, and what it has been sent about one canary."""
 
     def __init__(self, store: ArtifactStore, channel: Channel, release_id: str, target: str) -> None:
         self._store = store

@@ -16,7 +16,7 @@ _MAY_PASS = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 @dataclass(frozen=True)
 class Webhook:
-    """Posts messages to a URL that is a secret: no error, log or repr of ours shows any part of it."""
+    """Posts messages to a secret URL: no error, log or repr shows any part of it."""
 
     url: str = field(repr=False)
     name: str = "webhook"

@@ -1,4 +1,4 @@
-"""The acts on production, one function each, whoever asks.
+"""The acts on production: one function each, for every caller.
 
 | act | function | asked for by |
 |---|---|---|

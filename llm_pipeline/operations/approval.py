@@ -69,7 +69,7 @@ def answer(
 
 
 def _question(known: StepApproval | None, record: CanaryRecord | None, percent: float, run: str) -> StepApproval | None:
-    """The question that an answer is to; one that nobody asked yet when it comes ahead."""
+    """The question that an answer is for; a new one if the answer comes before the question."""
     runs = {run} if run else set()
     if record is not None and (not run or not record.settled or run in runs_of(record)):
         runs |= runs_of(record)

@@ -246,7 +246,7 @@ def _production(deployment: Deployment) -> Iterator[Check]:
 
 
 def _guards(deployment: Deployment) -> Iterator[Check]:
-    """Whether somebody rolls back canaries that nobody watches."""
+    """Whether a guard runs that rolls back canaries without a controller."""
     if deployment.guard.schedule is None:
         return
     try:

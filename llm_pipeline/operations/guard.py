@@ -1,4 +1,4 @@
-"""The dead-man switch: no canary keeps traffic that nobody watches. One pass looks at every target of a deployment.
+"""The watchdog: a canary without a controller loses its traffic. One pass checks every target of a deployment.
 
 A canary whose controller was not heard of, one that waited for a person for too long, and one that a person denied
 are rolled back; a way back that was begun is carried out. A router or a production server that has ended is started.

@@ -72,7 +72,7 @@ class GuardAction:
 
 
 def failed(target: str, about: str, error: Exception) -> GuardAction:
-    """What went wrong, as an action; a traceback is logged if nobody expected it."""
+    """An error as an action; the traceback of an unexpected one is logged."""
     if is_unexpected(error):
         log.error("the guard failed", gpu_target=target, exc_info=error)
     return GuardAction(target, about, "failed", str(as_pipeline_error(error)))
@@ -80,7 +80,7 @@ def failed(target: str, about: str, error: Exception) -> GuardAction:
 
 @dataclass(frozen=True)
 class GuardedSite:
-    """One target as the guard has it.
+    """One target, with what the guard needs of it.
 
     Attributes:
         router: None where none ever ran on this host.
@@ -95,7 +95,7 @@ class GuardedSite:
     watch_seconds: float = LEASE_SECONDS
 
     def guard(self, now: HostTime, models: Sequence[str]) -> list[GuardAction]:
-        """Guard the target's canary, then what serves and is kept warm of each model there; what fails is told."""
+        """Guard the target's canary, then what serves and is kept warm of each model there; failures are reported."""
         actions = self._attempt(self._release_on_trial(), lambda: self.guard_canary(now))
         actions += self._attempt("-", self._revive)
         actions += self._attempt("-", self._keep_log)
@@ -124,7 +124,7 @@ class GuardedSite:
             return "-"
 
     def guard_canary(self, now: HostTime) -> list[GuardAction]:
-        """Roll the target's canary back, if nobody drives it and it may not wait any longer.
+        """Roll the target's canary back if it has no controller and may not wait any longer.
 
         Raises:
             PipelineError: It could not be rolled back; the next pass tries again.
@@ -150,7 +150,7 @@ class GuardedSite:
         return self._end(record, why)
 
     def _end(self, record: CanaryRecord, why: str) -> list[GuardAction]:
-        """Take the lease, look again, and roll back; a store that takes nothing keeps no traffic on the candidate."""
+        """Take the lease, look again and roll back; traffic leaves the candidate also if the store is full."""
         _end_frozen_owner(_read_lease(self.store, self.target))
         journal = CanaryJournal(self.store, record.release_id, self.target)
         try:
@@ -193,7 +193,7 @@ class GuardedSite:
             return False
 
     def _fails_in_a_row(self, record: CanaryRecord, now: float) -> bool:
-        """The immediate guard of a canary that nobody looks at; a router that keeps no log has none."""
+        """Whether the candidate's last requests all failed; False for a router without a log of requests."""
         if self.router is None:
             return False
         try:
@@ -244,7 +244,7 @@ class GuardedSite:
         return [GuardAction(self.target, "-", "started", done)] if done else []
 
     def _keep_log(self) -> list[GuardAction]:
-        """Between canaries nobody reads the router's log, and it grows all the same."""
+        """Rotate the router's log: between canaries nothing else reads it, and it keeps growing."""
         if self.router is not None:
             with contextlib.suppress(Unsupported):
                 access_log_of(self.router).keep()
@@ -254,7 +254,7 @@ class GuardedSite:
         return ServedPlace(self.store, model_id, self.target, lambda: self.router, self.slots, self.patience)
 
     def _carry_on(self, model_id: str) -> list[GuardAction]:
-        """A way back whose process has ended, or that the store was not told of; none of a model without the place."""
+        """Complete a rollback whose process has ended, or that was not recorded, of the model that holds the place."""
         try:
             refuse_stranger(self.store, self.target, model_id)
         except PlaceTaken:

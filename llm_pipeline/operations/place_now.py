@@ -42,7 +42,7 @@ class ServedPlace:
 
 
 def on_trial(place: ServedPlace, pointers: Pointers) -> CanaryRecord | None:
-    """The canary that has not ended, or ended in a promotion that nobody has settled.
+    """The canary that has not ended, or whose promotion is not settled yet.
 
     Raises:
         ConfigError: It is another model's.

@@ -9,7 +9,7 @@ from llm_pipeline.store.places import hand_over
 
 
 def replace(store: ArtifactStore, places: Iterable[str], model_id: str, *, by: str) -> None:
-    """Let a model take places over: its next release that is promoted there replaces what serves.
+    """Hand places over to a model: its next release that is promoted there replaces what serves.
 
     Nothing that serves changes before that. Asked twice, it is done once.
 

@@ -1,4 +1,4 @@
-"""Rolling back: one operation, whoever asks, that leaves a release and brings back the one that served before it.
+"""The rollback: one operation for every caller, from a release to the one that served before it.
 
 | what the release is | what happens |
 |---|---|
@@ -88,7 +88,7 @@ def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> Pointers:
 
 
 def carry_on(place: ServedPlace) -> WayBack | None:
-    """Carry out a way back that nobody carries out any more; what it was, None when there is none, or somebody does.
+    """Complete a rollback whose process has ended; returns it, or None if there is none or its process still runs.
 
     Raises:
         PipelineError: It cannot be done now; the same call is safe again.
@@ -222,7 +222,7 @@ class _RollBack:
         log.info("production rolled back", release=back.release_id, slot=slot)
 
     def _clear_up(self, production: Pointer, found: WayBack) -> None:
-        """The pointers have moved: what is left is to have the traffic there and to stop the server that was left."""
+        """After the pointers have moved: move the traffic and stop the server of the release that was left."""
         router = self._place.router
         if router is None or found.repository is None:
             return

@@ -1,4 +1,4 @@
-"""Rolling back while the store accepts no writes: users are moved now, and whoever comes next records it.
+"""Rollback while the store accepts no writes: users are moved now, and the guard or the next rollback records it.
 
 What is gone back to is what the documents say, as long as they can be read. The router keeps the note, as its owner:
 the guard finds it there, and so does whoever asks again. Nothing is stopped that nobody wrote down. Without documents
@@ -27,7 +27,7 @@ _ASK_AGAIN = "make room in the store and run it again: that finishes it"
 
 
 def leave_unrecorded(place: ServedPlace, leaving: str, refused: Transient) -> NoReturn:
-    """Move users away from a release, as `way_back.roll_back` would, and say what is left to be done.
+    """Move users away from a release, as `rollback.roll_back` would, and say what remains to be done.
 
     Args:
         place: Where.
@@ -91,7 +91,7 @@ def _to_previous(place: ServedPlace, production: Pointer, previous: Pointer) -> 
 
 
 def is_left_unrecorded(router: TrafficRouter | None, production: Pointer) -> bool:
-    """Whether users have left this production, and nobody could write that down."""
+    """Whether users were moved away from this production without a record of it."""
     if router is None:
         return False
     return router.read()[0].owner == f"{LEFT_UNRECORDED}{production.release_id}"

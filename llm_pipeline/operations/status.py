@@ -145,7 +145,7 @@ class _Look:
             yield found.model_copy(update={"condition": "answers"}) if running.ready else found
 
     def _found(self, slot: str, ports: ServerPorts, names: Mapping[str, str], *, ended: bool) -> ServerStatus:
-        """A server by its process; whether it answers is asked by those who want to know."""
+        """A server by its process record, without asking whether it answers."""
         running = find_server(self._root / self._place / slot)
         address = f"http://{LOOPBACK}:{ports.http}"
         if running is None:
@@ -209,7 +209,7 @@ def is_stopped(servers: Mapping[SlotName, ServerStatus], router: RouterStatus) -
 
 
 def not_running(pointers: Pointers, servers: Mapping[SlotName, ServerStatus], router: RouterStatus) -> Iterator[str]:
-    """What should run for the users and does not, one sentence each; a missing server of production is told before."""
+    """What should run for the users and does not, one sentence each; production's own server is reported elsewhere."""
     if pointers.production is None:
         return
     if router.condition != "runs":

@@ -1,4 +1,4 @@
-"""Ending all that releases left serving at a place of this host, so that nobody has to look for process ids.
+"""Ends everything that releases left serving at a place of this host, so that nobody has to look for process ids.
 
 That is production, a release on trial that nobody drives any more, what is staged, and stages whose run has ended. A
 release that is on its way keeps its staging server and its stages: whoever runs it ends them.
@@ -42,7 +42,7 @@ def what_is_left(store: ArtifactStore, deployment: Deployment, place: str) -> It
 def stop_all(
     store: ArtifactStore, deployment: Deployment, place: str, *, drain_seconds: float = DRAIN_SECONDS
 ) -> Sequence[str]:
-    """End what was left at a place: stages first, for one may drive a canary; production stops last.
+    """End what was left at a place: stages first, because one may drive a canary, and production last.
 
     Asked twice, it is done once. The pointers stay, and `start_production` brings production back.
 

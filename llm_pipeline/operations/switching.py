@@ -181,7 +181,7 @@ def _refuse_on_trial(store: ArtifactStore, place: str) -> None:
 
 
 def _close(router: TrafficRouter | None, drain_seconds: float) -> Iterator[str]:
-    """Have a router of ours take no new connections, let its requests end, and stop it; others are left alone."""
+    """Stop a router of this package after its requests have ended; others are left alone."""
     if not isinstance(router, StartedRouter):
         return
     running = router.runs

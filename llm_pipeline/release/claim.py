@@ -112,7 +112,7 @@ class ReleaseClaim:
         self._renew(parked=True)
 
     def taken_by_another(self) -> Claimant | None:
-        """Who else holds the claim now; None when nobody does or we do."""
+        """The other release that holds the claim now; None if nobody or this one holds it."""
         holder = read_claim(self._store, self._model_id).holder
         return None if holder is None or holder.party == self._party else holder
 

@@ -1,4 +1,4 @@
-"""Retention: what a store keeps, and how the rest goes without anybody losing what they use.
+"""Retention: what a store keeps, and how the rest is removed safely.
 
 A **root** is a pointer (production and previous, of every model and target) or a release that is kept: it is on its
 way, among the newest of its config, or young. A kept release keeps its record, its results, their artifacts and its

@@ -35,7 +35,7 @@ log = get_logger(__name__)
 def collect_garbage(
     deployment: Deployment, *, delete: bool, force: bool = False, now: datetime | None = None
 ) -> RetentionReport:
-    """Find what nobody needs any more, and remove it if asked to.
+    """Find what nobody needs any more, and remove it if requested.
 
     Args:
         deployment: Whose store, whose rules, and whose work directories on this machine.
@@ -174,7 +174,7 @@ class _Collector:
             self._skipped.append(f"data set {data_set.path}, which cannot be removed: {error.strerror}")
 
     def _remove_work(self, work: WorkDirectory) -> None:
-        """What cannot be removed, as a container's files of another user, stays and is told."""
+        """Remove work directories; what cannot be removed, such as a container's files of another user, is reported."""
         try:
             shutil.rmtree(work.path)
         except FileNotFoundError:
@@ -190,7 +190,7 @@ def _report(
     sizes: Mapping[ArtifactRef, int | None],
     now: datetime,
 ) -> RetentionReport:
-    """What a plan does, told as a dry run."""
+    """The report of a plan as a dry run."""
     found = tuple(going(plan, sizes.get, now, deployment.retention))
     total = {fate: sum(one.bytes or 0 for one in found if one.fate == fate) for fate in ("removed", "condemned")}
     return RetentionReport(

@@ -166,7 +166,7 @@ def is_release_id(text: str) -> bool:
 
 
 def _records(store: ArtifactStore) -> Iterator[RecordState]:
-    """Those whose conclusion can be understood; nobody can reuse what another one names."""
+    """Stage records with a readable result; others cannot be reused by any stage."""
     for name, document in _documents(store, "stages"):
         lease = lease_of(document, name)
         try:
@@ -284,7 +284,7 @@ def _read(store: ArtifactStore, names: Sequence[str]) -> list[tuple[str, Documen
 
 
 def _work_directories(jobs: Path) -> Iterator[WorkDirectory]:
-    """A job runs if its process does, or any process was told a path in its directory: not all jobs have a record."""
+    """Jobs in progress: their process runs, or one has a path in their directory as argument; not all have a record."""
     in_use = detached.arguments_in_use()
     for path in list_directories(jobs):
         attempts = [attempt for stage in list_directories(path) for attempt in list_directories(stage)]

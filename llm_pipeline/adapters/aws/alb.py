@@ -52,7 +52,7 @@ _NEEDED = (
 
 @dataclass(frozen=True)
 class _Claim:
-    """A tag of ours: who moves traffic with which epoch.
+    """The tag that says who moves traffic, and with which epoch.
 
     Attributes:
         epoch: In the tag's name.
@@ -68,7 +68,7 @@ class _Claim:
 
     @classmethod
     def of(cls, tag: Mapping[str, str]) -> _Claim | None:
-        """What a tag says; None if it is none of ours."""
+        """The claim in a tag; None if this package did not write it."""
         epoch, parts = tag["Key"].removeprefix(_TAG), tag["Value"].split(":", 2)
         if not tag["Key"].startswith(_TAG) or not epoch.isdecimal() or len(parts) != 3:  # noqa: PLR2004
             return None
@@ -104,7 +104,7 @@ class AlbRouter:
     """The `TrafficRouter` port on one rule of an Application Load Balancer."""
 
     def __init__(self, place: AwsAlbPlace, *, reread_seconds: float = 0.5) -> None:
-        """The client is made here; nothing is asked yet.
+        """Creates the client without sending a request.
 
         Args:
             place: The rule and the target groups.
@@ -250,7 +250,7 @@ class AlbRouter:
 
     @contextmanager
     def _errors(self, operation: str) -> Iterator[None]:
-        """Errors of boto3 in the port's words; whatever might pass is worth another try, rollbacks above all."""
+        """Turns errors of boto3 into the port's; all that may pass are Transient, so that a rollback tries again."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

@@ -37,7 +37,7 @@ class CloudWatchMetrics:
     """The `ArmMetrics` port on CloudWatch."""
 
     def __init__(self, source: CloudWatchSource, place: AwsAlbPlace) -> None:
-        """The client is made here; nothing is asked yet.
+        """Creates the client without sending a request.
 
         Args:
             source: How much is expected of the data.

@@ -185,7 +185,7 @@ class EnvoyRouter:
                 raise RouterUnavailable(f"cannot write the routes: {error}", where=self._where) from error
 
     def _releases(self) -> dict[str, str]:
-        """Which release each slot serves, as far as that was told."""
+        """The release in each slot, as far as known."""
         try:
             return _NAMES.validate_json(self.files.releases.read_bytes())
         except (OSError, ValidationError):

@@ -31,7 +31,7 @@ class GatewayApiRouter(KubernetesRouter):
     """The `TrafficRouter` port on one rule of an HTTPRoute."""
 
     def __init__(self, place: GatewayApiPlace) -> None:
-        """The client is made here; nothing is asked yet.
+        """Creates the client without sending a request.
 
         Raises:
             Unsupported: The Kubernetes client is not installed in this interpreter.

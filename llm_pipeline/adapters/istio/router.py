@@ -21,7 +21,7 @@ class IstioRouter(KubernetesRouter):
     """The `TrafficRouter` port on one HTTP route of a VirtualService."""
 
     def __init__(self, place: IstioPlace) -> None:
-        """The client is made here; nothing is asked yet.
+        """Creates the client without sending a request.
 
         Raises:
             Unsupported: The Kubernetes client is not installed in this interpreter.

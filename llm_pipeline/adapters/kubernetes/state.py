@@ -82,7 +82,7 @@ class PodState:
     ends_by: datetime | None
 
     def is_lost(self, now: datetime) -> bool:
-        """Whether it should be gone for long: its node does not answer, and nobody says whether it still runs."""
+        """Whether it should have ended long ago: its node does not answer, so it is unknown whether it still runs."""
         return not self.ended and self.ends_by is not None and now - self.ends_by > _LOST_AFTER
 
 

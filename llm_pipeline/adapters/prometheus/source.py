@@ -46,7 +46,7 @@ class PrometheusMetrics:
     """The `ArmMetrics` port on the query API of a Prometheus."""
 
     def __init__(self, source: PrometheusSource) -> None:
-        """Nothing is asked yet.
+        """Opens nothing and sends no request.
 
         Args:
             source: The server and its counters.

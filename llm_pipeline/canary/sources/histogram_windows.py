@@ -26,7 +26,7 @@ _STRATUM = "0"
 
 
 def thresholds_from_counts(stable: ArmWindow, policy: CanaryPolicy) -> Thresholds | None:
-    """What "slow" will mean, from stable's counts before the first step; None while there are too few.
+    """The latency limits from stable's counts before the first step; None while there are too few.
 
     A limit is the lowest bucket edge that at least the quantile's share of stable's requests do not exceed, so it lies
     at or above the quantile; quantiles beyond the last edge have no limit.
