@@ -51,7 +51,7 @@ class RecipeOperator(StageOperator):
     def _skipped(self, ending: str, why: str) -> AirflowSkipException:
         """What to raise; the log says it too, for the UI shows of this exception nothing but the state."""
         self._ending = ending
-        log.info("%s is %s: %s", self.subject, ending, why)
+        log.info("%s is skipped: %s", self.subject, why)
         return AirflowSkipException(why)
 
 
@@ -73,7 +73,7 @@ class NeedingOperator(StageOperator):
             AirflowFailException: What it needs did not end well; a result of an earlier run is none of this one.
         """
         if missing := unsuccessful(context, self.needs):
-            raise AirflowFailException(f"{self.stage} is skipped: {missing} did not succeed in this run")
+            raise AirflowFailException(f"{self.stage} cannot run: {missing} did not succeed in this run")
         return super().request(context)
 
 
