@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llm_pipeline.accuracy.data_choice import refuse_script
+from llm_pipeline.accuracy.data_choice import data_paths, refuse_script
 from llm_pipeline.accuracy.dataset_calls import DatasetCall, RepositoryName
 from llm_pipeline.accuracy.task_definitions import TaskDefinition, own_definitions
 from llm_pipeline.accuracy.task_files import read_task_directory
@@ -41,12 +41,14 @@ class PlannedData(Frozen):
         revision: What is read of it: a branch, a tag or a commit.
         tasks: Who reads it.
         commit: What the revision is now; None where nobody was asked.
+        bytes: All its files of data: which of them are read is known once its card was fetched. None as well.
     """
 
     name: str
     revision: str
     tasks: tuple[str, ...]
     commit: str | None = None
+    bytes: int | None = None
 
 
 class EvaluationData(NamedTuple):
@@ -176,7 +178,9 @@ def _look(
             raise
         except PipelineError as error:
             raise _of_tasks(error, plan) from error
-        return plan.model_copy(update={"commit": found.commit})
+        held = set(data_paths(found))
+        size = sum(file.size for file in found.files if file.path in held)
+        return plan.model_copy(update={"commit": found.commit, "bytes": size})
 
     return side_by_side(pinned, list(zip(by_name, planned, strict=True)))
 

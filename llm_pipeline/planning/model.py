@@ -80,6 +80,10 @@ class TargetPlan(Frozen):
     recipes: tuple[RecipePlan, ...]
 
 
+DATA_COPIES = 2
+"""In the work directory: as they were fetched, and as they are published."""
+
+
 class DiskPlan(Frozen):
     """Disk needed and disk free, in bytes.
 
@@ -87,19 +91,32 @@ class DiskPlan(Frozen):
         free_store: Free space of the store; None where it is not on this machine's file systems.
         free_work: Free space of the work directory.
         one_file_system: Store and work share the same free space.
+        data: The evaluation's data sets as a whole, as far as their sizes are known; of large ones less is read.
     """
 
     need: DiskNeed
     free_store: int | None
     free_work: int
     one_file_system: bool
+    data: int = 0
 
     def problems(self) -> tuple[str, ...]:
         """What does not fit, one line each."""
+        return self._too_small(self.need.store, self.need.work)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What does not fit if the evaluation's data are fetched as a whole."""
+        if self.problems():
+            return ()
+        store, work = self.need.store + self.data, self.need.work + DATA_COPIES * self.data
+        whole = f"if all {format_bytes(self.data)} of the evaluation's data sets are read: "
+        return tuple(f"{whole}{line}" for line in self._too_small(store, work))
+
+    def _too_small(self, store: int, work: int) -> tuple[str, ...]:
         if self.one_file_system:
-            return _short("store and work_root", self.need.store + self.need.work, self.free_work)
-        store = () if self.free_store is None else _short("store", self.need.store, self.free_store)
-        return (*store, *_short("work_root", self.need.work, self.free_work))
+            return _short("store and work_root", store + work, self.free_work)
+        short = () if self.free_store is None else _short("store", store, self.free_store)
+        return (*short, *_short("work_root", work, self.free_work))
 
 
 class Comparison(Frozen):

@@ -25,7 +25,7 @@ from llm_pipeline.planning.background import BackgroundCall
 from llm_pipeline.planning.canary_power import canary_power
 from llm_pipeline.planning.data_files import check_data_files
 from llm_pipeline.planning.disk import disk_need
-from llm_pipeline.planning.evaluation_data import evaluation_data
+from llm_pipeline.planning.evaluation_data import EvaluationData, evaluation_data
 from llm_pipeline.planning.expected_scores import expected_warnings
 from llm_pipeline.planning.gate_power import GatePower, gate_power, load_test_warnings
 from llm_pipeline.planning.ladder import target_order
@@ -117,7 +117,7 @@ def plan_release(
     targets = tuple(plan_target(loaded, target, facts) for target in release.targets)
     _refuse_impossible(loaded, targets)
     _refuse_servers(loaded)
-    disk = _plan_disk(loaded, facts) if facts else None
+    disk = _plan_disk(loaded, facts, data) if facts else None
     here = all(target.accelerator == "cpu" for target in release.targets)
     obstacles = (*host.missing_interpreters(deployment), *(disk.problems() if disk else ()))
     if here:
@@ -164,6 +164,7 @@ def plan_release(
             *recipe_warnings(loaded),
             *task_warnings,
             *data.warnings,
+            *(disk.warnings() if disk else ()),
             *lane_warnings,
             *expected_warnings(release),
             *(line for gate in gates for line in gate.warnings),
@@ -278,7 +279,7 @@ def _refuse_obstacles(loaded: LoadedRelease, obstacles: tuple[str, ...]) -> None
         )
 
 
-def _plan_disk(loaded: LoadedRelease, facts: ModelFacts) -> DiskPlan:
+def _plan_disk(loaded: LoadedRelease, facts: ModelFacts, data: EvaluationData) -> DiskPlan:
     deployment: Deployment = loaded.deployment
     store, work = deployment.store.directory, host.existing_parent(deployment.work_root)
     parent = host.existing_parent(store) if store else None
@@ -288,4 +289,5 @@ def _plan_disk(loaded: LoadedRelease, facts: ModelFacts) -> DiskPlan:
         free_store=host.free_bytes(parent) if parent else None,
         free_work=host.free_bytes(work),
         one_file_system=parent is not None and parent.stat().st_dev == work.stat().st_dev,
+        data=sum(one.bytes or 0 for one in data.data_sets),
     )

@@ -124,10 +124,12 @@ def _disk(plan: Plan) -> list[str]:
     need, shared = plan.disk.need, ", same file system" if plan.disk.one_file_system else ""
     free = "in S3" if plan.disk.free_store is None else f"of {format_bytes(plan.disk.free_store)} free"
     parts = f"download {format_bytes(need.download)}, recipes {format_bytes(need.recipes)}"
+    data = plan.disk.data
     return [
         "disk (at most, when nothing of it exists yet)",
         f"  store  {format_bytes(need.store)} {free} ({parts}, engines {format_bytes(need.engines)})",
         f"  work   {format_bytes(need.work)} of {format_bytes(plan.disk.free_work)} free{shared}",
+        *([f"  data   {format_bytes(data)} of the evaluation, once in the store and twice in work"] if data else ()),
     ]
 
 

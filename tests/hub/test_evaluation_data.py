@@ -95,7 +95,12 @@ def test_the_plan_shows_what_is_read_and_at_which_commit(asking: Asking) -> None
     (data,) = asking.plan().data_sets
     assert (data.name, data.revision, data.commit, data.tasks) == (GSM8K, "main", commit, ("gsm8k",))
     asking.hub.publish()
-    assert commit[:12] in format_plan(plan_release(asking.release.path, store_seconds=0))
+    plan = plan_release(asking.release.path, store_seconds=0)
+    assert commit[:12] in format_plan(plan)
+    assert data.bytes == sum(len(text) for name, text in FILES.items() if name != "README.md")
+    assert plan.disk is not None
+    assert plan.disk.data == data.bytes
+    assert "of the evaluation, once in the store and twice in work" in format_plan(plan)
 
 
 def test_a_missing_data_set_is_refused(asking: Asking) -> None:

@@ -24,6 +24,7 @@ from llm_pipeline.planning.memory import (
     rank_weight_bytes,
     weight_bytes,
 )
+from llm_pipeline.planning.model import DiskPlan
 from llm_pipeline.planning.target_memory import judge_memory
 
 
@@ -266,6 +267,18 @@ def test_experts_are_not_spread_where_there_are_none():
     assert fit is None
     assert refused is not None
     assert refused.nearest == "no parallelism.expert"
+
+
+@pytest.mark.parametrize(("one_file_system", "short"), [(True, "store and work_root: "), (False, "work_root: ")])
+def test_evaluation_data_that_may_not_fit_are_a_warning_and_no_refusal(one_file_system, short):
+    need = disk_need(LLAMA_8B, [recipe("none")], engines=0)
+    free = 3 * need.download
+    disk = DiskPlan(need=need, free_store=free, free_work=free, one_file_system=one_file_system)
+    assert (disk.problems(), disk.warnings()) == ((), ())
+    large = disk.model_copy(update={"data": 2 * need.download})
+    assert large.problems() == ()
+    assert large.warnings()[0].startswith("if all 32.12 GB of the evaluation's data sets are read: ")
+    assert short in large.warnings()[-1]
 
 
 def test_disk_counts_download_recipes_and_two_copies_a_target():
