@@ -220,7 +220,7 @@ def _counts(sample: LossSample) -> tuple[float, float]:
 
 
 def _loss_since(task: TaskScores, before: Sequence[ScoredItem], scoring: Scoring) -> Evidence | None:
-    """What was lost against the model in production, on the same items; None where they were asked otherwise."""
+    """The loss against the model in production, on the same items; None if they were scored with other settings."""
     pairs = _paired(task, before, scoring)
     if pairs is None or pairs.sample.independent < FEWEST_ITEMS:
         return None

@@ -52,7 +52,7 @@ class ChatTemplate(BaseModel):
 
     @classmethod
     def read(cls, directory: Path) -> ChatTemplate | None:
-        """The format that an evaluation was asked in; None where it had none.
+        """The chat format of an evaluation; None if it had none.
 
         Raises:
             IntegrityError: The file is damaged.

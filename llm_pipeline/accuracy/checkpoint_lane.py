@@ -119,7 +119,7 @@ class _Lane:
 
 
 def evaluate_baseline(inputs: Mapping[str, Path], evaluation: Evaluation, dtype: str, workdir: Path) -> LaneEvaluation:
-    """Ask the checkpoint every item, some of them twice, and keep what it says about some texts.
+    """Score every item on the checkpoint, some of them twice, and keep its token probabilities of some texts.
 
     Args:
         inputs: `checkpoint`, `tasks` unless they are lm-eval's own, and `eval_data`, what they read.
@@ -189,7 +189,7 @@ def _noise_floor(lane: _Lane, items: list[ScoredItem]) -> NoiseFloor | None:
 def evaluate_candidate(
     inputs: Mapping[str, Path], evaluation: Evaluation, policy: AccuracyPolicy, dtype: str, workdir: Path
 ) -> tuple[LaneEvaluation, Judgement]:
-    """Ask a candidate look by look until the gate decides, and measure its distance from the baseline.
+    """Score a candidate look by look until the gate decides, and measure its distance from the baseline.
 
     Args:
         inputs: `checkpoint` and `baseline`, `tasks` unless they are lm-eval's own, and `eval_data`, what they read.

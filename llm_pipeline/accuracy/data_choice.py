@@ -1,4 +1,4 @@
-"""Which files of a data set's repository some tasks read, found out before those files are fetched.
+"""Which files of a data set's repository tasks read, found before those files are fetched.
 
 The `datasets` library decides it, by the repository's card and the names of its files: it is given the repository as it
 is on the hub, with empty files, and asked which of them are a configuration's splits.

@@ -1,4 +1,4 @@
-"""Which documents of a task belong together, when nobody said so: those that share a passage.
+"""Which documents of a task form clusters without a cluster field: those that share a passage.
 
 Questions about one passage are lost together, when a candidate no longer understands it. Taken for independent, 40
 passages of 50 questions pass a loss of the margin in up to half of all evaluations instead of 5 %. The rule is a

@@ -1,4 +1,4 @@
-"""One error budget for all gates of a candidate: asking again with more items must not become a way to pass.
+"""One error budget for all gates of a candidate: adding items until it passes must not work.
 
     ledger = GateLedger(store, "accuracy", checkpoint.digest)
     number = ledger.enter(stage_key)
@@ -68,7 +68,7 @@ class GateLedger:
         return f"accuracy-gates/{self.lane}.{self.candidate}.json"
 
     def enter(self, key: str) -> int:
-        """The number of this gate among those of the candidate, from 1; the same whenever it is asked for.
+        """The number of this gate among those of the candidate, from 1; the same on each call.
 
         Args:
             key: The stage key of the gate.

@@ -103,7 +103,7 @@ def compare_as_judged(
     *,
     scoring: Scoring = PLAIN,
 ) -> Comparison:
-    """What the candidate was asked beside the baseline's answers, with the bounds that the judgement was made by.
+    """The comparison with the baseline, with the bounds that the judgement used.
 
     A look decides by bounds that are wider than those of a sample of its size: they hold at all looks together (C.
     Jennison and B. W. Turnbull, Interim analyses: the repeated confidence interval approach, Journal of the Royal
@@ -169,10 +169,10 @@ def _task_verdicts(
 
 
 def is_only_for_harm(task: str, sizes: Mapping[str, int], policy: AccuracyPolicy) -> bool:
-    """Whether a task need not prove its margin: the policy says so of small ones, and no `required_tasks` names it.
+    """Whether a task need not prove its margin: the policy excuses small ones, unless `required_tasks` names it.
 
-    Small is what cannot show a lossless model to be lossless with a power of 0.9 at `TYPICAL_FLIPS`. It is a matter of
-    what will be asked, known before the first answer.
+    A task is small if its items cannot show a lossless model to be lossless with a power of 0.9 at `TYPICAL_FLIPS`. That
+    depends only on the planned items, so it is known before the first answer.
     """
     if policy.small_tasks == "prove" or task in policy.required_tasks:
         return False
@@ -180,7 +180,7 @@ def is_only_for_harm(task: str, sizes: Mapping[str, int], policy: AccuracyPolicy
 
 
 def _seems_unharmed(task: PairedAccuracy, size: int, policy: AccuracyPolicy) -> bool:
-    """Before all of its items are asked, a loss that looks like harm is looked at longer."""
+    """Whether a small task shows no harm so far; a loss that looks like harm is watched until all items are scored."""
     return task.loss is not None and (task.pairs >= size or task.loss.estimate <= policy.task_margin)
 
 
@@ -244,7 +244,7 @@ def _detail(part: PairedAccuracy, margin: float, policy: AccuracyPolicy, verdict
 
 
 def _worst_parts(part: PairedAccuracy) -> str:
-    """Where a group lost most: for information, since none of so many small tasks is judged by itself."""
+    """Where a group lost most, for information: its small tasks are not judged by themselves."""
     measured = [(own.loss.estimate, own) for own in part.parts if own.loss is not None]
     worst = sorted(measured, key=lambda one: (-one[0], one[1].name))[:_WORST_PARTS]
     told = ", ".join(f"{own.name} {100 * loss:+.1f} ({own.pairs} items)" for loss, own in worst)

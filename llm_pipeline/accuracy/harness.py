@@ -10,7 +10,7 @@ _SHOWN = 16
 
 
 def refuse_other_harness(baseline: Mapping[str, str], candidate: Mapping[str, str]) -> None:
-    """Refuse to compare answers that were asked for in different ways.
+    """Refuse to compare evaluations that were made in different ways.
 
     Args:
         baseline: The harness of the baseline's evaluation: versions, digests and settings by name.

@@ -1,4 +1,4 @@
-"""Asking a model the items of an evaluation in portions, each saved, until enough are asked."""
+"""Runs the items of an evaluation in portions, each saved, until enough are scored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ resumed evaluation, and the baseline's and the candidate's, make the same batche
 
 
 class Asking:
-    """An evaluation under way.
+    """A running evaluation.
 
     Args:
         questions: The items.

@@ -1,4 +1,4 @@
-"""What lm-eval's tasks score by, found out before any model is asked.
+"""The metrics of lm-eval's tasks, found before any model is run.
 
 Each task is rehearsed: the right answers of a few documents go through its own filters and metrics. What comes back
 says which metrics it has and which of them are one number an item, and a package or a permission that its scoring

@@ -1,4 +1,4 @@
-"""In which order items are asked, and after how many of them the gate looks.
+"""The order in which items are scored, and after how many of them the gate looks.
 
 order = evaluation_order({"gsm8k": clusters_of_its_documents}, seed=20260101)
 plan = plan_looks({"gsm8k": 1319}, policy)
@@ -33,7 +33,7 @@ class LookPlan:
 
     @property
     def items(self) -> int:
-        """Items that are asked if no look decides."""
+        """Items that are scored if no look decides."""
         return self.sizes[-1]
 
     @property

@@ -1,4 +1,4 @@
-"""How many items a margin needs, before one of them is asked.
+"""How many items a margin needs, before any of them is scored.
 
     items_needed(margin=0.01, flips=0.05, confidence=0.95)  # 4,282: asked when no look decides earlier
     expected_items(0.01, 0.05, 0.95, plan_looks({"gsm8k": 4282}, policy))  # what the looks make of it

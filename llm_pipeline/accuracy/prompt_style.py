@@ -13,7 +13,7 @@ from llm_pipeline.config.release import Evaluation, TaskOptions
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """How one task is asked.
+    """How the prompts of one task are made.
 
     Attributes:
         few_shots: Solved examples in each prompt.

@@ -58,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What many evaluations of one model came to.
+    """The outcome of many simulated evaluations of one model.
 
     Attributes:
         go: Share that passed.
@@ -72,7 +72,7 @@ class Rehearsal:
 
 
 def parts_of(available: Mapping[str, int], groups: Sequence[TaskGroup] = ()) -> tuple[Part, ...]:
-    """What is judged: groups instead of their tasks.
+    """The parts that are judged: groups instead of their tasks.
 
     Args:
         available: Items of each task.

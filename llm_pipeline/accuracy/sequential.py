@@ -44,7 +44,7 @@ def judge_look(
     tasks: Iterable[str] | None = None,
     scoring: Scoring = PLAIN,
 ) -> Judgement | None:
-    """Judge what was asked until one look.
+    """Judge the items that were scored up to one look.
 
     Args:
         baseline: Items of the unquantized model; more than were asked of the candidate is fine.

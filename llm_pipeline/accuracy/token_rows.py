@@ -1,4 +1,4 @@
-"""Rows of tokens in which a shared beginning stands once, for models that are told who may see whom.
+"""Rows of tokens that share a common prefix once, for models that take an attention mask.
 
 The choices of a question continue the same context, and the questions of a few-shot task begin with the same
 examples. A row holds the beginning that its contexts share, then what each context has of its own, then what is

@@ -56,7 +56,7 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
 
 
 def parse_header(name: str, size: int, read: Callable[[int, int], bytes]) -> tuple[TensorEntry, ...]:
-    """The same of a file anywhere.
+    """Parse the header of a safetensors file, wherever it is.
 
     Args:
         name: The file's, for errors.

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as they are stored, none of them in memory before it is asked for."""
+"""The tensors of a checkpoint as they are stored, each read only when it is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS_COMPARED = 4096
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
-    """The tensors of a checkpoint by name, each read from its file when it is asked for, straight to the device.
+    """The tensors of a checkpoint by name, each read from its file to the device only when it is used.
 
     Attributes:
         device: Where they are read to.

@@ -1,4 +1,4 @@
-"""Running one function so that it can read only named directories and reach no network: Landlock, by the kernel.
+"""Runs one function that can read only named directories and reach no network, by Landlock of the Linux kernel.
 
     model = confined(lambda: load(checkpoint), readable=[checkpoint])
     server = confined(lambda: start(program), readable=[repository], network=True)

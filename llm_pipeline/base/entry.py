@@ -1,4 +1,4 @@
-"""The outer edge of every program of this package: whatever goes wrong ends with one error and the right exit code.
+"""The outer edge of every program of this package: every failure ends in one error and the right exit code.
 
     @entry_point
     def main(arguments: Sequence[str] | None = None) -> int:

@@ -97,7 +97,7 @@ class ConfigError(Terminal):
 
 
 class Unsupported(Terminal):
-    """What was asked for cannot be done on this target, version or host."""
+    """The request cannot be done on this target, version or host."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -123,7 +123,7 @@ class StageCrashed(Transient):
 
 
 class StageCancelled(Transient):
-    """The stage was asked to stop, by a user or by a machine that is going down; run again, it goes on."""
+    """The stage was stopped, by a user or by a machine that shuts down; run again, it continues."""
 
 
 class StageOutOfTime(Transient):
@@ -185,7 +185,7 @@ _FAULTS_OF_THE_PROGRAM = frozenset(
 
 
 def as_pipeline_error(error: BaseException, *, where: str = "") -> PipelineError:
-    """Any exception as one of ours, for the edge of a process or of a request.
+    """Any exception as a `PipelineError`, for the edge of a process or of a request.
 
     | exception | becomes |
     |---|---|
@@ -251,7 +251,7 @@ def unless_io(error: Exception, otherwise: PipelineError) -> PipelineError:
 
 
 def is_unexpected(error: BaseException) -> bool:
-    """Whether the log should have the traceback: the text of an error of ours, or of a missing package, says all."""
+    """Whether the log needs the traceback; the text of a `PipelineError` or of a missing package is enough."""
     return not isinstance(error, PipelineError) and not isinstance(as_pipeline_error(error), MissingPackage)
 
 

@@ -7,7 +7,7 @@ OFFLINE = {"TRTLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OF
 
 
 def refuse_telemetry() -> None:
-    """Keep OpenVINO and NNCF from reporting each conversion to Google Analytics, which they do unless told not to.
+    """Keep OpenVINO and NNCF from reporting each conversion to Google Analytics, which they do by default.
 
     Their only switch is a file in the user's home, so their question whether the user agreed is answered here.
     """

@@ -173,7 +173,7 @@ class _TimedReader(io.RawIOBase):
 
 
 def _within(limit: Limit, plain: socket.socket, operation: Callable[[], int]) -> int:
-    """Read or write once, in what is left of a limit; returns how many bytes.
+    """Read or write once within the rest of a limit; returns the number of bytes.
 
     To set a socket's time-out hands the interpreter to another thread, which costs more than most reads. So it is set
     again only once it is too long by a tenth, or much too short.

@@ -41,7 +41,7 @@ def several_lines(text: str, limit: int = LONGEST_TEXT) -> str:
 
 
 def quoted(text: str, limit: int = LONGEST_TEXT) -> str:
-    """Several lines, each after the first behind `QUOTE_MARK`: none of them passes for a line of somebody else."""
+    """Several lines, each after the first behind `QUOTE_MARK`, so that none can pass for a log line of its own."""
     first, *others = several_lines(text, limit).split("\n")
     marked = (line if line.startswith(QUOTE_MARK) else QUOTE_MARK + line for line in others)
     return "\n".join([first, *marked])

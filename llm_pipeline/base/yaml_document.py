@@ -73,7 +73,7 @@ CONFIG_BOUNDS = YamlBounds()
 
 @dataclass(frozen=True)
 class Tagged:
-    """A value with a tag that the reader was told of: nothing is done with it here."""
+    """A value with a tag that the reader allows; it is kept as it is."""
 
     tag: str
     text: str
@@ -267,7 +267,7 @@ def _shown(text: str) -> str:
 
 
 class _Constructor(SafeConstructor):
-    """PyYAML's safe constructor, which says of a number that it is one of the surprising ones."""
+    """PyYAML's safe constructor, which marks numbers that YAML reads in a surprising way."""
 
     def __init__(self, bounds: YamlBounds) -> None:
         super().__init__()

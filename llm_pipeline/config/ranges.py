@@ -49,7 +49,7 @@ def _constraints(annotation: Any) -> Iterator[object]:
 
 
 def _range(constraints: list[object]) -> str:
-    """Of several types in one field, and of a type that a field narrows, the last one is told."""
+    """The range of a field; of several types, or of a type that the field narrows, the last one."""
     low = high = ""
     for constraint in constraints:
         if isinstance(constraint, Ge):

@@ -48,7 +48,7 @@ _NOT_FOUND = 404
 
 
 class HubRefused(SourceRefused):
-    """The hub does not give us what we asked for, and will not when asked again."""
+    """The hub refused the request, and will refuse it again."""
 
 
 class NotAuthenticated(HubRefused):
@@ -72,7 +72,7 @@ class RepositoryDisabled(HubRefused):
 
 
 class RepositoryRenamed(HubRefused):
-    """The hub answers for another repository than the one asked for."""
+    """The hub answered for another repository than the one requested."""
 
 
 class HubUnavailable(SourceUnavailable):

@@ -1,4 +1,4 @@
-"""Where a hub is, and whether anything listens there: told without the hub's client, which is slow to import."""
+"""Where a hub is, and whether anything listens there; without the hub's client, which is slow to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be told of a downloaded model before anything loads it: headers, index, values and configuration."""
+"""Checks of a downloaded model before anything loads it: headers, index, values and configuration."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def fetch_dataset_file(hub: Hub, dataset: str, commit: str, path: str, kept: Pat
 
 
 def _pin(hub: Hub, dataset: str, commit: str, path: str, directory: Path) -> PinnedDataSet:
-    """What the file is: asked once, as a commit's files never change."""
+    """Pin the file; requested once, because a commit's files never change."""
     record = directory / f"{sha256_bytes(path.encode())[:16]}.{_PIN}"
     if record.exists():
         return PinnedDataSet.model_validate_json(record.read_text())

@@ -58,7 +58,7 @@ def kept_data_sets(root: Path) -> Iterator[KeptDataSet]:
 
 
 def remove_kept(kept: KeptDataSet) -> bool:
-    """Remove a data set; False, and it stays, where somebody asked for it meanwhile.
+    """Remove a data set; returns False, and keeps it, if it came into use meanwhile.
 
     Raises:
         OSError: It cannot be removed.

@@ -31,7 +31,7 @@ class Listing:
             return Reference(commit=self.commit, content="")
 
     def head(self, revision: str, patterns: tuple[str, ...], since: Listing | None) -> Head:
-        """What the policy is told of this commit, with the files that differ from those of `since`."""
+        """The commit as the policy sees it, with the files that differ from those of `since`."""
         try:
             counted = counted_files(self.files, patterns)
         except (IntegrityError, Unsupported) as error:
@@ -89,7 +89,7 @@ class Observer:
         return listing.head(self._revision, self._patterns, before)
 
     def with_these_patterns(self, reference: Reference) -> Reference:
-        """A reference that was made with other patterns, made again; as it was when its commit is gone.
+        """The reference, recomputed if it was made with other patterns; unchanged if its commit is gone.
 
         Raises:
             HubUnavailable: The hub cannot be asked now.

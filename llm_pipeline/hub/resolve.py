@@ -26,7 +26,7 @@ def resolve_revision(hub: Hub, model_id: str, revision: str = "main") -> PinnedM
 
 
 def pin_revision(hub: Hub, model_id: str, revision: str) -> tuple[PinnedModel, Selection]:
-    """Pin a revision, choose its files, and make sure that we may read them.
+    """Pin a revision, choose its files, and check that they may be read.
 
     Args:
         hub: The hub, from `connect`.

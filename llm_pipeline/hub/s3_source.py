@@ -95,7 +95,7 @@ class S3Source:
         return connect(self.access)
 
     def _ask(self, operation: str, **parameters: str) -> Any:
-        """The answer to a request; one that breaks on its way is asked for again."""
+        """The answer to a request, which is repeated if the answer breaks off."""
         from llm_pipeline.store.s3_answers import until_whole
 
         return until_whole(lambda: getattr(self._client, operation)(**parameters))

@@ -12,7 +12,7 @@ from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
 
 
 class SourceRefused(Terminal):
-    """The source does not give us what we asked for, and will not when asked again."""
+    """The source refused the request, and will refuse it again."""
 
 
 class SourceUnavailable(Transient):
@@ -39,7 +39,7 @@ class WrongBytes(IntegrityError):
 
 @dataclass(frozen=True)
 class Body:
-    """Bytes of a file on their way.
+    """A stream of a file's bytes.
 
     Attributes:
         start: The first byte of the file that they hold: what was asked for, or 0 where a source cannot start there.
@@ -87,7 +87,7 @@ class Source(FileBytes, Protocol):
     """
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
-        """Pin a revision, choose its files, and make sure that we may read them.
+        """Pin a revision, choose its files, and check that they may be read.
 
         Args:
             model_id: `organisation/name`.
@@ -101,7 +101,7 @@ class Source(FileBytes, Protocol):
         """
 
     def look(self, model_id: str, revision: str) -> ModelLook:
-        """See what a model consists of, without pinning it: no large file is hashed.
+        """List what a model consists of, without pinning it: no large file is hashed.
 
         Raises:
             ConfigError: There is no such directory.

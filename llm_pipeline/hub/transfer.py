@@ -30,7 +30,7 @@ _ATTEMPTS_AT_THE_RIGHT_BYTES = 2
 
 
 class TransferStopped(Terminal):
-    """Another file failed, or the process was asked to stop; the partial file stays for the next attempt."""
+    """Another file failed, or the process is to stop; the partial file stays for the next attempt."""
 
 
 @dataclass(frozen=True)

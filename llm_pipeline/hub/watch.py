@@ -131,7 +131,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Trouble:
-    """The hub, or the store, could not be asked.
+    """The hub or the store did not answer.
 
     Attributes:
         retry_after_seconds: How long we are asked to wait.

@@ -39,7 +39,7 @@ def impossible(windows: Sequence[Records]) -> list[Evidence]:
 
 
 def other_lengths(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evidence]:
-    """Evidence that answers were shorter or longer than asked for, in more than the tolerated share; none otherwise."""
+    """Evidence that more than the tolerated share of answers were shorter or longer than requested; empty otherwise."""
     short, long = (sum(int(np.sum(window["fault"] == fault)) for window in windows) for fault in _OTHER_LENGTH)
     requests = sum(len(window) for window in windows)
     if not shown_above(short + long, requests, policy):

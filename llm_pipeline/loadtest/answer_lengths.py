@@ -34,7 +34,7 @@ _NAME = "length of answers, by production's"
 def compare_lengths(
     candidate: LoadClient, production: LoadClient, prompts: Sequence[LoadRequest], regression: Regression
 ) -> tuple[tuple[Ratio, ...], Evidence]:
-    """Send prompts whose answers may end by themselves to both, and compare the mean lengths.
+    """Send prompts whose answers may end by themselves to both versions, and compare the mean lengths.
 
     Returns:
         The ratio, none with too few answers, and what it says: NO_GO when it is shown to be off by more than

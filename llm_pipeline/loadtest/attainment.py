@@ -35,7 +35,7 @@ def severities(records: Records, level: ServiceLevel) -> dict[str, Severity]:
 
 
 def worst_severity(limits: dict[str, Severity]) -> Severity:
-    """Of each request the worst of its limits; infinite where none could be asked, for nothing is known of it."""
+    """For each request the worst of its limits; infinite if none could be measured."""
     stacked = np.stack(list(limits.values()))
     worst: Severity = np.where(np.isnan(stacked), -np.inf, stacked).max(axis=0)
     return np.where(np.isneginf(worst), np.inf, worst)
@@ -58,6 +58,6 @@ def level_in_words(level: ServiceLevel) -> str:
 
 
 def _severity(records: Records, seconds: NDArray[np.float64], limit: float, asked: NDArray[np.bool_]) -> Severity:
-    """An answer that has no time where one is asked for has missed the limit."""
+    """Latency by its limit; an answer without a latency that has a limit has missed it."""
     by_limit = 1e3 * np.where(np.isnan(seconds), np.inf, seconds) / limit
     return np.where(records.answered, np.where(asked, by_limit, np.nan), np.inf)

@@ -1,4 +1,4 @@
-"""How many independent requests a number of alike ones is worth, and how slow other windows may be. Pure.
+"""The design effect of correlated requests, and how slow further windows may be. Pure.
 
 Requests that wait in one queue are late together, so a window of 600 may tell no more than 20 independent requests
 would. The design effect is the factor: the variance of a share, by that of independent requests (L. Kish, Survey

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Fault(IntEnum):
-    """What became of a request; the numbers are stored.
+    """How a request ended; the numbers are stored.
 
     Attributes:
         NONE: A whole, plausible answer.

@@ -71,7 +71,7 @@ def level_in_words(level: ServiceLevel) -> str:
 
 
 def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[str, ...]:
-    """What was asked for and what was reached, a sentence each."""
+    """The required and the reached rates, a sentence each."""
     level, rate = policy.service_level, outcome.target_rate_per_second
     within = "all of" if level.together else "each of"
     wanted = f"{100 * policy.attainment:g} % of requests within {within} {level_in_words(level)}"

@@ -1,4 +1,4 @@
-"""How long the server takes when it is alone with a request: nobody is answered much faster under load. Pure.
+"""The latency of an idle server: no request under load can be answered much faster. Pure.
 
     floor = FloorTimes.of(records)      # of a closed loop with one user, whose prompts were all new
     floor.seconds(under_load)           # what each of these requests would have taken alone

@@ -29,7 +29,7 @@ _REQUESTS_A_DEGREE = 2.0
 
 @dataclass(frozen=True)
 class ShareBounds:
-    """One-sided bounds of a share, each at the confidence that was asked for.
+    """One-sided bounds of a share, each at the requested confidence.
 
     Attributes:
         worth: Independent requests that the sample counts for.
@@ -41,7 +41,7 @@ class ShareBounds:
 
 
 def share_bounds(good: int, requests: int, confidence: float, design_effect: float = 1.0) -> ShareBounds:
-    """Exact binomial bounds of the share of good requests, of as many as they are worth."""
+    """Exact binomial bounds of the share of good requests, whose number is divided by the design effect."""
     worth = worth_of(requests, confidence, design_effect)
     hits = worth * good / requests
     lower = 1.0 - clopper_pearson_upper(worth - hits, worth, confidence)

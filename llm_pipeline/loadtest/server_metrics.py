@@ -1,4 +1,4 @@
-"""What the server says of itself during a window: its Prometheus metrics, once a second, and its processes' memory.
+"""The server's own figures during a window: its Prometheus metrics, once a second, and its processes' memory.
 
 A thread of the parent reads them; the client processes know nothing of it.
 """

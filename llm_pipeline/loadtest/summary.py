@@ -205,7 +205,7 @@ def _faults(judged: Records) -> dict[Fault, int]:
 
 
 def _input_tokens(judged: Records, measured: MeasuredWindow) -> float:
-    """As the answers tell; from the server's metrics when none of them does."""
+    """Input tokens by the answers, or by the server's metrics if no answer states them."""
     told = float(np.sum(judged["input_tokens"], dtype=np.int64))
     return told or float(measured.server.input_tokens or 0)
 

@@ -29,7 +29,7 @@ def void_reason(records: Records, policy: LoadTestPolicy) -> str:
 
 
 def client_facts(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evidence]:
-    """Whether the client kept up in each window; of several windows the worst is told."""
+    """Whether the client kept up; of several windows the worst is reported."""
     lag = max((_milliseconds(client_lag_seconds(window)) for window in windows), default=math.inf)
     requests, limit = sum(len(window) for window in windows), policy.maximum_client_lag_milliseconds
     share = min((_rate_share(window, limit / 1e3) for window in windows), default=0.0)

@@ -99,7 +99,7 @@ class ConfigWords:
         return default if value is None else bool(value)
 
     def unknown(self, name: str, problem: str) -> ConfigError:
-        """The error for what cannot be known without being told."""
+        """The error for a fact that the model's files do not state."""
         stated = name if name in ModelSizes.model_fields else "kv_bytes_per_token and state_bytes_per_sequence"
         return ConfigError(
             f"the size of the model is not known: its config.json {problem}",

@@ -30,7 +30,7 @@ class BackgroundCall(Generic[Answer]):
         self._thread.start()
 
     def answer(self) -> Answer:
-        """What the work came to; its own errors are raised here.
+        """The result of the work; its own errors are raised here.
 
         Raises:
             Transient: It has not ended in time. It goes on, for nobody.

@@ -1,4 +1,4 @@
-"""What each step of a canary can prove at the expected traffic, and what it cannot. Pure.
+"""What each step of a canary can show at the expected traffic, and what it cannot. Pure.
 
 A step at 1 % of two requests a second sees one request of the candidate a minute: whatever it is called, it can only
 catch a candidate that fails nearly all of them. Here is told, for the shortest and the longest bake of each step, the

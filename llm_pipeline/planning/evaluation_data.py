@@ -1,4 +1,4 @@
-"""The data sets that a release's tasks read: which they are, and whether they can be had.
+"""The data sets that a release's tasks read, and whether they can be fetched.
 
 Of tasks in a directory the files say it; of lm-eval's own, a table does for the well-known ones. The `eval_data` stage
 asks lm-eval itself. Where the source can be asked, each data set is pinned and judged: whether it is there and may be

@@ -18,14 +18,14 @@ from llm_pipeline.store.places import Holder, PlaceTaken, require_place
 def ask_holders(
     loaded: LoadedRelease, opened: Callable[[], ArtifactStore], seconds: float
 ) -> BackgroundCall[dict[str, Holder | None]] | None:
-    """Ask the store who holds the release's places; nobody is asked in no time."""
+    """Ask the store, in the background, which models hold the release's places; not if no time is allowed."""
     return BackgroundCall(partial(_holders, loaded, opened), seconds) if seconds else None
 
 
 def place_warnings(
     asked: BackgroundCall[dict[str, Holder | None]] | None, loaded: LoadedRelease, *, replace: bool
 ) -> tuple[str, ...]:
-    """What became of the question.
+    """The warnings from the answer to `ask_holders`.
 
     Args:
         asked: The question.

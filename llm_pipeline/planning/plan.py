@@ -236,7 +236,7 @@ def _gpu_cost(
 
 
 def _refuse_before_reading(loaded: LoadedRelease) -> None:
-    """Refuse formats that do not run before the model is asked for, where advice that fits needs no more."""
+    """Refuse formats that do not run, before the model is read, if the advice needs no facts of it."""
     if stated := stated_facts(loaded.release.model):
         targets = loaded.release.targets
         _refuse_impossible(loaded, tuple(plan_target(loaded, target, None, stated=stated) for target in targets))

@@ -144,7 +144,7 @@ def _scoring_minutes(evaluation: Evaluation, facts: ModelFacts, tasks: Sequence[
 
 
 def _expected_share(tasks: Sequence[TaskItems], gate: GatePower) -> float:
-    """Of all items, those that are asked until the gate decides, when 5 % flip."""
+    """The expected share of items that are scored until the gate decides, if 5 % flip."""
     items = sum(task.items or 0 for task in tasks)
     expected = next(needed.expected for needed in gate.needed if needed.flips == _EXPECTED_FLIPS)
     return expected / items if expected and items else 1.0

@@ -1,4 +1,4 @@
-"""What builders, model repositories and servers would refuse of a GPU target, asked before anything is spent.
+"""What builders, model repositories and servers would refuse of a GPU target, checked before anything is spent.
 
 Nothing is judged here: each check is their own, so a plan and a build cannot disagree.
 """

@@ -1,4 +1,4 @@
-"""Which tasks can be asked where: a served model answers in text, and gives no probabilities of a prompt's tokens."""
+"""Which tasks can be scored where: a served model answers in text, without probabilities of a prompt's tokens."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def layer_parameters(facts: ModelFacts, exclude: tuple[str, ...], *, active: boo
 
 @cache
 def touched_parameters(facts: ModelFacts, exclude: tuple[str, ...], rows: int) -> tuple[int, int]:
-    """The same of the matrices that so many tokens read together, when each draws its experts by itself.
+    """Parameters that a batch of tokens reads together, if each token draws its experts independently.
 
     The chance that an expert of E is drawn by none of n tokens with k experts each is (1 - k/E)^n.
     """
@@ -156,7 +156,7 @@ def head_parameters(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[int,
 
 
 def _bits_left(facts: ModelFacts, recipe: QuantizationRecipe) -> float:
-    """Mean bits of the weights that may be quantized, when all linear modules together have the mean asked for."""
+    """Mean bits of the weights that may be quantized, if all linear modules together have the requested mean."""
     quantized, kept = _searched_parameters(facts, recipe)
     if not quantized:
         return _UNQUANTIZED_BITS

@@ -1,4 +1,4 @@
-"""What a calibration came to, as files: safetensors and JSON, without the weights.
+"""The state that a calibration produced, as files: safetensors and JSON, without the weights.
 
     state.save(directory)
     CalibrationState.load(directory).restore(model)      # a freshly loaded model, ready for export

@@ -65,7 +65,7 @@ class Intention:
 
 
 def intention(source: Path, recipe: QuantizationRecipe, solved: Mapping[str, str | None] | None = None) -> Intention:
-    """What the recipe makes of the checkpoint in `source`, from its architecture alone.
+    """What the recipe should make of the checkpoint in `source`, from its architecture alone.
 
     Args:
         source: The plain checkpoint.

@@ -115,7 +115,7 @@ class Quantizer:
 
     @property
     def settings(self) -> Any:
-        """What modelopt is told, as JSON."""
+        """The settings that modelopt gets, as JSON."""
         return to_json(search_formats(self._recipe) if self._config is None else self._config)
 
     def calibrate(self, directory: Path) -> None:

@@ -36,7 +36,7 @@ def refuse_partial_blocks(source: Path, recipe: QuantizationRecipe) -> None:
 
 
 def refuse_partial_widths(layers: Mapping[str, int], recipe: QuantizationRecipe) -> None:
-    """The same by the widths alone.
+    """Refuse layers by their widths alone; see `refuse_partial_blocks`.
 
     Args:
         layers: Input columns of each layer that may get a format with such blocks.

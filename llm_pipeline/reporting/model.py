@@ -232,7 +232,7 @@ class CanaryMark(Frozen):
 
 
 class CanaryRollback(Frozen):
-    """How a canary was taken back.
+    """How a canary was rolled back.
 
     Attributes:
         step: The share in force, e.g. `5 %`; empty when no traffic had been shifted.

@@ -25,7 +25,7 @@ _LONGEST_LINE = 300
 
 @contextlib.contextmanager
 def locked_jobs(work_root: Path, request: StageRequest) -> Iterator[Path]:
-    """The directory of all attempts at a stage's subject, while nobody else starts one."""
+    """The directory of all attempts at a stage's subject, locked against other starts."""
     base = work_root / "jobs" / request.release_id / f"{request.stage}.{request.subject}".rstrip(".")
     base.mkdir(parents=True, exist_ok=True)
     with (base / "lock").open("w") as lock:

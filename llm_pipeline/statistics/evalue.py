@@ -64,7 +64,7 @@ def wealth_needed(confidence: float) -> float:
 
 
 def clusters_to_decide(margin: float, confidence: float) -> int:
-    """Clusters that show a loss to be below a margin when none of them changed at all: whole stakes, won each time."""
+    """Clusters that show a loss to be below a margin if none of them changed: every bet of the whole stake is won."""
     return math.ceil(wealth_needed(confidence) / -math.log1p(-margin))
 
 
@@ -79,7 +79,7 @@ class BettingTest:
         return Bounds(sample.mean, lower, _upper(sample, confidence))
 
     def p_value(self, sample: LossSample, limit: float) -> float:
-        """P-value of "the loss is at most `limit`": the inverse of what a bet on more was worth."""
+        """P-value of "the loss is at most `limit`": the inverse of the e-value of a bet on a larger loss."""
         if math.isinf(sample.largest) or limit >= sample.largest:
             return 1.0
         return math.exp(-max(0.0, log_wealth(sample.mirrored(), -limit)))

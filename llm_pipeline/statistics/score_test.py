@@ -120,5 +120,5 @@ def _upper(sample: LossSample, confidence: float) -> float:
 
 
 def _lean(sample: LossSample, confidence: float) -> float:
-    """By how much skewness moves a bound: the term of first order in the Edgeworth expansion of Student's t."""
+    """By how much skewness moves a bound: the first-order term in the Edgeworth expansion of Student's t."""
     return sample.asymmetry * (1.0 + 2.0 * critical_value(confidence) ** 2) / 6.0

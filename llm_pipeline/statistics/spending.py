@@ -137,7 +137,7 @@ class _Walk:
         return float(self.weights @ _normal_cdf(self._standardised(share, boundary)))
 
     def on(self, share: float, lower: float, upper: float) -> _Walk:
-        """Go on to the next look, and keep what lies between its boundaries (Simpson's rule)."""
+        """Advance to the next look, and keep the density between its boundaries (Simpson's rule)."""
         root, step = math.sqrt(share), math.sqrt(share - self.share)
         low = max(lower * root, self.drift * share - _WIDTH * root)
         high = min(upper * root, self.drift * share + _WIDTH * root)

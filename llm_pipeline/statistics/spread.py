@@ -1,4 +1,4 @@
-"""How much one server wavers by itself: learned from stable, block of time by block of time. Pure.
+"""How much one server varies by itself, learned from stable in blocks of time. Pure.
 
 Latencies of one server are alike from second to second: its batches, its caches, its neighbours on the host. Two equal
 servers differ then for minutes, and thousands of requests only measure that difference more precisely: they are no
@@ -139,7 +139,7 @@ class Spread(Frozen):
 
 
 class Pace(Frozen):
-    """How long a comparison is, told by where its evidence lies in time.
+    """The length of a comparison, by when its evidence arrived.
 
     Attributes:
         weight: Sum of the blocks' weights: how many requests each arm would have, had both as many.

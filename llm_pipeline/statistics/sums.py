@@ -1,4 +1,4 @@
-"""Logarithms of likelihood ratios, summed so that no moment and no single client decides. Pure.
+"""Sums of log likelihood ratios in which no single moment and no single client decides. Pure.
 
 A block of time adds no more than so much: a smaller likelihood ratio keeps a supermartingale. And where clients are
 told apart, each belongs to one of a few groups by its fingerprint, and the e-value is the smallest of those without
@@ -51,9 +51,9 @@ class Sums(Frozen):
         return Sums(total=self._with_block(None, most), without=self._without(most))
 
     def tempered(self, independence: float, most: float) -> float:
-        """The e-value, of which a request's evidence counts for so much, between 0 and 1.
+        """The e-value with a request's evidence raised to a power between 0 and 1.
 
-        Those of whom nobody knows who they are, a group without a name, are one group among others.
+        Requests of unknown clients form one group among the others.
         """
         without = self._without(most) if self.block else self.without
         sums = list(without.values()) if any(without) else [self._with_block(None, most)]

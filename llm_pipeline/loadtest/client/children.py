@@ -93,7 +93,7 @@ class ClientProcess:
         )
 
     def stop(self) -> None:
-        """End it. It holds nothing that is worth a wait."""
+        """Kill the process at once: it holds nothing that must be saved."""
         self._child.kill()
         self._child.wait(_STOP_SECONDS)
 
