@@ -36,10 +36,27 @@ def _checked_place(flow: tuple[Step, ...], added: Step) -> int:
         raise ConfigError(missing, hint=f"steps are: {', '.join(names)}")
     if not added.after:
         raise ConfigError(f"step {added.name!r} comes after no step", hint="name a step in `after`")
+    _check_turns(flow, added)
     place = _place(flow, added)
     if early := [name for name in added.before if names.index(name) < place]:
         raise ConfigError(f"step {added.name!r} is to come before {', '.join(early)}, and after a later one")
     return place
+
+
+def _check_turns(flow: tuple[Step, ...], added: Step) -> None:
+    """Refuse what Airflow's tasks could not look at before they start."""
+    by_name = {one.name: one for one in flow}
+    if grouped := [need.step for need in added.needs if by_name.get(need.step, added).group is not None]:
+        raise ConfigError(
+            f"step {added.name!r} needs {', '.join(grouped)}, which is done for several recipes or targets",
+            hint="name them in `after`; `needs` is for steps that are done once",
+        )
+    own = [by_name[name] for name in added.after if by_name[name].group == added.group]
+    if added.group is not None and added.group.in_turn and not any(one.is_stage for one in own):
+        raise ConfigError(
+            f"step {added.name!r} would be the first of {added.group.name}, which looks whose turn it is",
+            hint="name a stage of that group in `after`",
+        )
 
 
 def _place(flow: tuple[Step, ...], added: Step) -> int:

@@ -56,15 +56,17 @@ class RecipeOperator(StageOperator):
 
 
 class NeedingOperator(StageOperator):
-    """A stage that starts whatever became of the tasks before it, and fails without some of them.
+    """A stage that starts whatever became of the tasks before it, and fails or is skipped without some of them.
 
     Args:
         needs: Ids of tasks without whose success it fails.
+        wants: Ids of tasks without whose success it is skipped.
     """
 
-    def __init__(self, *, needs: tuple[str, ...], **kwargs: Any) -> None:
+    def __init__(self, *, needs: tuple[str, ...] = (), wants: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.needs = needs
+        self.wants = wants
 
     def request(self, context: Context) -> StageRequest:
         """What the stage is asked to do.
@@ -74,6 +76,8 @@ class NeedingOperator(StageOperator):
         """
         if missing := unsuccessful(context, self.needs):
             raise AirflowFailException(f"{self.stage} cannot run: {missing} did not succeed in this run")
+        if missing := unsuccessful(context, self.wants):
+            raise AirflowSkipException(f"{self.stage} is skipped: {missing} did not succeed in this run")
         return super().request(context)
 
 

@@ -63,11 +63,12 @@ class ReleaseTasks:
         }
 
     def _stage(self, task: Task, options: dict[str, Any]) -> BaseOperator:
-        needs = tuple(task_id for need in task.needs for task_id in need.tasks)
-        if task.step.scope is Scope.RECIPE:
-            return RecipeOperator(needs=needs, useless_without=task.useless_without, **options)
-        if any(need.otherwise is Ending.FAILED for need in task.needs):
-            return NeedingOperator(needs=needs, **options)
+        step = task.step
+        if step.scope is Scope.RECIPE:
+            return RecipeOperator(needs=_needed(task), useless_without=task.useless_without, **options)
+        if task.needs and step.decides:
+            needs, wants = (_needed(task, otherwise) for otherwise in (Ending.FAILED, Ending.SKIPPED))
+            return NeedingOperator(needs=needs, wants=wants, **options)
         return StageOperator(**options)
 
     def _question(self, task: Task, item: str) -> BaseOperator:
@@ -104,3 +105,8 @@ def turn(task: Task) -> Turn:
     """What the operator of a promotion's task looks at, before traffic is moved."""
     needs = tuple(task_id for need in task.needs for task_id in need.tasks)
     return Turn(last_gates=task.offered, needs=needs, promoted_before=dict(task.stopped_by))
+
+
+def _needed(task: Task, otherwise: Ending | None = None) -> tuple[str, ...]:
+    """Ids of the tasks that one needs, whatever its trigger rule: all, or those without which it ends so."""
+    return tuple(name for need in task.needs if otherwise in (None, need.otherwise) for name in need.tasks)

@@ -12,7 +12,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.release.additions import with_steps
 from llm_pipeline.release.flow import FLOW, PROMOTION, TARGETS, release_flow, stage_names
 from llm_pipeline.release.registry import load_stage
-from llm_pipeline.release.step import Ending, Environment, Kind, Scope, Step
+from llm_pipeline.release.step import Ending, Environment, Kind, Need, Scope, Step
 
 REPOSITORY = Path(__file__).parents[2]
 STAGES = [step for step in FLOW if step.is_stage]
@@ -85,6 +85,8 @@ def test_a_step_of_the_whole_release_splits_no_group():
         ({"name": "build"}, "'build' is in the flow already"),
         ({"after": ("stagin",)}, "names unknown steps: stagin"),
         ({"after": ()}, "comes after no step"),
+        ({"needs": (Need("build", Ending.FAILED),)}, "needs build, which is done for several recipes or targets"),
+        ({"group": PROMOTION, "after": ("approve_step",)}, "would be the first of promotion"),
         ({"before": ("build",)}, "is to come before build, and after a later one"),
     ],
 )
