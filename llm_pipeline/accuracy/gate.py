@@ -171,8 +171,8 @@ def _task_verdicts(
 def is_only_for_harm(task: str, sizes: Mapping[str, int], policy: AccuracyPolicy) -> bool:
     """Whether a task need not prove its margin: the policy excuses small ones, unless `required_tasks` names it.
 
-    A task is small if its items cannot show a lossless model to be lossless with a power of 0.9 at `TYPICAL_FLIPS`. That
-    depends only on the planned items, so it is known before the first answer.
+    A task is small if its items cannot show a lossless model to be lossless with a power of 0.9 at `TYPICAL_FLIPS`.
+    That depends only on the planned items, so it is known before the first answer.
     """
     if policy.small_tasks == "prove" or task in policy.required_tasks:
         return False
