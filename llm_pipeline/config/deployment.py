@@ -140,9 +140,9 @@ class Retention(ConfigModel):
 
     Attributes:
         keep_releases: The newest releases of each release config.
-        keep_days: Releases that were resolved in the last so many days, and data sets that were asked for then (of
+        keep_days: Releases that were resolved, and data sets that were used, in this many last days (of
             what this machine has fetched; what releases have read of them is kept with the releases).
-        grace_hours: Nothing younger than this is removed, and an artifact only when it has been of no use for so long;
+        grace_hours: Nothing younger than this is removed, and an artifact only after it was unused for this long;
             no stage may take longer from finding an artifact to writing its own result.
         max_deleted_share: A run that finds more than this share of the store's artifacts, or of their bytes, to be of
             no use deletes nothing: the store is probably misread. Only `llm-pipeline gc --delete --force` does.
@@ -159,11 +159,11 @@ class Retention(ConfigModel):
 
 
 class GuardSchedule(ConfigModel):
-    """When the guard looks for canaries that nobody drives.
+    """When the guard looks for canaries without a controller.
 
     Attributes:
-        schedule: Cron expression of the guard DAG (UTC); None for runs by hand only. Where the guard was not heard of
-            for 15 minutes, a canary that waits for a person is rolled back when its run ends.
+        schedule: Cron expression of the guard DAG (UTC); None for runs by hand only. If the guard did not run for 15
+            minutes, a canary that waits for a person is rolled back when its run ends.
     """
 
     schedule: Word | None = "* * * * *"
@@ -188,7 +188,7 @@ class Deployment(ConfigModel):
             None leaves it to Airflow's pools and parallelism.
         retention: What the retention keeps.
         guard: When the guard runs.
-        notifications: Who is told what happens to canaries.
+        notifications: Who is notified about canaries.
         variables: Names of further environment variables that stages and commands on this host are handed on. They get
             those of the system, of Python, GPUs and proxies, and the secrets that each of them needs; nothing else.
     """

@@ -1,4 +1,4 @@
-"""Who is told what happens to a canary, and how."""
+"""Who is notified about a canary, and how."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Notifications(ConfigModel):
         email_to: Who gets an e-mail; empty for none.
         email_connection: Airflow connection of the mail server, as Airflow's SMTP provider reads it; its extra field
             `from_email` is the sender. Only what Airflow runs can send by it.
-        events: What is told; everything by default.
+        events: Which events are sent; all by default.
     """
 
     webhook_variable: VariableName | None = None
@@ -44,5 +44,5 @@ class Notifications(ConfigModel):
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody is to be told."""
+        """Whether anybody is to be notified."""
         return bool(self.webhook_variable or self.webhook_connection or self.email_to)

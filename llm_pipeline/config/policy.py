@@ -125,7 +125,7 @@ class RateSearch(ConfigModel):
     """The search for the highest rate at which the service level is met: brackets, then bisects.
 
     Attributes:
-        maximum_multiple: No rate above so many times the workload's is tried.
+        maximum_multiple: Highest rate that is tried, as a multiple of the workload's.
         resolution: The search ends when its bracket is so narrow, relative to the rate.
         window_seconds: Length of one probe.
         minimum_requests: A probe at a low rate is as much longer as this needs.
@@ -158,7 +158,7 @@ class Regression(ConfigModel):
         maximum_length_drift: The same for the length of answers that may end by themselves, either way.
         window_seconds: Length of one window.
         rounds: Pairs of windows, each pair with a seed of its own.
-        maximum_rounds: An undecided comparison is extended up to so many.
+        maximum_rounds: An undecided comparison is extended up to this many rounds.
         undecided: What a measure that is still undecided then means: `stop` makes the load test INCONCLUSIVE, `go_on`
             only tells it, for hosts too noisy to show equality in reasonable time. What is shown to be worse always
             stops.
@@ -192,7 +192,7 @@ class LoadTestPolicy(ConfigModel):
         seeds: Windows of seeds of their own that a decision is made of: requests of one queue are alike, and only
             several windows tell how much, and by how much windows differ. The fewer they are, the more is charged for
             a difference that is seen, and with two or three it decides little; a single one tells nothing of others.
-        maximum_extension: An undecided window is extended up to so many times its length.
+        maximum_extension: An undecided window is extended up to this multiple of its length.
         search: How the highest rate is looked for; None for no search: the target rate alone is confirmed.
         confirmed_share: Share of the highest rate that is confirmed, if that is no less than the workload's rate.
         confirmation_multiple: Length of the confirmation, by that of the workload's window.
@@ -229,7 +229,7 @@ class CanaryPolicy(ConfigModel):
     Attributes:
         steps_percent: Traffic share of the candidate at each step; rising, ending at 100.
         control_percent: Share of the traffic that stays on stable at the step of 100 %, too, until the release is
-            settled: that step is compared with it, and stable is there to answer what the candidate fails.
+            settled, for comparison and so that stable can answer requests that the candidate fails.
         minimum_bake_seconds: Shortest time at a step.
         maximum_bake_seconds: A step that has not decided by then is INCONCLUSIVE; see `on_undecided`.
         minimum_requests: Candidate requests, or sessions, that a step must have seen before it can pass.
@@ -238,44 +238,45 @@ class CanaryPolicy(ConfigModel):
         slow_ratio: Tolerated ratio of the odds of a slow request, candidate to stable: where few are slow, the ratio of
             their shares; at the median 1.5 tolerates 60 % for 50 %.
         slow_quantiles: A request is slow beyond these quantiles of stable's latencies, fixed before step one. One is
-            left out if fewer than five of stable's requests lie beyond it: 0.99 needs 500 requests.
+            left out if fewer than five of stable's requests are beyond it: 0.99 needs 500 requests.
         length_ratio: Tolerated ratio of the odds of an answer that is longer than nine tenths of stable's, or shorter.
         unit: What counts once: a request, or a session, which has an event when any of its requests has one. Requests
-            of one session are alike, so sessions that stay in one arm have to be counted as sessions.
+            of one session are correlated, so sessions that stay with one version must be counted as sessions.
         session_header: Request header that names the session; requests without it count by themselves. The router's
             log keeps a fingerprint of it that is not a cryptographic one: names should be long and random.
-        session_seconds: A session is judged once a step, by its requests of so many seconds from its first.
-        prompt_strata: Requests are compared within so many classes of size, each with as many of stable's requests.
-        cold_seconds: Of requests that start so soon after a step began only errors are judged, and they are none of
-            `minimum_requests`: the candidate's caches do not know the sessions yet that moved to it.
-        block_seconds: The unit of evidence on latencies is a block of so much time: requests of one moment are alike.
-            No single block decides, and as much as stable wavers from block to block, the candidate may, too. At most
-            a sixth of `minimum_bake_seconds`.
-        advance_early: A step passes before `minimum_bake_seconds` when parity is proven on every metric by the step's
+        session_seconds: A session is judged once in a step, by its requests in this time from its first.
+        prompt_strata: Number of prompt-size classes; requests are compared within them, and each has as many of
+            stable's requests.
+        cold_seconds: Requests that start this soon after a step began are judged for errors only and do not count for
+            `minimum_requests`: the candidate's caches do not hold the sessions yet that moved to it.
+        block_seconds: Length of a block of time, the unit of evidence on latencies, because requests of one moment are
+            correlated. No single block decides, and the candidate may vary from block to block as much as stable does.
+            At most a sixth of `minimum_bake_seconds`.
+        advance_early: A step passes before `minimum_bake_seconds` when parity is shown on every metric by the step's
             own requests.
-        negligible_share: Errors and odd answers are no worse, too, where they are shown to be rarer than this.
+        negligible_share: Errors and odd answers also pass if they are shown to be rarer than this.
         consecutive_failures: This many candidate failures in a row roll back at once.
         look_seconds: Time between two looks at the data.
-        replay_requests_per_second: Where users send less than so much, prompts of the workload are asked at the users'
-            port, too, as traffic to judge by (the verdict says how many they were); 0 asks none. For routers of kind
+        replay_requests_per_second: If users send less than this, prompts of the workload are sent to the users' port as
+            further traffic to judge by (the verdict says how many they were); 0 sends none. For routers of kind
             `envoy` and `existing_envoy`.
-        on_undecided: What follows a step that has not decided: `pause` keeps the weights and asks a person, `advance`
-            goes on if the candidate answered requests of the step and failed no larger share of them than stable (and
-            else pauses), `roll_back` ends the canary. Silence never advances: where nobody asks stable anything before
-            the first step the canary ends, and `replay_requests_per_second` is what helps.
+        on_undecided: What follows an undecided step: `pause` keeps the weights and asks a person, `advance` continues
+            if the candidate answered requests of the step and failed no larger share of them than stable (and
+            otherwise pauses), `roll_back` ends the canary. Silence never advances: if stable gets no requests before
+            the first step, the canary ends; set `replay_requests_per_second` for such places.
         on_regression: What follows a comparison that shows the candidate to be worse: `freeze` keeps the weights and
             asks a person. A candidate that fails request after request, or whose server ended, is always rolled back.
         approve_before_percent: Steps that begin only after a person approved each of them.
-        pause_deadline_seconds: A canary that waits for a person longer than this is rolled back, whatever its share:
-            it holds a slot and the way to production, and nobody watches those it serves.
+        pause_deadline_seconds: A canary that waits longer than this for a person is rolled back, whatever its share: it
+            holds a slot and blocks other releases, and its users are not watched.
         unwatched_seconds: The guard rolls back a canary whose controller gave no sign of life for this long. It must be
             longer than the time between two steps.
-        rollback_window_hours: How long the version before stays warm after a promotion, to be brought back in seconds.
-            Then its server is stopped, and bringing it back starts it anew.
-        drain_seconds: How long requests in flight at a server that is to be stopped are waited for, while they end;
-            those that are left then are cut, and counted. It must be longer than the longest answer takes.
-        warm_up_mirror_seconds: How long a candidate is sent copies of stable's requests before the first step, where
-            the router can do that; 0 warms it up by golden prompts only.
+        rollback_window_hours: How long the previous version stays warm after a promotion, so that a rollback takes
+            seconds. Then its server is stopped, and a rollback has to start it again.
+        drain_seconds: How long a server that is to be stopped may finish its requests; those left then are cut, and
+            counted. It must be longer than the longest answer takes.
+        warm_up_mirror_seconds: How long a candidate gets copies of stable's requests before the first step, if the
+            router can mirror; 0 warms it up by golden prompts only.
         shadow: How the candidate's answers are compared with stable's before the first step; None for no comparison.
     """
 

@@ -65,8 +65,9 @@ class Watch(ConfigModel):
     """Release by itself when the hub has a new commit on the watched revision.
 
     Attributes:
-        poll_minutes: How often the hub is asked; a webhook asks at once.
-        quiet_minutes: A commit is released when none followed it for so long: an upload in several commits is one.
+        poll_minutes: How often the hub is polled; a webhook makes it look at once.
+        quiet_minutes: A commit is released when no other followed it for this long, so that several
+            commits of one upload count as one.
         rebuilds_per_day: Most releases started in 24 hours; a later commit waits its turn.
         files: Patterns of files whose change counts, out of those that are fetched at all; `*` crosses no `/`.
     """
@@ -124,7 +125,7 @@ class Baseline(ConfigModel):
 
 
 class TaskOptions(ConfigModel):
-    """How a task, or a group of tasks, is asked and judged; what is left out follows the task's file and the field.
+    """How a task, or a group of tasks, is prompted and judged; what is left out follows the task's file and common use.
 
     Attributes:
         metric: lm-eval's name of the metric that the task is judged by. None takes the one that its group is
@@ -160,11 +161,11 @@ class Evaluation(ConfigModel):
         limit: Items per task; None for all.
         batch_size: Requests a forward pass; `auto` takes what fits into the free memory of the device.
         maximum_length: Context length given to the model, in tokens.
-        seed: Seed of the order in which items are asked, when the gate may decide before all are.
+        seed: Seed of the order in which items are scored, if the gate may decide before all of them are.
         cluster_field: Field of a task's documents that says what belongs together (the same passage, the same
             template): items of one cluster are not independent, and are judged so. None finds documents that share a
             long text (see `accuracy/document_clusters.py`); `none` takes each item for itself.
-        noise_floor_items: Items that the baseline is asked again at another batch size: what changes then is noise.
+        noise_floor_items: Items that the baseline answers again at another batch size: what changes then is noise.
         divergence_items: Items on whose texts the candidate's distribution of tokens is compared with the baseline's.
         data_source: Where the data sets come from that the tasks' files name: `hub` (or its mirror, `hub.endpoint` of
             the deployment), `cache` (the Hugging Face cache of the machine, without a network) or a directory

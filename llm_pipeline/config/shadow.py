@@ -49,11 +49,11 @@ AnswerCheck = Literal["json"] | Matches | NotMatches
 class ShadowPolicy(ConfigModel):
     """How the answers of both arms are compared, with the same prompts at temperature 0.
 
-    The candidate may fail a prompt that stable fails, too: what counts is what only one of them fails.
+    A prompt that both versions fail does not count against the candidate.
 
     Attributes:
-        prompts: So many of the workload's prompts are asked, spread over the file.
-        requests_per_second: Prompts begun in a second; each is asked of both arms, and stable serves users meanwhile.
+        prompts: How many of the workload's prompts are sent, spread over the file.
+        requests_per_second: Prompts started per second; each is sent to both versions, while stable serves users.
         maximum_tokens: Length limit of an answer.
         timeout_seconds: Longest time for one answer.
         checks: What answers must be.
@@ -62,7 +62,7 @@ class ShadowPolicy(ConfigModel):
         maximum_length_ratio: Tolerated ratio of the answers' lengths in tokens, either way, as a geometric mean.
         minimum_pairs: Fewer prompts that both arms answered are INCONCLUSIVE, and so is a check that fewer of
             stable's answers pass.
-        alpha: Chance to condemn a candidate that is within all limits.
+        alpha: Chance of a NO_GO for a candidate that is within all limits.
     """
 
     prompts: int = Field(default=100, ge=1, le=10_000)
