@@ -1,4 +1,4 @@
-"""What ends a stage that takes longer than its request allows (`planning/time_limits.py` says how long that is).
+"""What ends a stage that takes longer than its request allows (`release/time_limits.py` says how long that is).
 
 A stage that hangs (a driver, a network file system, a server that never answers) would hold its GPUs and its release
 for ever. Its process ends itself, so that the limit holds in every runner and without whoever started it.

@@ -21,7 +21,7 @@ does a plan that takes more than `max_deleted_share` of the artifacts or of thei
 - Through a kept document: the artifact is reachable.
 - Through a stage record, which it reads before step 2. It has one grace period to write its own result, which makes
   the artifact reachable: the removal is a later run's, and reads the roots again.
-- By publishing the same bytes again: `store/condemned.py` says how both agree.
+- By publishing the same bytes again: `store/pending_deletion.py` says how both agree.
 
 Killed anywhere, the next run goes on: a removal that has begun is written down before the first byte goes. What is
 left to chance: a retention process that is frozen, for longer than its lease lasts, between two adjacent calls.
